@@ -1,0 +1,83 @@
+"""The only source of randomness: `flip` and `draw`, seeded for users, enumerated for audits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Coins(Protocol):
+    """What a drafter or a verifier may ask of chance."""
+
+    def flip(self, p: float) -> bool:
+        """True with probability `p`."""
+        ...
+
+    def draw(self, law: Tensor) -> int:
+        """An index drawn from `law` [V], which sums to one."""
+        ...
+
+
+class SeededCoins:
+    """Pseudo-random coins of one row: equal seeds give equal tokens, whatever the neighbours do."""
+
+    __slots__ = ("_random",)
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+
+    def flip(self, p: float) -> bool:
+        return self._random.random() < p
+
+    def draw(self, law: Tensor) -> int:
+        total = law.double().cumsum(0)
+        point = torch.tensor([self._random.random()], dtype=torch.float64, device=law.device)
+        index = int(torch.searchsorted(total, point * total[-1], right=True))
+        # Rounding can push the point to the very end, onto a token of probability zero.
+        return index if index < law.shape[0] else int(law.nonzero()[-1])
+
+
+class EnumeratingCoins:
+    """Coins that follow a script of choices and take the first open branch beyond its end."""
+
+    __slots__ = ("branches", "probability", "script")
+
+    def __init__(self, script: list[int]) -> None:
+        self.script = script
+        self.branches: list[list[int]] = []  # per decision taken: the outcomes that can happen
+        self.probability = 1.0
+
+    def flip(self, p: float) -> bool:
+        p = min(max(float(p), 0.0), 1.0)
+        return self._choose([1.0 - p, p]) == 1
+
+    def draw(self, law: Tensor) -> int:
+        return self._choose(law.double().tolist())
+
+    def _choose(self, law: list[float]) -> int:
+        possible = [i for i, p in enumerate(law) if p > 0.0]
+        at = len(self.branches)
+        choice = self.script[at] if at < len(self.script) else 0
+        self.branches.append(possible)
+        self.probability *= law[possible[choice]]
+        return possible[choice]
+
+
+def enumerate_outcomes(run: Callable[[Coins], T]) -> Iterator[tuple[T, float]]:
+    """Every outcome of `run` with its exact probability, depth first over all coin results."""
+    script: list[int] = []
+    while True:
+        coins = EnumeratingCoins(script)
+        yield run(coins), coins.probability
+        script = script + [0] * (len(coins.branches) - len(script))
+        while script and script[-1] + 1 >= len(coins.branches[len(script) - 1]):
+            script.pop()
+        if not script:
+            return
+        script[-1] += 1

@@ -1,0 +1,23 @@
+"""No draft at all: plain decoding through the same loop, so the baseline has every advantage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretoken.drafters.rows import RowDrafter
+from foretoken.trees.build import root
+from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing
+
+
+class Nothing(RowDrafter):
+    """Proposes the root alone."""
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        pass
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
+        return Draft(root(row.tokens[-1]), Draw.POINT)

@@ -1,0 +1,37 @@
+"""Refuse combinations that would change the text, before the first token."""
+
+from __future__ import annotations
+
+from foretoken.errors import CapabilityError, PairingError
+from foretoken.methods import VERIFIERS
+from foretoken.types import Drafter, LanguageModel, Verifier
+
+
+def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -> None:
+    """Raise PairingError or CapabilityError where drafter, rule and target do not fit.
+
+    A lossy verifier (empty `exact_for`) takes any draft: it promises nothing to break.
+    """
+    draws = ", ".join(sorted(draw.value for draw in drafter.draws))
+    rule = type(verifier).__name__
+    inexact = drafter.draws - verifier.exact_for
+    if verifier.exact_for and inexact:
+        allowed = ", ".join(sorted(draw.value for draw in verifier.exact_for))
+        raise PairingError(
+            f"{type(drafter).__name__} (candidates: {draws}) was paired with {rule}.",
+            f"{rule} keeps the law for {allowed} candidates only; with others the text would "
+            "silently follow another law, however fast it looks.",
+            f"use one of the verifiers {', '.join(VERIFIERS)} that is exact for {draws}.",
+        )
+    if verifier.chains_only and drafter.trees:
+        raise PairingError(
+            f"{type(drafter).__name__} (trees) was paired with {rule}.",
+            f"{rule} reads chains only.",
+            "use the verifier point or recursive.",
+        )
+    if drafter.trees and target.caps.tree != "mask":
+        raise CapabilityError(
+            f"{type(drafter).__name__} needs a target that scores trees.",
+            f"this target scores chains only: {target.caps.why}.",
+            "use method chain, prompt-lookup or plain.",
+        )

@@ -1,0 +1,37 @@
+"""Errors a user can cause. Each says what was asked, what is possible here, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ForetokenError(Exception):
+    """Root of all errors raised for a user's mistake or a model's limit."""
+
+    def __init__(self, asked: str, possible: str, do: str) -> None:
+        self.asked, self.possible, self.do = asked, possible, do
+        super().__init__(f"{asked}\n  possible here: {possible}\n  what to do: {do}")
+
+
+class PairingError(ForetokenError):
+    """A drafter's candidates were handed to a verifier whose rule is not exact for them."""
+
+
+class CapabilityError(ForetokenError):
+    """The model cannot do what the method needs."""
+
+
+class ConfigError(ForetokenError):
+    """A value, a name, a prompt or a path that cannot be used."""
+
+
+class CheckpointError(ForetokenError):
+    """A model directory or a training checkpoint that is missing, unsafe or broken."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The known names closest to `name`, ready for a message; all of them when none is close."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return ", ".join(close or known)

@@ -1,0 +1,82 @@
+"""The catalogue: one row per published method. Strings only; parts are imported on first use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretoken.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a method is put together, and what it promises."""
+
+    name: str
+    summary: str
+    drafter: str  # "module:Class" below foretoken
+    verifier: str
+    controller: str = "fixed"
+    needs_draft: bool = False  # a second model
+    lossless: bool = True
+    paper: str = ""
+    verifiers: tuple[str, ...] = ()  # other rules the `verifier` option may name
+
+
+CONTROLLERS = {
+    "fixed": "controllers.fixed:Fixed",
+    "cost_model": "controllers.cost_model:CostModel",
+}
+
+VERIFIERS = {
+    "point": "verifiers.point:Point",
+    "recursive": "verifiers.recursive:Recursive",
+    "block": "verifiers.block:Block",
+}
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "plain",
+            "one token per target forward: the baseline, through the same loop",
+            drafter="drafters.nothing:Nothing",
+            verifier="point",
+            paper="",
+        ),
+        Method(
+            "chain",
+            "a draft model guesses a few tokens ahead",
+            drafter="drafters.chain_model:ChainModel",
+            verifier="block",
+            verifiers=("recursive",),
+            needs_draft=True,
+            paper="arXiv 2211.17192, 2302.01318; block verification arXiv 2403.10444",
+        ),
+        Method(
+            "tree",
+            "a draft model grows a tree of likely continuations, best first",
+            drafter="drafters.tree_model:TreeModel",
+            verifier="point",
+            needs_draft=True,
+            paper="arXiv 2406.17276, 2402.12374",
+        ),
+        Method(
+            "prompt-lookup",
+            "continue the way the last n-gram continued before; no second model",
+            drafter="drafters.prompt_lookup:PromptLookup",
+            verifier="point",
+            paper="github.com/apoorvumang/prompt-lookup-decoding",
+        ),
+    )
+}
+
+
+def method(name: str) -> Method:
+    """The row called `name`; an unknown name raises ConfigError with the nearest ones."""
+    if name not in METHODS:
+        raise ConfigError(
+            f"method {name!r} was asked for.",
+            f"methods are {', '.join(METHODS)}.",
+            f"did you mean {nearest(name, METHODS)}? `foretoken methods` lists them all.",
+        )
+    return METHODS[name]

@@ -1,0 +1,32 @@
+"""Trees from lists of tokens. Pure functions, no models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretoken.types import TokenTree
+
+
+def root(token: int) -> TokenTree:
+    """The root alone: no draft."""
+    return TokenTree((token,), (-1,))
+
+
+def chain(token: int, drafted: Sequence[int]) -> TokenTree:
+    """A single path below the root `token`."""
+    return TokenTree((token, *drafted), tuple(range(-1, len(drafted))))
+
+
+def from_paths(token: int, paths: Sequence[Sequence[int]]) -> TokenTree:
+    """The trie of several paths below the root `token`; shared prefixes become shared nodes."""
+    tokens, parents = [token], [-1]
+    child: dict[tuple[int, int], int] = {}
+    for path in paths:
+        node = 0
+        for step in path:
+            if (node, step) not in child:
+                child[node, step] = len(tokens)
+                tokens.append(step)
+                parents.append(node)
+            node = child[node, step]
+    return TokenTree(tuple(tokens), tuple(parents))

@@ -1,0 +1,346 @@
+"""The nouns of the engine.
+
+Shape legend, used everywhere: `B` rows, `N` nodes of one tree with its root, `A` accepted nodes,
+`V` vocabulary, `H` hidden, `L` tapped layers, `S` committed tokens. `p` is the target's law, `q`
+the drafter's. Two invariants: node 0 of a tree repeats the row's last committed token, and a cache
+holds every committed token of a row but the last.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.coins import Coins
+
+
+class Draw(Enum):
+    """How the children of a node were chosen; a verifier's rule is exact for some of these only."""
+
+    POINT = "point"  # no proposal law: top-k, n-gram, retrieval, or the argmax at temperature 0
+    IID = "iid"  # independent draws from q
+    DISTINCT = "distinct"  # draws from q without replacement, in node order
+    MIXED = "mixed"  # some children fixed, one sampled
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Candidate continuations of one row. A chain is a tree; "no draft" is the root alone.
+
+    Plain tuples: a tree has at most some dozens of nodes, and host integers are what masks, tries
+    and verdicts are made from.
+    """
+
+    tokens: tuple[int, ...]  # node 0 repeats the row's last committed token
+    parents: tuple[int, ...]  # parents[0] == -1 and parents[i] < i
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def depths(self) -> list[int]:
+        """Distance of each node from the root."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def children(self) -> list[list[int]]:
+        """Children of each node in node order, which is draw order."""
+        children: list[list[int]] = [[] for _ in self.tokens]
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                children[parent].append(node)
+        return children
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root (excluded) down to `node` (included)."""
+        path: list[int] = []
+        while node > 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree, how its children were chosen, and the laws they came from."""
+
+    tree: TokenTree
+    draw: Draw
+    # q[i] [V]: law the children of node i came from (None at a leaf); None as a whole iff POINT
+    q: tuple[Tensor | None, ...] | None = None
+
+
+class Laws(Protocol):
+    """The warped law of every node of a tree, computed when a verifier first asks for a node."""
+
+    greedy: bool  # temperature 0: every law is a point mass
+
+    def __getitem__(self, node: int) -> Float[Tensor, "V"]: ...
+    def draw(self, node: int, coins: Coins) -> int:
+        """A token from the law of `node`; at temperature 0 the argmax, without using a coin."""
+        ...
+
+
+@dataclass(slots=True)
+class Scores:
+    """What one target forward says about one row."""
+
+    logits: Float[Tensor, "N V"]
+    hidden: Float[Tensor, "N L H"] | None = None  # only if the drafter declared taps
+    p: Laws | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier keeps of a draft. Every verdict advances its row by at least one token."""
+
+    path: tuple[int, ...]  # accepted nodes below the root, in order; may be empty
+    next_token: int  # correction or bonus
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a drafter may propose for one row. Zero nodes means plain decoding."""
+
+    depth: int  # longest path below the root
+    nodes: int  # nodes below the root
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a row ended."""
+
+    reason: str  # "stop" (end token, stop text, stopping criterion) or "length"
+    stop_text: str | None = None  # the stop text that matched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling options of one row; the same warps are applied to p and to q."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and text, as in transformers
+    presence_penalty: float = 0.0  # over generated text only, as in the OpenAI interface
+    frequency_penalty: float = 0.0  # over generated text only
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_tokens: frozenset[int] = frozenset()
+    min_new_tokens: int = 0  # end tokens are impossible before
+    stop: tuple[str, ...] = ()
+    eos: frozenset[int] = frozenset()
+    processors: Any = None  # a transformers LogitsProcessorList, applied after the options above
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        checks: list[tuple[bool, str, str]] = [
+            (self.max_new_tokens >= 1, "max_new_tokens", "1 or more"),
+            (self.temperature >= 0.0, "temperature", "0 (greedy) or more"),
+            (self.top_k >= 0, "top_k", "0 (off) or more"),
+            (0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]; 1 is off"),
+            (0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]; 0 is off"),
+            (self.repetition_penalty > 0.0, "repetition_penalty", "above 0; 1 is off"),
+            (self.min_new_tokens >= 0, "min_new_tokens", "0 or more"),
+        ]
+        for good, name, allowed in checks:
+            if not good:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} was asked for.",
+                    f"{name} must be {allowed}.",
+                    f"pass a {name} that is {allowed}.",
+                )
+
+
+_uids = itertools.count()
+
+
+@dataclass(slots=True, eq=False)
+class DecodeState:
+    """One row of a ragged batch; the only mutable per-request object."""
+
+    tokens: list[int]
+    prompt_len: int
+    params: SamplingParams
+    coins: Coins  # its own, so neighbours never change a row's output
+    warp: Any  # foretoken.warp.Warp built from params
+    ended: Callable[[DecodeState], Finish | None] | None = None  # asked after every single token
+    finish: Finish | None = None
+    draft: Any = None  # private to the drafter
+    control: Any = None  # private to the controller
+    uid: int = field(default_factory=lambda: next(_uids))
+
+    @property
+    def new_tokens(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be written."""
+        return self.params.max_new_tokens - (len(self.tokens) - self.prompt_len)
+
+    def extend(self, tokens: Sequence[int]) -> list[int]:
+        """Append tokens one by one up to an end token, a stop or the cap; returns the kept ones."""
+        kept: list[int] = []
+        for token in tokens:
+            self.tokens.append(token)
+            kept.append(token)
+            if token in self.params.eos:
+                self.finish = Finish("stop")
+            elif self.ended is not None and (finish := self.ended(self)) is not None:
+                self.finish = finish
+            elif self.room <= 0:
+                self.finish = Finish("length")
+            if self.finish is not None:
+                break
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a language model's cache allows."""
+
+    tree: str = "mask"  # "mask": any tree in one forward; "chain": chains only
+    ragged: bool = True  # rows of different lengths in one forward
+    taps: bool = True  # hidden layers can be read
+    why: str = ""  # the reason for a limit, for messages
+
+
+class LanguageModel(Protocol):
+    """A causal LM with a cache that can score a tree and take it back (`lm.cached`, `lm.table`)."""
+
+    caps: Caps
+    vocab_size: int
+    max_length: int | None  # longest sequence the positions allow
+
+    def prefill(
+        self, row: DecodeState, taps: tuple[int, ...] = ()
+    ) -> Float[Tensor, "S L H"] | None:
+        """Cache all of the row's tokens but the last; tapped features of what was fed, if asked."""
+        ...
+
+    def score(
+        self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
+    ) -> list[Scores]:
+        """One forward over every row's tree. Uncached committed tokens are fed along."""
+        ...
+
+    def grow(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+    ) -> list[Float[Tensor, "n V"]]:
+        """Append nodes to each row's open tree and return their logits (drafting).
+
+        Parents index the row's open tree; the first node fed is the root (parent -1).
+        """
+        ...
+
+    def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the root and `path` of each row's open tree as cached tokens, forget the rest."""
+        ...
+
+    def free(self, rows: Sequence[DecodeState]) -> None:
+        """Forget rows; unknown rows are ignored."""
+        ...
+
+
+KeepGoing = Callable[[DecodeState, Tensor], bool]
+
+
+class Drafter(Protocol):
+    """Guesses continuations of rows."""
+
+    draws: frozenset[Draw]
+    taps: tuple[int, ...]  # hidden layers it wants to see; negative counts from the last
+    trees: bool  # emits trees that are no chains
+
+    def start(self, row: DecodeState, seen: Tensor | None) -> None: ...
+    def propose(
+        self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
+    ) -> list[Draft]: ...
+    def observe(
+        self,
+        rows: Sequence[DecodeState],
+        drafts: Sequence[Draft],
+        scores: Sequence[Scores],
+        verdicts: Sequence[Verdict],
+    ) -> None:
+        """Called after the rows were extended: learn, roll back."""
+        ...
+
+    def finish(self, row: DecodeState) -> None: ...
+
+
+class Verifier(Protocol):
+    """Decides which candidates stand. An empty `exact_for` is lossy by design, and says so."""
+
+    exact_for: frozenset[Draw]
+    chains_only: bool
+
+    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step and what they were spent on."""
+
+    rows: int
+    nodes: int  # scored in the target forward, roots included
+    context: int  # longest row
+    draft: float
+    target: float
+    other: float  # warp, verify, commit, bookkeeping
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Measured medians: what an engine's forwards cost on this machine."""
+
+    target: Mapping[int, float]  # seconds of one target forward by nodes scored, one row
+    draft: Mapping[int, float]  # seconds of a whole draft by depth (0 is absent)
+    overhead: float = 0.0  # seconds of a step outside both
+
+
+class Controller(Protocol):
+    """Chooses how much to draft: before (`budgets`), during (`keep_going`), after (`update`)."""
+
+    needs_costs: (
+        bool  # the engine measures a CostTable and hands it to `learn` before the first step
+    )
+
+    def learn(self, costs: CostTable) -> None: ...
+    def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]: ...
+    def keep_going(self, row: DecodeState, q_last: Tensor) -> bool:
+        """Asked before each further draft token; may look at laws and earlier draws only."""
+        ...
+
+    def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None: ...
+    def timed(self, times: StepTimes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step as listeners see it."""
+
+    rows: tuple[DecodeState, ...]
+    drafts: tuple[Draft, ...]
+    verdicts: tuple[Verdict, ...]
+    emitted: tuple[list[int], ...]  # tokens each row really gained, after stops and caps
+    times: StepTimes
