@@ -1,0 +1,140 @@
+"""TableLM: a toy language model with an exact law, for tests and audits.
+
+It keeps its own record of what is cached, answers from that record alone, and raises
+AssertionError whenever it is used against the protocol, so it also audits whoever calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.types import Caps, DecodeState, Draft, Scores
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the table knows of one row."""
+
+    cached: list[int]
+    tokens: list[int] = field(default_factory=list)  # open tree, root first
+    parents: list[int] = field(default_factory=list)
+
+
+class TableLM:
+    """A Markov chain of order one or two: `logits[a, b]` [V] follow the tokens a, b.
+
+    Missing context counts as token 0. Any method that runs on a transformer runs on it.
+    """
+
+    def __init__(self, logits: Float[Tensor, "*context V"], caps: Caps | None = None) -> None:
+        sizes = set(logits.shape)
+        assert len(sizes) == 1 and logits.dim() in (2, 3), "a table is [V, V] or [V, V, V]"
+        self.logits = logits.double()
+        self.order = logits.dim() - 1
+        self.vocab_size = logits.shape[-1]
+        self.caps = caps or Caps(taps=False)
+        self.max_length: int | None = None
+        self.forwards = 0  # calls of score and grow, for accounting tests
+        self._rows: dict[int, Memory] = {}
+
+    @classmethod
+    def random(cls, vocab: int = 4, order: int = 2, seed: int = 0, scale: float = 1.5) -> TableLM:
+        """Normally distributed logits; a larger `scale` makes more certain laws."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (vocab,) * (order + 1)
+        return cls(scale * torch.randn(shape, generator=generator, dtype=torch.float64))
+
+    def after(self, tokens: Sequence[int]) -> Float[Tensor, "V"]:
+        """Logits of the next token: the whole truth about this model."""
+        padded = [0] * self.order + list(tokens[-self.order :])
+        return self.logits[tuple(padded[-self.order :])]
+
+    def prefill(self, row: DecodeState, taps: tuple[int, ...] = ()) -> None:
+        assert not taps, "a table has no hidden layers"
+        assert row.uid not in self._rows, "prefill of a row that is already cached"
+        assert row.tokens, "prefill of an empty row"
+        self._rows[row.uid] = Memory(list(row.tokens[:-1]))
+
+    def score(
+        self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
+    ) -> list[Scores]:
+        assert not taps, "a table has no hidden layers"
+        trees = [draft.tree for draft in drafts]
+        logits = self.grow(rows, [t.tokens for t in trees], [t.parents for t in trees])
+        return [Scores(row_logits) for row_logits in logits]
+
+    def grow(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+    ) -> list[Float[Tensor, "n V"]]:
+        assert len({row.uid for row in rows}) == len(rows), "one row twice in a forward"
+        self.forwards += 1
+        return [
+            self._grow_row(row, new, above)
+            for row, new, above in zip(rows, tokens, parents, strict=True)
+        ]
+
+    def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
+        for row, path in zip(rows, paths, strict=True):
+            memory = self._memory(row)
+            assert memory.tokens, "commit without an open tree"
+            node = 0
+            for step in path:
+                assert 0 < step < len(memory.tokens), f"commit of unknown node {step}"
+                assert memory.parents[step] == node, f"node {step} is no child of {node}"
+                node = step
+            memory.cached += [memory.tokens[i] for i in (0, *path)]
+            memory.tokens, memory.parents = [], []
+
+    def free(self, rows: Sequence[DecodeState]) -> None:
+        for row in rows:
+            self._rows.pop(row.uid, None)
+
+    def cached(self, row: DecodeState) -> list[int]:
+        """The tokens this model has cached for `row`."""
+        return list(self._memory(row).cached)
+
+    @property
+    def rows_held(self) -> int:
+        return len(self._rows)
+
+    def _memory(self, row: DecodeState) -> Memory:
+        assert row.uid in self._rows, "a row that was never prefilled, or was freed"
+        return self._rows[row.uid]
+
+    def _grow_row(self, row: DecodeState, new: Sequence[int], above: Sequence[int]) -> Tensor:
+        memory = self._memory(row)
+        if not memory.tokens and new:
+            self._open(memory, row, new[0], above[0])
+        rows = []
+        for token, parent in zip(new, above, strict=True):
+            assert 0 <= token < self.vocab_size, f"token {token} is outside the vocabulary"
+            at = len(memory.tokens)
+            assert (parent == -1) if at == 0 else (0 <= parent < at), f"parent {parent} of {at}"
+            memory.tokens.append(token)
+            memory.parents.append(parent)
+            rows.append(self.after(self._context(memory, at)))
+        return torch.stack(rows) if rows else self.logits.new_zeros(0, self.vocab_size)
+
+    def _open(self, memory: Memory, row: DecodeState, token: int, parent: int) -> None:
+        """Catch up with committed tokens, then start a tree at the last one."""
+        held = len(memory.cached)
+        assert parent == -1, "the first node of a tree is its root"
+        assert held <= len(row.tokens) - 1, "more tokens cached than were committed"
+        assert memory.cached == row.tokens[:held], "the cache holds other tokens than the row"
+        assert token == row.tokens[-1], "the root repeats the last committed token"
+        memory.cached += row.tokens[held:-1]
+
+    def _context(self, memory: Memory, node: int) -> list[int]:
+        path: list[int] = []
+        while node >= 0:
+            path.append(memory.tokens[node])
+            node = memory.parents[node]
+        return memory.cached[-self.order :] + path[::-1]

@@ -1,0 +1,121 @@
+"""Block verification of chains (Sun et al., arXiv 2403.10444, Algorithm 1).
+
+P[i] is the chance that the prefix of i drafted tokens can be kept in total, h[i] the part of it
+that longer prefixes have not already kept. One coin per prefix, longest first; the first success
+decides. On failure the correction comes from relu(P[i] p - q), which is why the block rule keeps
+more than the token rule and changes nothing in the law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.coins import Coins
+from foretoken.types import Draft, Draw, Laws, Scores, Verdict
+from foretoken.verifiers.point import walk
+
+
+class Block:
+    """Accept the longest prefix whose joint law can be repaired."""
+
+    exact_for = frozenset({Draw.POINT, Draw.IID})
+    chains_only = True
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        pass
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+        laws = scores.p
+        assert laws is not None, "the loop sets the laws before a verdict is asked"
+        drafted = len(draft.tree) - 1
+        if drafted == 0 or draft.draw is Draw.POINT or laws.greedy:
+            return walk(draft, scores, coins)
+        assert draft.tree.is_chain, "block verification reads chains only"
+        kept, law = self.settle(draft, laws, coins)
+        return Verdict(tuple(range(1, kept + 1)), coins.draw(law))
+
+    def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+        """How many drafted tokens stay, and the law of the token that follows them."""
+        return all_at_once(draft, laws, coins)
+
+
+def all_at_once(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+    """Algorithm 1 over stacked rows: two reads from the device per block, whatever its length."""
+    drafted = len(draft.tree) - 1
+    p = torch.stack([laws[i] for i in range(drafted)])  # [G, V]
+    q = torch.stack([law_drawn_from(draft, i) for i in range(drafted)])  # [G, V]
+    picks = torch.tensor(draft.tree.tokens[1:], device=p.device)[:, None]
+    target, guess = torch.stack([p.gather(1, picks), q.gather(1, picks)])[..., 0].tolist()
+    keep = keepable(target, guess, sure(p))
+    weights = torch.tensor(keep[:-1], dtype=p.dtype, device=p.device)[:, None]
+    owed = torch.addcmul(-q, p, weights).clamp_(min=0.0)  # [G, V]; row i follows i kept tokens
+    mass = owed.sum(-1)
+    masses = mass.tolist()
+    if coins.flip(keep[drafted]):
+        return drafted, laws[drafted]
+    for kept in range(drafted - 1, 0, -1):
+        if coins.flip(share(masses[kept], keep[kept])):
+            return kept, repaired(owed[kept], masses[kept], p[kept])
+    return 0, repaired(owed[0], masses[0], p[0])
+
+
+def one_by_one(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+    """Algorithm 1 as it is printed: the reference for `all_at_once`."""
+    drafted = len(draft.tree) - 1
+    tokens = draft.tree.tokens[1:]
+    p = [laws[i] for i in range(drafted + 1)]
+    q = [law_drawn_from(draft, i) for i in range(drafted)]
+    keep = [1.0]
+    for i, token in enumerate(tokens):
+        ratio = float(p[i][token]) / max(float(q[i][token]), 1e-300)
+        keep.append(min(1.0, keep[-1] * ratio))
+        if keep[-1] >= sure(p[0]):
+            keep[-1] = 1.0
+    for kept in range(drafted, -1, -1):
+        if kept == drafted:
+            if coins.flip(keep[kept]):
+                return kept, p[kept]
+            continue
+        owed = (keep[kept] * p[kept] - q[kept]).clamp(min=0.0)
+        mass = float(owed.sum())
+        if kept == 0 or coins.flip(share(mass, keep[kept])):
+            return kept, repaired(owed, mass, p[kept])
+    raise AssertionError("the empty prefix always stands")
+
+
+def law_drawn_from(draft: Draft, node: int) -> Tensor:
+    """q of the child of `node`."""
+    law = None if draft.q is None else draft.q[node]
+    assert law is not None, "sampled children come with the law they were drawn from"
+    return law
+
+
+def keepable(target: list[float], guess: list[float], certain: float) -> list[float]:
+    """P[0..G]: the running product of p/q, clipped to one at every step."""
+    keep = [1.0]
+    for p, q in zip(target, guess, strict=True):
+        now = min(1.0, keep[-1] * p / max(q, 1e-300))
+        keep.append(1.0 if now >= certain else now)
+    return keep
+
+
+def share(mass: float, keep: float) -> float:
+    """h = S / (S + 1 - P): the part of P that longer prefixes left over."""
+    return 1.0 if keep >= 1.0 else mass / (mass + 1.0 - keep)
+
+
+def repaired(owed: Tensor, mass: float, p: Tensor) -> Tensor:
+    """The correction's law; without mass p equals q there, and p itself is right."""
+    return owed / mass if mass > 0.0 else p
+
+
+def sure(p: Tensor) -> float:
+    """P from here on counts as one: below rounding, 1 - P means nothing."""
+    return 1.0 - 1e-12 if p.dtype == torch.float64 else 1.0 - 1e-6

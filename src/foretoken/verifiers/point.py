@@ -1,0 +1,47 @@
+"""Walk the tree with the target's own draws: exact for every fixed candidate set.
+
+At each node a token is drawn from p; if a child carries it, the walk goes on there, otherwise that
+token is the correction. Nothing about the drafter's law is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretoken.coins import Coins
+from foretoken.types import Draft, Draw, Scores, Verdict
+
+
+class Point:
+    """Descend to the child that carries the drawn token."""
+
+    exact_for = frozenset({Draw.POINT})
+    chains_only = False
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        pass
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+        return walk(draft, scores, coins)
+
+
+def walk(draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+    """The walk itself; other rules use it for point drafts and at temperature 0."""
+    laws = scores.p
+    assert laws is not None, "the loop sets the laws before a verdict is asked"
+    tokens, parents = draft.tree.tokens, draft.tree.parents
+    path: list[int] = []
+    node, size = 0, len(tokens)
+    while True:
+        token = laws.draw(node, coins)
+        for child in range(node + 1, size):  # parents come before children
+            if parents[child] == node and tokens[child] == token:
+                break
+        else:
+            return Verdict(tuple(path), token)
+        path.append(child)
+        node = child
