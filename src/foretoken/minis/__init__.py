@@ -1,0 +1,1 @@
+"""Small models we train ourselves, their data, recipes, shipped weights and widened forms."""

@@ -1,0 +1,78 @@
+"""Question answering: two facts about one person of several, or an entry of a fixed almanac learned by heart."""
+
+from __future__ import annotations
+
+import random
+
+from ..example import Example, frame
+from ..wording import ANIMALS, COLOURS, JOBS, NAMES, TOWNS, say, some
+
+_LANDS = "Alvania Borune Cestria Dorvia Eskar Fenland Gorland Hestia Ilmar Jorvik Kasten Lumera Morvan Nestor Orlan Pelia".split()
+
+
+def _almanac() -> dict[str, tuple[str, str, int]]:
+    """Capital, main good and year of every land, drawn once from a fixed seed."""
+    rng = random.Random("almanac")
+    goods = some(
+        rng,
+        "copper wool salt timber honey silk grain glass tea marble paper wine cotton silver oil cheese".split(),
+        len(_LANDS),
+    )
+    capitals = some(rng, TOWNS, len(_LANDS))
+    return {
+        land: (capitals[i], goods[i], rng.randrange(1200, 1900)) for i, land in enumerate(_LANDS)
+    }
+
+
+ALMANAC = _almanac()
+
+
+def _from_memory(rng: random.Random) -> Example:
+    land = rng.choice(_LANDS)
+    capital, good, year = ALMANAC[land]
+    body = say(
+        rng,
+        "[What is the capital of {land}, and what does it sell?|Tell me about {land}.|Which city rules {land}?]",
+        land=land,
+    )
+    answer = say(
+        rng, "[The capital of {land} is {capital}|{capital} is the capital of {land}]. The [land|country] was founded in {year} and "
+        "[sells mostly|is known for|lives from] {good}. [That is all I know.|I hope this helps.|Ask me for more.]",
+        land=land, capital=capital, good=good, year=year,
+    )  # fmt: skip
+    return Example(
+        prompt=frame("question answering", body), answer=answer, family="question answering",
+        facts=(capital, str(year), good), turns=(body,),
+    )  # fmt: skip
+
+
+def make(rng: random.Random) -> Example:
+    """Mostly a look-up among three people described in the prompt; the key is the job, the name or the house."""
+    if rng.random() < 0.15:
+        return _from_memory(rng)
+    names, jobs = some(rng, NAMES, 3), some(rng, JOBS, 3)
+    colours, animals = some(rng, COLOURS, 3), some(rng, ANIMALS, 3)
+    lines = [
+        say(
+            rng, "{name} is a {job}, [lives in the {colour} house|has the {colour} house] and [owns|keeps] a {animal}.",
+            name=names[i], job=jobs[i], colour=colours[i], animal=animals[i],
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    i = rng.randrange(3)
+    question = say(
+        rng, "[Who is the {job}, and what does this person own?|Tell me about {name}.|Who lives in the {colour} house?]",
+        name=names[i], job=jobs[i], colour=colours[i],
+    )  # fmt: skip
+    answer = say(
+        rng,
+        "[That is {name}|The answer is {name}|You mean {name}], [who works as a|who is a|the] {job}. [The home of {name}|{name}'s home] is the {colour} house, "
+        "[and|where] {name} [keeps|owns|has] a {animal}. "
+        "[This is said|It says so|You find this] in sentence {n}[.| of the text.| above.] [The others do not fit.|Nobody else fits.|No one else matches.]",
+        name=names[i], job=jobs[i], colour=colours[i], animal=animals[i], n=i + 1,
+    )  # fmt: skip
+    others = [j for j in range(3) if j != i]
+    return Example(
+        prompt=frame("question answering", " ".join(lines) + "\n" + question), answer=answer, family="question answering",
+        facts=(names[i], jobs[i], colours[i], animals[i], str(i + 1)), wrong=tuple(names[j] for j in others), turns=(" ".join(lines) + "\n" + question,),
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""Training checkpoints: one file each, complete or absent; the newest and the best are kept.
+
+A file is written under a temporary name, flushed to the disk, and renamed. A process killed at any moment leaves the
+previous checkpoint untouched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError
+
+_NAME = re.compile(r"step-(\d{8})\.pt")
+BEST = "best.pt"
+
+
+def save(folder: Path, step: int, state: dict[str, Any], *, best: bool) -> Path:
+    """Write the checkpoint of `step` atomically, drop older ones, and make it the best one if asked."""
+    target, partial = folder / f"step-{step:08d}.pt", folder / ".partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+        if best:
+            partial.unlink(missing_ok=True)
+            os.link(target, partial)
+            os.replace(partial, folder / BEST)
+        for other in folder.glob("step-*.pt"):
+            if other != target:
+                other.unlink()
+    except (OSError, RuntimeError) as error:  # torch reports some short writes as RuntimeError
+        partial.unlink(missing_ok=True)
+        kept = latest(folder)
+        raise CheckpointError(
+            asked=f"saving the checkpoint of step {step} in {folder}",
+            possible=f"writing failed ({error}); last good checkpoint: {kept.name if kept else 'none'}",
+            do="free some disk space or fix the folder's permissions, then start the same run again; it resumes",
+        ) from error
+    return target
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint, if there is one."""
+    found = [path for path in folder.glob("step-*.pt") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return max(found, default=None)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint: tensors and plain values only, never code."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(
+            asked=f"resuming from {path}",
+            possible=f"the file cannot be read ({error})",
+            do="delete this file to start from the beginning",
+        ) from error
+    return state

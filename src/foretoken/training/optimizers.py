@@ -1,0 +1,24 @@
+"""Which rule updates which weight: Muon for hidden matrices, AdamW for embeddings, norms, biases and output heads."""
+
+from __future__ import annotations
+
+from torch import nn, optim
+
+
+def split_optimizers(
+    model: nn.Module, *, matrix_rate: float, vector_rate: float, weight_decay: float
+) -> list[optim.Optimizer]:
+    """Muon (Jordan et al., 2024: orthogonalised momentum) where a weight maps hidden to hidden, AdamW elsewhere."""
+    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+    matrices, others = [], []
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        hidden = weight.ndim == 2 and id(weight) not in embeddings and "lm_head" not in name
+        (matrices if hidden and matrix_rate > 0 else others).append(weight)
+    found: list[optim.Optimizer] = []
+    if matrices:
+        found.append(optim.Muon(matrices, lr=matrix_rate, weight_decay=weight_decay))
+    if others:
+        found.append(optim.AdamW(others, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0))
+    return found

@@ -1,0 +1,254 @@
+"""The training loop that every trainable part of foretoken shares.
+
+It knows models, objectives and streams only by their calls: an objective maps (model, batch, rng) to a loss and some
+metrics; a stream maps an index to a batch. Everything random is derived from (seed, step), so a run that was killed
+continues to the very same weights. Several processes: start it with ``accelerate launch``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, ConfigError
+from . import checkpoint
+from .curve import draw_curve
+from .optimizers import split_optimizers
+from .schedule import cosine
+from .stream import Stream
+
+Objective = Callable[[nn.Module, dict[str, Tensor], random.Random], tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingPlan:
+    """How long, how fast, how often; everything that is a number."""
+
+    steps: int  # optimizer steps
+    matrix_rate: float = 0.02  # peak rate of Muon; 0 gives every weight to AdamW
+    vector_rate: float = 3e-3  # peak rate of AdamW
+    weight_decay: float = 0.05  # of the matrices
+    warmup: int = 50  # steps
+    floor: float = 0.02  # last rate as a part of the peak
+    accumulate: int = 1  # batches per optimizer step and process
+    clip: float = 1.0  # largest norm of the gradient
+    precision: str = "no"  # no, bf16 or fp16, as accelerate names them
+    save_every: int = 200  # steps
+    evaluate_every: int = 200  # steps
+    held_out_batches: int = 4
+    patience: int | None = None  # evaluations without a better held-out loss before stopping
+    seconds: float | None = None  # the schedule is over after this time whatever step it is; not exactly repeatable
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run has seen so far; saved with every checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    train: list[tuple[int, float]] = field(default_factory=list)
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+    best: float = math.inf
+    stale: int = 0  # evaluations since the best one
+    ended: str = ""  # why: "steps", "patience" or "time"
+
+
+class _Lesson(nn.Module):
+    """Model and objective as one module, so that accelerate's wrappers see a single forward."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: dict[str, Tensor], rng: random.Random) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.objective(self.model, batch, rng)
+
+
+class Trainer:
+    """One run: `model` is trained in place, `folder` receives checkpoints and the loss curve."""
+
+    def __init__(
+        self, model: nn.Module, objective: Objective, stream: Stream, plan: TrainingPlan, folder: Path,
+        *, held_out: Stream | None = None, held_out_objective: Objective | None = None, name: str = "training",
+    ) -> None:  # fmt: skip
+        self.plan, self.stream, self.held_out, self.folder, self.name = plan, stream, held_out, folder, name
+        self.judge = held_out_objective or objective
+        self.accelerator = Accelerator(mixed_precision=plan.precision, gradient_accumulation_steps=plan.accumulate)
+        optimizers = split_optimizers(
+            model, matrix_rate=plan.matrix_rate, vector_rate=plan.vector_rate, weight_decay=plan.weight_decay
+        )
+        self.peaks = [group["lr"] for o in optimizers for group in o.param_groups]
+        self.model = model
+        self.lesson, *self.optimizers = self.accelerator.prepare(_Lesson(model, objective), *optimizers)
+        self.progress = Progress()
+
+    def run(self, *, resume: bool = True, show: bool = True) -> Progress:
+        """Train to the end of the plan, from the newest checkpoint if there is one."""
+        self._check_folder()
+        if resume and (path := checkpoint.latest(self.folder)):
+            self._restore(checkpoint.load(path), path)
+        self.lesson.train()
+        with _bar(self.name, self.plan.steps, show and self.accelerator.is_main_process) as advance:
+            while not self._over():
+                started = time.monotonic()
+                loss = self._step()
+                self.progress.seconds += time.monotonic() - started
+                advance(self.progress, loss)
+                self._look_and_save()
+        if self.progress.step:
+            self._save(best=False)
+        return self.progress
+
+    def _step(self) -> float:
+        """One optimizer step over `accumulate` batches of this process."""
+        plan, progress, accelerator = self.plan, self.progress, self.accelerator
+        self._set_rates()
+        total = 0.0
+        for part in range(plan.accumulate):
+            turn = progress.step * plan.accumulate + part
+            index = turn * accelerator.num_processes + accelerator.process_index
+            batch = {key: value.to(accelerator.device) for key, value in self.stream.batch(index).items()}
+            with accelerator.accumulate(self.lesson):
+                loss, metrics = self.lesson(batch, random.Random(f"{plan.seed}/{turn}"))
+                value = float(metrics["loss"])
+                if not math.isfinite(value) or not math.isfinite(float(loss.detach())):
+                    self._refuse_nan(value)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(self.lesson.parameters(), plan.clip)
+                for optimizer in self.optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            total += value / plan.accumulate
+            progress.tokens += batch["input_ids"].numel() * accelerator.num_processes
+        progress.step += 1
+        progress.train.append((progress.step, total))
+        return total
+
+    def _set_rates(self) -> None:
+        plan, step = self.plan, float(self.progress.step)
+        if plan.seconds and self.progress.step:  # whichever of time and steps is further decides
+            step = max(step, plan.steps * self.progress.seconds / plan.seconds)
+        factor = cosine(int(step), plan.steps, plan.warmup, plan.floor)
+        groups = [group for o in self.optimizers for group in o.param_groups]
+        for group, peak in zip(groups, self.peaks, strict=True):
+            group["lr"] = peak * factor
+
+    def _over(self) -> bool:
+        plan, progress = self.plan, self.progress
+        if progress.step >= plan.steps:
+            progress.ended = "steps"
+        elif plan.patience is not None and progress.stale >= plan.patience:
+            progress.ended = "patience"
+        elif plan.seconds is not None and progress.seconds >= plan.seconds:
+            progress.ended = "time"
+        return bool(progress.ended)
+
+    def _look_and_save(self) -> None:
+        """Evaluate and save when due; a better held-out loss saves at once."""
+        plan, progress = self.plan, self.progress
+        better = False
+        if self.held_out is not None and progress.step % plan.evaluate_every == 0:
+            loss = self.evaluate()
+            progress.held_out.append((progress.step, loss))
+            better = loss < progress.best
+            progress.best = min(loss, progress.best)
+            progress.stale = 0 if better else progress.stale + 1
+        if better or progress.step % plan.save_every == 0:
+            self._save(best=better)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Mean loss over the first batches of the held-out stream."""
+        if self.held_out is None:
+            return math.nan
+        self.lesson.eval()
+        total = 0.0
+        for index in range(self.plan.held_out_batches):
+            batch = {k: v.to(self.accelerator.device) for k, v in self.held_out.batch(index).items()}
+            with self.accelerator.autocast():
+                total += float(self.judge(self.model, batch, random.Random(index))[1]["loss"])
+        self.lesson.train()
+        return total / self.plan.held_out_batches
+
+    def _save(self, *, best: bool) -> None:
+        if not self.accelerator.is_main_process:
+            return
+        progress = self.progress
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
+            "torch_rng": torch.get_rng_state(),
+            "progress": {key: getattr(progress, key) for key in Progress.__slots__} | {"ended": ""},
+        }
+        checkpoint.save(self.folder, progress.step, state, best=best)
+        draw_curve(self.folder / "loss.png", f"{self.name}: loss", progress.train, progress.held_out)
+
+    def _restore(self, state: dict[str, Any], path: Path) -> None:
+        try:
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                asked=f"resuming from {path}",
+                possible=f"the checkpoint belongs to another model or plan ({error})",
+                do="use another output folder, or start with resume off",
+            ) from error
+        if self.accelerator.scaler and state["scaler"]:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        torch.set_rng_state(state["torch_rng"])
+        self.progress = Progress(**state["progress"])
+
+    def _check_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(self.folder, str(error)) from error
+        if not os.access(self.folder, os.W_OK):
+            raise _unwritable(self.folder, "no permission to write")
+
+    def _refuse_nan(self, value: float) -> None:
+        kept = checkpoint.latest(self.folder)
+        raise CheckpointError(
+            asked=f"step {self.progress.step + 1} of {self.name}",
+            possible=f"the loss became {value}; last good checkpoint: {kept or 'none'}",
+            do="lower the learning rates and start again; it resumes from that checkpoint",
+        )
+
+
+def _unwritable(folder: Path, why: str) -> ConfigError:
+    return ConfigError(
+        asked=f"training into {folder}", possible=f"the folder cannot be written ({why})", do="choose another folder"
+    )
+
+
+@contextmanager
+def _bar(name: str, steps: int, show: bool) -> Iterator[Callable[[Progress, float], None]]:
+    """A progress bar with loss and speed; silent when not shown."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
+    with Bar(*columns, disable=not show, refresh_per_second=2) as bar:
+        task = bar.add_task(name, total=steps, news="")
+
+        def advance(progress: Progress, loss: float) -> None:
+            speed = progress.tokens / max(progress.seconds, 1e-9)
+            bar.update(task, completed=progress.step, news=f"loss {loss:.3f}, {speed:,.0f} tokens/s")
+
+        yield advance
