@@ -1,0 +1,177 @@
+"""The warps against transformers' own, token for token, ties included."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from foretoken import warp as warp_module
+from foretoken.coins import SeededCoins
+from foretoken.errors import ConfigError
+from foretoken.trees.build import from_paths
+from foretoken.types import SamplingParams
+from foretoken.warp import Warp, keep_min_p, keep_top_k, keep_top_p, nucleus_from_candidates
+
+
+def rows(seed: int, vocab: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Logits with and without ties: normal, coarse (many ties), flat, and peaked."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = 3 * torch.randn(vocab, generator=generator, dtype=torch.float64)
+    peaked = normal.clone()
+    peaked[seed % vocab] = 40.0
+    return [r.to(dtype) for r in (normal, normal.round(), torch.zeros(vocab), peaked)]
+
+
+def survivors(scores: torch.Tensor) -> set[int]:
+    return set((scores > -math.inf).nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("vocab", [7, 300, 3000])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_tokens_survive_as_in_transformers(vocab: int, seed: int) -> None:
+    for logits in rows(seed, vocab):
+        for k in (1, 3, 50, vocab + 5):
+            theirs = TopKLogitsWarper(k)(None, logits[None])[0]
+            assert survivors(keep_top_k(logits, k)) == survivors(theirs)
+        for top_p in (0.05, 0.3, 0.5, 0.9, 0.95, 0.999):
+            theirs = TopPLogitsWarper(top_p)(None, logits[None])[0]
+            assert survivors(keep_top_p(logits, top_p)) == survivors(theirs)
+        for min_p in (0.01, 0.1, 0.7, 1.0):
+            theirs = MinPLogitsWarper(min_p)(None, logits[None])[0]
+            assert survivors(keep_min_p(logits, min_p)) == survivors(theirs)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_options_together_give_the_law_of_transformers(seed: int) -> None:
+    vocab, prompt, text = 97, [1, 5, 5, 9], [3, 3, 7]
+    params = SamplingParams(
+        temperature=0.7,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.02,
+        repetition_penalty=1.3,
+        min_new_tokens=5,
+        eos=frozenset({2, 11}),
+    )
+    mine = Warp(params, len(prompt), vocab)
+    theirs = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            MinNewTokensLengthLogitsProcessor(len(prompt), 5, [2, 11]),
+            TemperatureLogitsWarper(0.7),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.9),
+            MinPLogitsWarper(0.02),
+        ]
+    )
+    for logits in rows(seed, vocab):
+        for extra in ([], [11, 2, 2]):
+            tokens = prompt + text + extra
+            expected = theirs(torch.tensor([tokens]), logits[None].clone()).softmax(-1)[0]
+            assert torch.equal(mine.law(tokens, logits), expected)
+
+
+def test_fast_nucleus_equals_the_full_sort_and_is_really_used() -> None:
+    used = 0
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        logits = (1 + seed % 5) * torch.randn(3, 5000, generator=generator)
+        for top_p in (0.3, 0.9, 0.95):
+            fast = nucleus_from_candidates(logits, top_p)
+            full = warp_module.nucleus_from_full_sort(logits, top_p)
+            theirs = TopPLogitsWarper(top_p)(None, logits)
+            assert torch.equal(full, theirs)
+            if fast is not None:
+                used += 1
+                assert torch.equal(fast, full)
+    assert used >= 20
+
+
+def test_laws_of_a_tree_are_the_laws_along_its_paths() -> None:
+    vocab = 11
+    tree = from_paths(4, [[1, 2, 2], [1, 3], [5]])
+    tokens = [3, 1, 4, 4]
+    logits = torch.randn(len(tree), vocab, generator=torch.Generator().manual_seed(0))
+    options = [
+        {},
+        {"top_p": 0.8},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+        {"min_new_tokens": 4, "eos": frozenset({2})},
+        {"processors": LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])},
+        {"logit_bias": {3: 2.0}, "banned_tokens": frozenset({1})},
+    ]
+    for temperature in (0.0, 0.8):
+        for option in options:
+            warp = Warp(SamplingParams(temperature=temperature, **option), 2, vocab)
+            alone = Warp(SamplingParams(temperature=temperature, **option), 2, vocab)
+            laws = warp.laws(tokens, tree, logits)
+            for node in reversed(range(len(tree))):
+                context = tokens + [tree.tokens[i] for i in tree.path(node)]
+                expected = alone.law(context, logits[node])
+                torch.testing.assert_close(laws[node], expected, rtol=1e-6, atol=1e-7)
+                assert expected.sum() == pytest.approx(1.0, abs=1e-6)
+                if temperature == 0.0:
+                    token = laws.draw(node, SeededCoins(0))
+                    assert token == alone.choose(context, logits[node]) == int(expected.argmax())
+
+
+def test_penalties_follow_a_growing_row() -> None:
+    params = SamplingParams(temperature=1.0, presence_penalty=0.7, frequency_penalty=0.5)
+    warp = Warp(params, 2, 6)
+    logits = torch.zeros(1, 6, dtype=torch.float64)
+    tokens = [0, 1]
+    for new in (2, 3, 3, 1):
+        tokens.append(new)
+        law = warp.laws(tokens, from_paths(tokens[-1], []), logits)[0]
+        counts = Counter(tokens[2:])
+        amount = [-(0.7 + 0.5 * counts[t]) if counts[t] else 0.0 for t in range(6)]
+        torch.testing.assert_close(law, torch.tensor(amount, dtype=torch.float64).softmax(-1))
+
+
+def test_dtypes() -> None:
+    warp = Warp(SamplingParams(temperature=0.5), 1, 4)
+    logits = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    assert warp.law([1], logits.double()).dtype == torch.float64
+    assert warp.law([1], logits.bfloat16()).dtype == torch.float32
+    assert warp.law([1], logits).dtype == torch.float32
+
+
+def test_plain_options_never_read_the_tokens() -> None:
+    class Unreadable(list):  # type: ignore[type-arg]
+        def __iter__(self):
+            raise AssertionError("tokens were copied")
+
+        __getitem__ = __iter__  # type: ignore[assignment]
+
+    params = SamplingParams(temperature=0.8, top_p=0.9, top_k=3, logit_bias={1: 1.0})
+    warp = Warp(params, 1, 4)
+    assert not warp.path_dependent
+    warp.law(Unreadable([1]), torch.zeros(4))
+    warp.laws(Unreadable([1]), from_paths(1, [[2]]), torch.zeros(2, 4))[1]
+
+
+def test_bad_tokens_and_impossible_texts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="token 9"):
+        Warp(SamplingParams(logit_bias={9: 1.0}), 1, 4)
+    with pytest.raises(ConfigError, match="banned_tokens names token -1"):
+        Warp(SamplingParams(banned_tokens=frozenset({-1})), 1, 4)
+    with pytest.raises(ConfigError, match="every token"):
+        Warp(SamplingParams(banned_tokens=frozenset(range(4))), 1, 4)
+    with pytest.raises(ConfigError, match="finite"):
+        Warp(SamplingParams(logit_bias={1: math.inf}), 1, 4)
+    params = SamplingParams(banned_tokens=frozenset({0, 1, 2}), min_new_tokens=2, eos={3})
+    with pytest.raises(ConfigError, match="forbid every token"):
+        Warp(params, 1, 4).law([1], torch.zeros(4))
