@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,6 +21,8 @@ from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.coins import Coins
+
+KeepGoingT = TypeVar("KeepGoingT", bound=Callable[..., bool])
 
 
 class Draw(Enum):
@@ -262,6 +264,12 @@ class LanguageModel(Protocol):
 
 
 KeepGoing = Callable[[DecodeState, Tensor], bool]
+
+
+def endless(rule: KeepGoingT) -> KeepGoingT:
+    """Mark a `keep_going` that never stops a draft, so that drafters spare the law it would see."""
+    rule.endless = True  # type: ignore[attr-defined]
+    return rule
 
 
 class Drafter(Protocol):

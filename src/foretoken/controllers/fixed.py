@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.types import Budget, CostTable, DecodeState, Draft, StepTimes, Verdict
+from foretoken.types import (
+    Budget,
+    CostTable,
+    DecodeState,
+    Draft,
+    StepTimes,
+    Verdict,
+    endless,
+)
 
 
 class Fixed:
@@ -39,6 +47,7 @@ class Fixed:
     def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
         return [self.budget] * len(rows)
 
+    @endless
     def keep_going(self, row: DecodeState, q_last: Tensor) -> bool:
         return True
 

@@ -1,0 +1,295 @@
+"""A draft model grows a tree of likely continuations, best first (OPT-Tree, arXiv 2406.17276).
+
+The value V of a node is the product of the draft's probabilities along its path. V never grows
+downwards, so the n largest values form a prefix-closed tree, and that tree has the largest expected
+number of accepted tokens of all trees of n nodes. One draft forward per level scores those nodes of
+the level that are among the n best so far. The draft is POINT: its laws only rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foretoken.drafters.rows import RowDrafter
+from foretoken.errors import ConfigError
+from foretoken.trees.build import root
+from foretoken.trees.templates import Shape
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Draw,
+    KeepGoing,
+    LanguageModel,
+    Scores,
+    TokenTree,
+    Verdict,
+)
+from foretoken.warp import Warp
+
+Template = tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+
+class TreeModel(RowDrafter):
+    """Best-first growth under a node budget, or a static template of ranks."""
+
+    trees = True
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        branch: int = 8  # children considered per node
+        min_gain: float = 0.05  # no further level once it can add fewer expected tokens than this
+        calibrate: bool = True  # correct the draft's confidence per depth by what was accepted
+        # None grows trees; (3, 2, 1) gives every node of a depth that many children;
+        # ((0,), (1,), (0, 0)) lists paths of ranks, as Medusa's and Sequoia's files do
+        template: Template | None = None
+
+    def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
+        self.lm = draft_lm
+        self.config = config or self.Config()
+        if self.config.branch < 1:
+            raise ConfigError(
+                f"branch={self.config.branch} was asked for.",
+                "branch is 1 or more children per node.",
+                "pass branch=8 or leave it out.",
+            )
+        self.shape = None if self.config.template is None else Shape(self.config.template)
+        self.trust = Trust()
+
+    def start(self, row: DecodeState, seen: Tensor | None) -> None:
+        # A prompt beyond the draft model's positions is decoded plainly; see `allowed`.
+        if self.lm.max_length is None or len(row.tokens) <= self.lm.max_length:
+            self.lm.prefill(row)
+        params = row.params
+        if params.temperature == 0.0:
+            # At temperature 0 the warp is a point mass; candidates rank by the law before it.
+            params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+        row.draft = _RowState(Warp(params, row.prompt_len, self.lm.vocab_size))
+
+    def propose(
+        self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
+    ) -> list[Draft]:
+        growing = []
+        for row, budget in zip(rows, budgets, strict=True):
+            state: _RowState = row.draft
+            depth = self.allowed(row, budget)
+            state.growth = Growth(row, state.warp, depth, budget.nodes) if depth > 0 else None
+            if state.growth is not None:
+                growing.append(state.growth)
+        while growing:
+            logits = self.lm.grow(
+                [growth.row for growth in growing],
+                [growth.feed_tokens() for growth in growing],
+                [growth.feed_parents() for growth in growing],
+            )
+            growing = [
+                growth
+                for growth, scored in zip(growing, logits, strict=True)
+                if growth.level(scored, self, keep_going)
+            ]
+        return [self.cut(row) for row in rows]
+
+    def allowed(self, row: DecodeState, budget: Budget) -> int:
+        """Levels that may be drafted; nodes of the last one are never fed."""
+        depth = min(budget.depth, budget.nodes)
+        if self.lm.max_length is not None:
+            depth = min(depth, self.lm.max_length - len(row.tokens) + 1)
+        return depth
+
+    def cut(self, row: DecodeState) -> Draft:
+        """The best nodes of the row's growth as a draft."""
+        state: _RowState = row.draft
+        if state.growth is None:
+            return Draft(root(row.tokens[-1]), Draw.POINT)
+        return Draft(state.growth.finish(), Draw.POINT)
+
+    def observe(
+        self,
+        rows: Sequence[DecodeState],
+        drafts: Sequence[Draft],
+        scores: Sequence[Scores],
+        verdicts: Sequence[Verdict],
+    ) -> None:
+        opened, paths = [], []
+        for row, verdict in zip(rows, verdicts, strict=True):
+            growth: Growth | None = row.draft.growth
+            if growth is None or row.finish is not None:
+                continue
+            if self.config.calibrate and self.shape is None:
+                self.trust.update(growth, verdict.path)
+            fed = [growth.kept[node].fed for node in verdict.path]
+            opened.append(row)
+            paths.append([node for node in fed if node > 0])  # fed nodes are prefix-closed
+            row.draft.growth = None
+        if opened:
+            self.lm.commit(opened, paths)
+
+    def finish(self, row: DecodeState) -> None:
+        self.lm.free([row])
+
+
+@dataclass(slots=True)
+class _RowState:
+    warp: Warp
+    growth: Growth | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A candidate: its value, where it hangs, and where it lies in the draft model's open tree."""
+
+    token: int
+    parent: Node | None
+    depth: int
+    law: float  # the draft's probability of it given its parent
+    value: float
+    rank: int = 0  # among its siblings
+    order: int = 0  # of creation
+    fed: int = -1  # index in the open tree; -1: not fed
+    ranks: tuple[int, ...] = ()  # its path in ranks, kept for templates only
+
+
+class Growth:
+    """One row's tree while it grows."""
+
+    __slots__ = ("best", "budget", "context", "created", "depth", "fed", "frontier", "kept", "row",
+                 "warp")  # fmt: skip
+
+    def __init__(self, row: DecodeState, warp: Warp, depth: int, budget: int) -> None:
+        self.row, self.warp, self.depth, self.budget = row, warp, depth, budget
+        top = Node(row.tokens[-1], None, 0, 1.0, 1.0, fed=0)
+        self.frontier = [top]  # nodes fed to the draft model next
+        self.best: list[Node] = []  # the `budget` best so far, largest value first
+        self.kept: list[Node] = [top]  # the final tree in node order
+        self.fed = 0
+        self.created = 0
+
+    def feed_tokens(self) -> list[int]:
+        return [node.token for node in self.frontier]
+
+    def feed_parents(self) -> list[int]:
+        return [-1 if node.parent is None else node.parent.fed for node in self.frontier]
+
+    def level(self, logits: Tensor, drafter: TreeModel, keep_going: KeepGoing) -> bool:
+        """Take in the children of the nodes just fed; False when the tree is complete."""
+        for node in self.frontier:
+            node.fed = self.fed
+            self.fed += 1
+        laws = self.laws(logits)  # [n, V], best node first
+        if not keep_going(self.row, laws[0]):
+            return False
+        width = min(drafter.config.branch, laws.shape[-1])
+        if drafter.shape is not None:
+            width = min(drafter.shape.width, laws.shape[-1])
+        elif width > self.budget:
+            width = self.budget
+        top, ids = laws.topk(width)
+        fresh = self.children(top.tolist(), ids.tolist(), drafter)
+        merged = sorted(self.best + fresh, key=_order)
+        self.best = merged[: self.budget]
+        depth = self.frontier[0].depth + 1
+        eos = self.row.params.eos
+        self.frontier = [n for n in self.best if n.depth == depth and n.token not in eos]
+        if depth >= self.depth or not self.frontier:
+            return False
+        if drafter.shape is not None:
+            self.frontier = [n for n in self.frontier if drafter.shape.children(n.ranks)]
+            return bool(self.frontier)
+        # The children of a level are worth at most the level itself.
+        return sum(node.value for node in self.frontier) >= drafter.config.min_gain
+
+    def laws(self, logits: Tensor) -> Tensor:
+        """The warped law after each node of the frontier, along its own path."""
+        warp = self.warp
+        if not warp.path_dependent:
+            return warp.probabilities(warp.biased(logits))
+        rows = []
+        for node, scored in zip(self.frontier, logits, strict=True):
+            path: list[int] = []
+            above: Node | None = node
+            while above is not None and above.parent is not None:
+                path.append(above.token)
+                above = above.parent
+            rows.append(warp.law([*self.row.tokens, *reversed(path)], scored))
+        return torch.stack(rows)
+
+    def children(
+        self, laws: list[list[float]], ids: list[list[int]], drafter: TreeModel
+    ) -> list[Node]:
+        """Candidates below the frontier that can still be among the best."""
+        shape, trust = drafter.shape, drafter.trust
+        depth = self.frontier[0].depth + 1
+        factor = trust.at(depth) if drafter.config.calibrate and shape is None else 1.0
+        full = len(self.best) >= self.budget
+        least = self.best[-1].value if full else -1.0
+        fresh: list[Node] = []
+        for node, row_laws, row_ids in zip(self.frontier, laws, ids, strict=True):
+            allowed = None if shape is None else shape.children(node.ranks)
+            for rank, (law, token) in enumerate(zip(row_laws, row_ids, strict=True)):
+                value = node.value * min(law * factor, 1.0)
+                if law <= 0.0 or value <= least:
+                    break  # laws fall with the rank
+                if allowed is not None and rank not in allowed:
+                    continue
+                self.created += 1
+                child = Node(token, node, depth, law, value, rank, self.created)
+                if allowed is not None:
+                    child.ranks = (*node.ranks, rank)
+                fresh.append(child)
+        return fresh
+
+    def finish(self) -> TokenTree:
+        """The best nodes by depth, then creation, as a tree."""
+        ordered = sorted(self.best, key=lambda node: (node.depth, node.order))
+        self.kept = [self.kept[0], *ordered]
+        place = {id(node): i for i, node in enumerate(self.kept)}
+        return TokenTree(
+            tuple(node.token for node in self.kept),
+            (-1, *(place[id(node.parent)] for node in ordered)),
+        )
+
+
+def _order(node: Node) -> tuple[float, int]:
+    """Largest value first; ties go to the older node, which keeps parents before children."""
+    return -node.value, node.order
+
+
+class Trust:
+    """How far the draft's confidence can be believed, per depth: accepted over promised mass.
+
+    Counted where a node was reached and had children in the scored tree: their probabilities
+    promise a hit, the verdict tells. Old counts fade with a half-life of 64 trials.
+    """
+
+    FADE = 0.5 ** (1 / 64)
+    WEIGHT = 8.0  # trials the starting value of one is worth
+
+    def __init__(self) -> None:
+        self.hits: list[float] = []
+        self.promised: list[float] = []
+
+    def at(self, depth: int) -> float:
+        """Factor for probabilities of nodes at `depth`, counted from 1."""
+        if depth > len(self.hits):
+            return 1.0
+        ratio = (self.hits[depth - 1] + self.WEIGHT) / (self.promised[depth - 1] + self.WEIGHT)
+        return min(max(ratio, 0.05), 2.0)
+
+    def update(self, growth: Growth, path: Sequence[int]) -> None:
+        reached = [growth.kept[0], *(growth.kept[node] for node in path)]
+        mass: dict[int, float] = {}
+        for node in growth.kept[1:]:
+            mass[id(node.parent)] = mass.get(id(node.parent), 0.0) + node.law
+        for depth, node in enumerate(reached):
+            promised = mass.get(id(node))
+            if promised is None:
+                return
+            if depth == len(self.hits):
+                self.hits.append(0.0)
+                self.promised.append(0.0)
+            self.hits[depth] = self.hits[depth] * self.FADE + (depth < len(path))
+            self.promised[depth] = self.promised[depth] * self.FADE + promised

@@ -1,0 +1,78 @@
+"""Rows, and whole runs of the real loop over table models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from foretoken.coins import SeededCoins
+from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.nothing import Nothing
+from foretoken.engine.loop import Engine, decode
+from foretoken.lm.table import TableLM
+from foretoken.types import DecodeState, Drafter, SamplingParams, StepRecord, Verifier
+from foretoken.verifiers.point import Point
+from foretoken.warp import Warp
+
+
+def make_row(prompt: Sequence[int], vocab: int, **options: object) -> DecodeState:
+    params = SamplingParams(**options)  # type: ignore[arg-type]
+    return DecodeState(
+        list(prompt),
+        len(prompt),
+        params,
+        SeededCoins(params.seed),
+        Warp(params, len(prompt), vocab),
+    )
+
+
+def texts(
+    target: TableLM,
+    drafter: Drafter,
+    rows: Sequence[DecodeState],
+    *,
+    verifier: Verifier | None = None,
+    depth: int = 4,
+    nodes: int | None = None,
+) -> tuple[list[list[int]], list[StepRecord]]:
+    """New tokens of each row, and all steps."""
+    controller = Fixed(Fixed.Config(depth=depth, nodes=nodes))
+    engine = Engine(target, drafter, verifier or Point(), controller)
+    records = list(decode(rows, engine))
+    return [row.new_tokens for row in rows], records
+
+
+@pytest.fixture
+def row() -> Callable[..., DecodeState]:
+    return make_row
+
+
+@pytest.fixture
+def run() -> Callable[..., tuple[list[list[int]], list[StepRecord]]]:
+    return texts
+
+
+@pytest.fixture
+def plain(run: Callable) -> Callable[..., list[list[int]]]:
+    """What the same rows become without any draft."""
+    return lambda target, rows: run(target, Nothing(), rows)[0]
+
+
+@pytest.fixture
+def pair() -> tuple[TableLM, TableLM]:
+    """A target over twelve tokens and a draft that agrees with it most of the time."""
+    target = TableLM.random(vocab=12, order=2, seed=1, scale=1.5)
+    noise = torch.randn(
+        target.logits.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    )
+    return target, TableLM(target.logits + 0.7 * noise)
+
+
+@pytest.fixture
+def prompts() -> list[list[int]]:
+    """Three prompts of different lengths, one of a single token."""
+    cycle = itertools.cycle(range(11))
+    return [[3], [next(cycle) for _ in range(5)], [next(cycle) for _ in range(17)]]
