@@ -43,6 +43,11 @@ class SeededCoins:
         return index if index < law.shape[0] else int(law.nonzero()[-1])
 
 
+def seed_from_torch() -> int:
+    """A seed that follows `torch.manual_seed`, as everything inside transformers' generate does."""
+    return int(torch.randint(1 << 62, (1,)))
+
+
 class EnumeratingCoins:
     """Coins that follow a script of choices and take the first open branch beyond its end."""
 

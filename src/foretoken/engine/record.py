@@ -1,0 +1,155 @@
+"""What a row did, step by step, and what it cost: the numbers behind `out.stats`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from foretoken.types import DecodeState, StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One step of one row."""
+
+    drafted: int  # candidate tokens proposed (nodes below the root)
+    depth: int  # longest candidate path
+    accepted: int  # candidates that became text
+    emitted: tuple[int, ...]  # accepted tokens, then the correction or bonus
+
+
+@dataclass(slots=True)
+class Stats:
+    """One row's counters. Seconds are wall time the row was running, its prompt included.
+
+    `target_seconds` holds the prompt's forward (`prefill_seconds`) too. Rows of a batch share
+    their forwards: each counts the whole of a shared step, for that is how long it waited.
+    """
+
+    tokens: int = 0
+    target_steps: int = 0  # target forwards after the prompt
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    emitted_per_step: Counter[int] = field(default_factory=Counter)  # tokens -> steps
+    drafted_at_depth: Counter[int] = field(default_factory=Counter)  # depth -> steps that got there
+    accepted_at_depth: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def other_seconds(self) -> float:
+        """Laws, verdicts, commits, bookkeeping."""
+        return max(self.seconds - self.draft_seconds - self.target_seconds, 0.0)
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Emitted tokens per target forward; 1.0 is plain decoding."""
+        return self.tokens / self.target_steps if self.target_steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted share of all drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Where the seconds went; sums to one."""
+        total = self.draft_seconds + self.target_seconds + self.other_seconds
+        if total <= 0:
+            return {"draft": 0.0, "target": 0.0, "other": 0.0}
+        return {
+            "draft": self.draft_seconds / total,
+            "target": self.target_seconds / total,
+            "other": self.other_seconds / total,
+        }
+
+    @property
+    def acceptance_per_depth(self) -> list[float]:
+        """Entry d-1: of the drafts that reached depth d, the share accepted at least so far."""
+        deepest = max(self.drafted_at_depth, default=0)
+        return [self.accepted_at_depth[d] / self.drafted_at_depth[d] for d in range(1, deepest + 1)]
+
+    def add(self, trace: StepTrace) -> None:
+        """Count one step."""
+        self.target_steps += 1
+        self.tokens += len(trace.emitted)
+        self.drafted += trace.drafted
+        self.accepted += trace.accepted
+        self.emitted_per_step[len(trace.emitted)] += 1
+        self.drafted_at_depth.update(range(1, trace.depth + 1))
+        self.accepted_at_depth.update(range(1, trace.accepted + 1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON."""
+        return {
+            "tokens": self.tokens,
+            "target_steps": self.target_steps,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "mean_accepted_length": self.mean_accepted_length,
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_per_second": self.tokens_per_second,
+            "seconds": self.seconds,
+            "prefill_seconds": self.prefill_seconds,
+            "draft_seconds": self.draft_seconds,
+            "target_seconds": self.target_seconds,
+            "other_seconds": self.other_seconds,
+            "shares": self.shares,
+            "emitted_per_step": {str(n): c for n, c in sorted(self.emitted_per_step.items())},
+            "acceptance_per_depth": self.acceptance_per_depth,
+        }
+
+
+def traces(record: StepRecord) -> list[StepTrace]:
+    """What a step did to each of its rows."""
+    found = []
+    for draft, verdict, emitted in zip(record.drafts, record.verdicts, record.emitted, strict=True):
+        tree = draft.tree
+        found.append(
+            StepTrace(
+                drafted=len(tree) - 1,
+                depth=len(tree) - 1 if tree.is_chain else max(tree.depths()),
+                accepted=min(len(verdict.path), len(emitted)),  # a stop can cut the path short
+                emitted=tuple(emitted),
+            )
+        )
+    return found
+
+
+class Recorder:
+    """Collects statistics and traces per row. A loop listener, or fed with yielded records."""
+
+    def __init__(self, rows: Iterable[DecodeState]) -> None:
+        self.stats = {row.uid: Stats() for row in rows}
+        self.steps: dict[int, list[StepTrace]] = {uid: [] for uid in self.stats}
+        self._mark = perf_counter()
+
+    def __call__(self, record: StepRecord) -> None:
+        now, times = perf_counter(), record.times
+        passed = now - self._mark
+        waiting = max(passed - times.draft - times.target - times.other, 0.0)
+        fresh = [row for row in record.rows if not self.steps[row.uid]]
+        for row, trace in zip(record.rows, traces(record), strict=True):
+            stats = self.stats[row.uid]
+            if fresh:  # what the step's own clock did not see was spent on new rows' prompts
+                stats.target_seconds += waiting
+                stats.prefill_seconds += waiting if row in fresh else 0.0
+            stats.seconds += passed
+            stats.draft_seconds += times.draft
+            stats.target_seconds += times.target
+            stats.add(trace)
+            self.steps[row.uid].append(trace)
+        self._mark = now
+
+    def resume(self) -> None:
+        """Forget the time since the last step: the caller held the generator, not the engine."""
+        self._mark = perf_counter()

@@ -1,0 +1,205 @@
+"""What a caller passed, checked and turned into rows: prompts, sampling options, seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from foretoken.errors import ConfigError, nearest
+from foretoken.types import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+class Sampling(TypedDict, total=False):
+    """Options of `generate` and `stream` beside max_new_tokens; defaults as in SamplingParams."""
+
+    temperature: float  # 0 is greedy
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    banned_tokens: Iterable[int]
+    min_new_tokens: int
+    stop: str | Sequence[str] | None
+    seed: int | Sequence[int] | None  # one for all (row i of a batch uses seed + i), or one per row
+    ignore_eos: bool
+    processors: Any  # a transformers LogitsProcessorList
+
+
+SAMPLING = frozenset(Sampling.__annotations__) | {"max_new_tokens"}
+_WHOLE = ("max_new_tokens", "top_k", "min_new_tokens")
+_REAL = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def is_number(value: Any, kind: type) -> bool:
+    """A finite number of that kind; truth values are none."""
+    return (
+        isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
+    )
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Names and types; ranges are checked by SamplingParams."""
+    for name, value in options.items():
+        if name not in SAMPLING:
+            raise ConfigError(
+                f"the option {name!r} was passed.",
+                f"options are {', '.join(sorted(SAMPLING))}.",
+                f"did you mean {nearest(name, SAMPLING)}?",
+            )
+        kind = Integral if name in _WHOLE else Real if name in _REAL else None
+        if kind is not None and not is_number(value, kind):
+            what = "a whole number" if kind is Integral else "a finite number"
+            raise ConfigError(
+                f"{name}={value!r} was asked for.", f"{name} is {what}.", f"pass {what}."
+            )
+
+
+def sampling_params(
+    options: Mapping[str, Any], vocab_size: int, eos: frozenset[int], room: int | None
+) -> SamplingParams:
+    """Checked parameters of one row without its seed; `room` is what the context leaves."""
+    check_options(options)
+    processors = options.get("processors")
+    if processors is not None and not callable(processors):
+        raise ConfigError(
+            f"processors of type {type(processors).__name__} were passed.",
+            "processors are a transformers LogitsProcessorList: called with ids and scores.",
+            "wrap a list: processors=LogitsProcessorList([...]).",
+        )
+    given: dict[str, Any] = {k: v for k, v in options.items() if k not in ("seed", "ignore_eos")}
+    given["stop"] = stop_texts(given.get("stop"))
+    given["logit_bias"] = {
+        token_id(token, vocab_size, "logit_bias"): bias_value(bias)
+        for token, bias in dict(given.get("logit_bias") or {}).items()
+    }
+    given["banned_tokens"] = frozenset(
+        token_id(token, vocab_size, "banned_tokens") for token in given.get("banned_tokens") or ()
+    )
+    given["eos"] = frozenset() if options.get("ignore_eos") else eos
+    params = SamplingParams(**given)
+    if room is None or params.max_new_tokens <= room:
+        return params
+    return SamplingParams(**{**given, "max_new_tokens": room})
+
+
+def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One stop text or several, never an empty one."""
+    texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ConfigError(
+                f"stop={stop!r} was asked for.",
+                "a stop is a text of at least one character, or a list of such texts.",
+                'pass for example stop="\\n\\n" or stop=["###", "END"].',
+            )
+    return texts
+
+
+def bias_value(bias: Any) -> float:
+    """A bias as a float; `Warp` checks that it makes a law."""
+    if isinstance(bias, Real) and not isinstance(bias, bool):
+        return float(bias)
+    raise ConfigError(
+        f"a logit bias of {bias!r} was asked for.",
+        "a bias is a number; -inf bans the token.",
+        "pass numbers, for example logit_bias={17: -2.5}.",
+    )
+
+
+def token_id(token: Any, vocab_size: int, where: str) -> int:
+    """`token` as an id inside the vocabulary."""
+    if not is_number(token, Integral) or not 0 <= int(token) < vocab_size:
+        raise ConfigError(
+            f"{where} holds {token!r}.",
+            f"token ids of this model run from 0 to {vocab_size - 1}.",
+            "check that prompt and model use the same tokenizer.",
+        )
+    return int(token)
+
+
+def as_batch(prompt: Any) -> tuple[list[Prompt], bool]:
+    """The prompts as a list, and whether it was a batch."""
+    if isinstance(prompt, Tensor):
+        prompt = prompt.tolist()
+    if isinstance(prompt, str):
+        return [prompt], False
+    if not isinstance(prompt, Sequence):
+        raise ConfigError(
+            f"a prompt of type {type(prompt).__name__} was passed.",
+            "a prompt is a text, a list of token ids, or a list of either.",
+            "pass one of these.",
+        )
+    if not prompt:
+        raise ConfigError(
+            "an empty prompt was passed.",
+            "a model continues something: at least one token, at least one prompt.",
+            "pass a text, token ids, or a list of prompts.",
+        )
+    if isinstance(prompt[0], str | Sequence | Tensor):
+        return [p.tolist() if isinstance(p, Tensor) else p for p in prompt], True
+    return [prompt], False
+
+
+def prompt_ids(
+    prompt: Any, tokenizer: Any, vocab_size: int, max_length: int | None, which: str
+) -> list[int]:
+    """Checked token ids of one prompt."""
+    if isinstance(prompt, str) and prompt:
+        if tokenizer is None:
+            raise ConfigError(
+                f"{which} is a text.",
+                "this session has no tokenizer, so it takes token ids only.",
+                "pass tokenizer= to load, or a list of token ids.",
+            )
+        prompt = tokenizer(prompt)["input_ids"]
+    if not isinstance(prompt, Sequence):
+        raise ConfigError(
+            f"{which} is a {type(prompt).__name__}.",
+            "a prompt is a text or a list of token ids.",
+            "pass one of these; do not mix prompts and ids in one list.",
+        )
+    ids = [token_id(token, vocab_size, which) for token in prompt]
+    if not ids:
+        raise ConfigError(
+            f"{which} is empty.",
+            "a model continues something: a prompt needs at least one token.",
+            "pass a text or ids; the id of the start token alone will do.",
+        )
+    if max_length is not None and len(ids) > max_length:
+        raise ConfigError(
+            f"{which} has {len(ids)} tokens.",
+            f"the context of this model is {max_length} tokens.",
+            "shorten the prompt, or use a model with a longer context.",
+        )
+    return ids
+
+
+def row_seeds(seed: Any, rows: int) -> list[int | None]:
+    """A seed per row: row i of a batch uses seed + i, so that it can be repeated alone."""
+    if seed is None:
+        return [None] * rows
+    if is_number(seed, Integral):
+        return [int(seed) + i for i in range(rows)]
+    if isinstance(seed, Sequence) and not isinstance(seed, str) and len(seed) == rows:
+        return [row_seeds(one, 1)[0] for one in seed]
+    raise ConfigError(
+        f"seed={seed!r} was asked for with {rows} prompt(s).",
+        "a seed is a whole number, or a list with one for each prompt.",
+        "pass for example seed=7; row i of a batch then uses 7 + i.",
+    )

@@ -1,0 +1,330 @@
+"""The front door: load a model once, then generate, stream and batch with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+from foretoken.coins import SeededCoins
+from foretoken.engine.assemble import assemble
+from foretoken.engine.loop import Engine, decode
+from foretoken.engine.measure import measure_costs
+from foretoken.engine.record import Recorder, Stats, StepTrace, traces
+from foretoken.engine.requests import (
+    SAMPLING,
+    Prompt,
+    Sampling,
+    as_batch,
+    check_options,
+    prompt_ids,
+    row_seeds,
+    sampling_params,
+)
+from foretoken.engine.text import RowText, decoder, silent_stops, text_of
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.methods import method as method_row
+from foretoken.types import DecodeState, SamplingParams
+from foretoken.warp import Warp
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one prompt became."""
+
+    text: str  # new text only, without end tokens and stop texts
+    tokens: list[int]  # new tokens, the one that ended the row included
+    finish_reason: str  # "stop" or "length"
+    stats: Stats
+    steps: list[StepTrace]  # what was guessed, accepted and emitted in each step
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added."""
+
+    text: str  # may lag behind the tokens: half characters and possible stop texts wait
+    tokens: list[int]
+    accepted: int  # how many of the tokens were guessed; the rest came from the target alone
+
+
+class Session:
+    """A target, a method around it, and a tokenizer if there is one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        method: str,
+        tokenizer: Any = None,
+        draft: Any = None,
+        eos: frozenset[int] = frozenset(),
+        max_rows: int = 16,
+    ) -> None:
+        self.engine, self.method, self.tokenizer = engine, method, tokenizer
+        self.target, self.draft = engine.target, draft
+        self.eos = frozenset(token for token in eos if 0 <= token < self.target.vocab_size)
+        self.max_rows = max_rows
+        self._costs_known = not engine.controller.needs_costs
+
+    def generate(self, prompt: Any, max_new_tokens: int = 256, **sampling: Unpack[Sampling]) -> Any:
+        """Write after one prompt (a Result) or after each of a batch (a list of Results, in order).
+
+        A prompt is a text or a list of token ids. With `seed=s`, row i of a batch uses s + i: what
+        it writes is what the prompt alone writes with that seed.
+        """
+        prompts, batch = as_batch(prompt)
+        results = self.generate_rows(prompts, max_new_tokens, **sampling)
+        return results if batch else results[0]
+
+    def generate_rows(
+        self, prompts: list[Prompt], max_new_tokens: int = 256, **sampling: Unpack[Sampling]
+    ) -> list[Result]:
+        """One Result per prompt, decoded together, at most `max_rows` at a time."""
+        rows = self.rows(prompts, max_new_tokens, **sampling)
+        self.prepare()
+        recorder = Recorder(rows)
+        with closing(decode(rows, self.engine, self.max_rows)) as records:
+            for record in records:
+                recorder(record)
+        return [
+            Result(
+                text=self._text(row),
+                tokens=row.new_tokens,
+                finish_reason=row.finish.reason if row.finish else "length",
+                stats=recorder.stats[row.uid],
+                steps=recorder.steps[row.uid],
+            )
+            for row in rows
+        ]
+
+    def stream(
+        self, prompt: Any, max_new_tokens: int = 256, **sampling: Unpack[Sampling]
+    ) -> Iterator[Piece]:
+        """Pieces of one prompt's text as they are committed; joined, they are `generate`'s text.
+
+        Everything is checked before the first piece is asked for. Closing the iterator early
+        forgets the row.
+        """
+        prompts, batch = as_batch(prompt)
+        if batch and len(prompts) > 1:
+            raise ConfigError(
+                f"{len(prompts)} prompts were passed to stream.",
+                "a stream tells one text.",
+                "pass one prompt, or use generate for a batch.",
+            )
+        row = self.rows(prompts, max_new_tokens, **sampling)[0]
+        if row.ended is None and self.tokenizer is not None:
+            row.ended = RowText(decoder(self.tokenizer))
+        self.prepare()
+        return self._pieces(row)
+
+    def _pieces(self, row: DecodeState) -> Iterator[Piece]:
+        text = row.ended if isinstance(row.ended, RowText) else None
+        with closing(decode([row], self.engine, self.max_rows)) as records:
+            for record in records:
+                [trace] = traces(record)
+                told = "" if text is None else text.take()
+                if text is not None and row.finish is not None:
+                    told += text.close()
+                yield Piece(told, list(trace.emitted), trace.accepted)
+
+    def rows(
+        self, prompts: list[Prompt], max_new_tokens: int = 256, **sampling: Unpack[Sampling]
+    ) -> list[DecodeState]:
+        """Checked rows, ready for the loop; one bad prompt refuses the batch before any work."""
+        options = {"max_new_tokens": max_new_tokens, **sampling}
+        check_options(options)
+        seeds = row_seeds(sampling.get("seed"), len(prompts))
+        made = []
+        for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            which = "the prompt" if len(prompts) == 1 else f"prompt {i}"
+            ids = prompt_ids(
+                prompt, self.tokenizer, self.target.vocab_size, self.target.max_length, which
+            )
+            made.append(self._row(ids, options, seed))
+        return made
+
+    def _row(self, ids: list[int], options: dict[str, Any], seed: int | None) -> DecodeState:
+        longest = self.target.max_length
+        room = None if longest is None else longest - len(ids) + 1  # the last token is not fed
+        vocab = self.target.vocab_size
+        params = sampling_params(options, vocab, self.eos, room)
+        return DecodeState(
+            tokens=ids,
+            prompt_len=len(ids),
+            params=params,
+            coins=SeededCoins(seed),
+            warp=Warp(params, len(ids), vocab),
+            ended=self._watch(params),
+        )
+
+    def _watch(self, params: SamplingParams) -> RowText | None:
+        if not params.stop:
+            return None
+        if self.tokenizer is None:
+            raise ConfigError(
+                f"stop={list(params.stop)!r} was asked for.",
+                "stop texts are found in text, and this session has no tokenizer.",
+                "pass tokenizer= to load.",
+            )
+        ids = silent_stops(self.tokenizer, params.stop)
+        return RowText(decoder(self.tokenizer), params.stop, ids)
+
+    def _text(self, row: DecodeState) -> str:
+        if self.tokenizer is None:
+            return ""
+        if isinstance(row.ended, RowText):
+            row.ended.close()
+            return row.ended.text
+        tokens = row.new_tokens
+        ended = tokens and tokens[-1] in row.params.eos
+        return text_of(tokens[:-1] if ended else tokens, decoder(self.tokenizer))
+
+    def prepare(self) -> None:
+        """Measure, once, what the controller has to know before the first step."""
+        if not self._costs_known:
+            self.engine.controller.learn(measure_costs(self.engine))
+            self._costs_known = True
+
+
+def load(
+    target: Any,
+    method: str = "chain",
+    draft: Any = None,
+    tokenizer: Any = None,
+    device: Any = None,
+    dtype: Any = None,
+    *,
+    controller: str | None = None,
+    verifier: str | None = None,
+    exact_bits: bool = False,
+    kernels: str = "auto",
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    max_rows: int = 16,
+    **config: Any,
+) -> Session:
+    """A session over `target` (directory, hub name or loaded model), decoding with `method`.
+
+    `config` holds fields of the method's drafter, verifier and controller. What cannot work is
+    refused here, before any weight is read where that can be known.
+    """
+    check_request(method, draft, max_rows)
+    from foretoken.lm.load import load_model, load_tokenizer
+
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code,
+    }
+    model = load_model(target, **loading)
+    words = load_tokenizer(target, tokenizer)
+    engine, draft_lm = engine_over(
+        model,
+        method,
+        draft,
+        words=words,
+        loading=loading,
+        lm_options={"exact_bits": exact_bits, "kernels": kernels},
+        controller=controller,
+        verifier=verifier,
+        **config,
+    )
+    return Session(
+        engine,
+        method=method,
+        tokenizer=words,
+        draft=draft_lm,
+        eos=end_tokens(model, words),
+        max_rows=max_rows,
+    )
+
+
+def engine_over(
+    model: Any,
+    method: str,
+    draft: Any,
+    *,
+    words: Any = None,
+    loading: Mapping[str, Any] | None = None,
+    lm_options: Mapping[str, Any] | None = None,
+    **parts: Any,
+) -> tuple[Engine, Any]:
+    """The engine over a loaded target, and its draft (None for a method that needs none)."""
+    from foretoken.lm.cached import CachedLM
+    from foretoken.lm.load import load_model, load_tokenizer
+
+    target_lm = CachedLM(model, name="target", **(lm_options or {}))
+    draft_lm = None
+    if method_row(method).needs_draft:
+        kernels = {k: v for k, v in (lm_options or {}).items() if k == "kernels"}
+        draft_lm = CachedLM(load_model(draft, **(loading or {})), name="draft", **kernels)
+        check_vocabularies(target_lm, draft_lm, words, draft, load_tokenizer)
+    return assemble(method, target_lm, draft_lm, **parts), draft_lm
+
+
+def generate(
+    target: Any, prompt: Any, method: str = "chain", draft: Any = None, **options: Any
+) -> Any:
+    """Load, write once and forget: `options` are those of `load` and of `Session.generate`."""
+    sampling = {name: value for name, value in options.items() if name in SAMPLING}
+    check_options(sampling)
+    loading = {name: value for name, value in options.items() if name not in SAMPLING}
+    return load(target, method, draft, **loading).generate(prompt, **sampling)
+
+
+def check_request(method: str, draft: Any, max_rows: int) -> None:
+    """What can be refused without reading a weight."""
+    row = method_row(method)
+    if row.needs_draft and draft is None:
+        raise ConfigError(
+            f"method {method!r} was asked for without a draft model.",
+            f"{method!r} guesses with a second, smaller model of the same vocabulary.",
+            "pass draft=, or use method prompt-lookup, which needs none.",
+        )
+    if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
+        raise ConfigError(
+            f"max_rows={max_rows!r} was asked for.",
+            "max_rows counts the rows decoded together: 1 or more.",
+            "pass max_rows=1 or more.",
+        )
+
+
+def check_vocabularies(
+    target: Any, draft: Any, words: Any, source: Any, load_tokenizer: Any
+) -> None:
+    """A guess is a token id: it must mean the same to both models."""
+    if target.vocab_size != draft.vocab_size:
+        raise CapabilityError(
+            f"a target of {target.vocab_size} tokens was paired with a draft of "
+            f"{draft.vocab_size}.",
+            "guesses are token ids, so both models must share one vocabulary; drafts with another "
+            "tokenizer are not supported yet.",
+            "use a draft trained with the target's tokenizer, or method prompt-lookup.",
+        )
+    if words is None or not isinstance(source, str | Path):
+        return
+    other = load_tokenizer(source)
+    if other is not None and other.get_vocab() != words.get_vocab():
+        raise CapabilityError(
+            f"the draft {source} has a tokenizer of its own.",
+            "guesses are token ids, and these tokenizers give the same ids other meanings.",
+            "use a draft trained with the target's tokenizer, or method prompt-lookup.",
+        )
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The ids that end a text: of the generation settings, else the config, else the tokenizer."""
+    for owner in (
+        getattr(model, "generation_config", None),
+        model.config.get_text_config(decoder=True),
+        tokenizer,
+    ):
+        ids = getattr(owner, "eos_token_id", None)
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
+    return frozenset()

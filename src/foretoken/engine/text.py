@@ -1,0 +1,125 @@
+"""Tokens to text while they arrive: no half characters, no text that a stop may still take back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from foretoken.types import DecodeState, Finish
+
+Decode = Callable[[Sequence[int]], str]
+
+UNDECIDED = "\ufffd"  # what decoders put where bytes do not (yet) make a character
+
+
+def decoder(tokenizer: Any) -> Decode:
+    """The tokenizer's decode with special tokens left out and spaces left alone."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        text: str = tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    return decode
+
+
+def silent_stops(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
+    """Stop texts that are special tokens: decoding leaves them out, so the id has to be watched."""
+    added: Mapping[str, int] = tokenizer.get_added_vocab()
+    decode = decoder(tokenizer)
+    return {added[stop]: stop for stop in stops if stop in added and not decode([added[stop]])}
+
+
+def text_of(tokens: Sequence[int], decode: Decode) -> str:
+    """The text of a finished row without stop texts; equal to what `RowText` would have told."""
+    text = decode(tokens)
+    if UNDECIDED not in text:
+        return text
+    row = RowText(decode)  # broken characters: decoders disagree on pieces, so tell it in pieces
+    for token in tokens:
+        row.feed(token)
+    return row.close()
+
+
+class RowText:
+    """One row's text. Call it as the row's `ended`: it looks at the last token only.
+
+    Decodes a short window of tokens, never the whole text: the window starts before the last
+    decided token, because many decoders treat the first token of a sequence differently.
+    """
+
+    def __init__(
+        self, decode: Decode, stops: Sequence[str] = (), stop_ids: Mapping[int, str] | None = None
+    ) -> None:
+        self.decode = decode
+        self.stops = tuple(stops)
+        self.stop_ids = dict(stop_ids or {})
+        self.text = ""  # decided so far, cut before a stop text
+        self.matched: str | None = None
+        self._window: list[int] = []
+        self._read = 0  # tokens of the window whose text is decided
+        self._shown = ""  # their text
+        self._taken = 0  # characters handed out by `take`
+        self._searched = 0  # characters in which no stop was found
+        self._overlap = max((len(stop) for stop in self.stops), default=1) - 1
+
+    def __call__(self, row: DecodeState) -> Finish | None:
+        stop = self.feed(row.tokens[-1])
+        return Finish("stop", stop) if stop is not None else None
+
+    def feed(self, token: int) -> str | None:
+        """Add a token; returns the stop text it completed, if any."""
+        if token in self.stop_ids:
+            self.matched = self.stop_ids[token]
+            return self.matched
+        self._window.append(token)
+        whole = self.decode(self._window)
+        new = whole[len(self._shown) :]
+        if whole.endswith(UNDECIDED):  # the next token may change its end, but not what precedes
+            return self._cut_at_stop(self.text + new.rstrip(UNDECIDED)) if self.stops else None
+        return self._decide(new)
+
+    def _decide(self, new: str) -> str | None:
+        if not new:
+            return None
+        self._window = self._window[self._read :]
+        self._read = len(self._window)
+        self._shown = self.decode(self._window)
+        self.text += new
+        return self._cut_at_stop(self.text)
+
+    def _cut_at_stop(self, text: str) -> str | None:
+        """Look for a stop in what was not searched yet; the earliest one cuts the text."""
+        start = max(self._searched - self._overlap, 0)
+        self._searched = len(self.text)
+        found = [(at, stop) for stop in self.stops if (at := text.find(stop, start)) >= 0]
+        if not found:
+            return None
+        at, self.matched = min(found)
+        self.text = text[:at]
+        self._window, self._read = [], 0  # nothing after a stop is ever told
+        return self.matched
+
+    def take(self) -> str:
+        """Decided text not handed out yet, less an ending that may become a stop text."""
+        end = len(self.text) - self._held()
+        piece = self.text[self._taken : end]
+        self._taken += len(piece)
+        return piece
+
+    def _held(self) -> int:
+        longest = min(self._overlap, len(self.text))
+        for size in range(longest, 0, -1):
+            ending = self.text[-size:]
+            if any(stop.startswith(ending) for stop in self.stops):
+                return size
+        return 0
+
+    def close(self) -> str:
+        """The row has ended: everything not handed out yet, unfinished characters included."""
+        if self.matched is None and len(self._window) > self._read:
+            self._decide(self.decode(self._window)[len(self._shown) :])
+        piece = self.text[self._taken :]
+        self._taken = len(self.text)
+        return piece
