@@ -1,0 +1,43 @@
+# Everything runs from a fresh clone; nothing but a package registry is needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := dev,train,bench
+
+.PHONY: help install demo test test-all check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      install, write text with the shipped pair, measure the speed-up"
+	@echo "make test      the quick suite          make test-all  with the slow checks"
+	@echo "make check     format, lint, types, quick suite"
+	@echo "make bench     the shipped pair, every method and every peer"
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else 'foretoken needs Python 3.11 to 3.13; name one: make PYTHON=python3.11')"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	touch $@
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+test: install
+	$(BIN)/python -m pytest
+
+test-all: install
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+bench: install
+	$(BIN)/foretoken bench --out runs/bench
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache
