@@ -1,4 +1,6 @@
-"""What the minis learn from: the six task families, and the running interpreter's own standard library as code."""
+"""What the minis learn from: the six task families, and the running interpreter's own standard
+library as code.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from ..training.stream import Document
+from foretoken.training.stream import Document
+
 from . import tasks
 
 # Share of documents; code comes in long pieces, so its share of tokens is larger.
@@ -31,7 +34,9 @@ _CODE_LINES = 24
 
 @cache
 def code_modules(split: str) -> tuple[Path, ...]:
-    """Top-level modules of the standard library; one in ten is held out, by the checksum of its name."""
+    """Top-level modules of the standard library; one in ten is held out, by the checksum of its
+    name.
+    """
     found = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     return tuple(p for p in found if (zlib.crc32(p.stem.encode()) % 10 == 0) == (split != "train"))
 
@@ -83,4 +88,6 @@ class Corpus:
             example = next(streams[family])
             prompt = encode(example.prompt).ids
             answer = [*encode(example.answer, add_special_tokens=False).ids, end]
-            yield Document(prompt + answer, [_PROMPT_WEIGHT] * len(prompt) + [_ANSWER_WEIGHT] * len(answer))
+            yield Document(
+                prompt + answer, [_PROMPT_WEIGHT] * len(prompt) + [_ANSWER_WEIGHT] * len(answer)
+            )

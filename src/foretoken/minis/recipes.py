@@ -10,21 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
-from ..errors import CheckpointError, ConfigError, nearest
-from ..training import attention
-from ..training.objectives.distill import Distill
-from ..training.objectives.language_model import LanguageModel, LayerSkip
-from ..training.stream import PackedStream
-from ..training.trainer import Progress, Trainer, TrainingPlan
+from foretoken.errors import CheckpointError, ConfigError, nearest
+from foretoken.training import attention
+from foretoken.training.objectives.distill import Distill
+from foretoken.training.objectives.language_model import LanguageModel, LayerSkip
+from foretoken.training.stream import PackedStream
+from foretoken.training.trainer import Progress, Trainer, TrainingPlan
+
 from . import vocabulary
 from .corpus import Corpus, texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One mini from nothing. `teacher` names the mini whose laws are distilled in the second phase."""
+    """One mini from nothing. `teacher` names the mini whose laws are distilled in the second
+    phase.
+    """
 
     name: str
     shape: dict[str, Any]  # fields of LlamaConfig
@@ -36,38 +44,78 @@ class Recipe:
     layer_skip: LayerSkip | None = None
     teacher: str | None = None
     teaching: TrainingPlan | None = None  # the distillation phase, after `plan`
-    families: tuple[str, ...] = field(default_factory=lambda: Corpus.__dataclass_fields__["families"].default)
+    families: tuple[str, ...] = field(
+        default_factory=lambda: Corpus.__dataclass_fields__["families"].default
+    )
     seed: int = 0
 
 
 _TARGET = Recipe(
     name="text-target",
     shape={
-        "hidden_size": 320, "intermediate_size": 768, "num_hidden_layers": 12, "num_attention_heads": 5,
-        "num_key_value_heads": 5, "head_dim": 64, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+        "hidden_size": 320,
+        "intermediate_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
     },
-    plan=TrainingPlan(steps=2800, precision="bf16", seconds=4700, save_every=100, evaluate_every=100, held_out_batches=2),
+    plan=TrainingPlan(
+        steps=2800,
+        precision="bf16",
+        seconds=4700,
+        save_every=100,
+        evaluate_every=100,
+        held_out_batches=2,
+    ),
     layer_skip=LayerSkip(),
-)  # fmt: skip
+)
 _DRAFT = Recipe(
     name="text-draft",
     shape={
-        "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 3,
-        "num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
     },
-    plan=TrainingPlan(steps=700, precision="bf16", seconds=180, evaluate_every=100, held_out_batches=2),
+    plan=TrainingPlan(
+        steps=700, precision="bf16", seconds=180, evaluate_every=100, held_out_batches=2
+    ),
     teacher="text-target",
-    teaching=TrainingPlan(steps=500, precision="bf16", seconds=420, matrix_rate=0.01, evaluate_every=100, held_out_batches=2),
-)  # fmt: skip
+    teaching=TrainingPlan(
+        steps=500,
+        precision="bf16",
+        seconds=420,
+        matrix_rate=0.01,
+        evaluate_every=100,
+        held_out_batches=2,
+    ),
+)
 _TINY = Recipe(
     name="tiny",
     shape={
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": True,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
     },
     plan=TrainingPlan(steps=6, warmup=2, save_every=2, evaluate_every=2, held_out_batches=1),
-    tokens=256, row_tokens=(128,), vocabulary=512, tokenizer_texts=20, layer_skip=LayerSkip(exits=(1,)),
-)  # fmt: skip
+    tokens=256,
+    row_tokens=(128,),
+    vocabulary=512,
+    tokenizer_texts=20,
+    layer_skip=LayerSkip(exits=(1,)),
+)
 RECIPES = {recipe.name: recipe for recipe in (_TARGET, _DRAFT, _TINY)}
 
 
@@ -75,32 +123,56 @@ def recipe(name: str) -> Recipe:
     """The recipe called `name`."""
     if name not in RECIPES:
         raise ConfigError(
-            asked=f"the mini {name!r}", possible=", ".join(RECIPES), do=f"did you mean {nearest(name, RECIPES)}?"
+            asked=f"the mini {name!r}",
+            possible=", ".join(RECIPES),
+            do=f"did you mean {nearest(name, RECIPES)}?",
         )
     return RECIPES[name]
 
 
 def train(
-    name: str, out: str | Path, *, resume: bool = True, scale: float = 1.0, progress: bool = True,
+    name: str,
+    out: str | Path,
+    *,
+    resume: bool = True,
+    scale: float = 1.0,
+    progress: bool = True,
     teacher: str | Path | None = None,
-) -> Progress:  # fmt: skip
-    """Make the mini `name` in the folder `out`; `scale` shortens the run. Killed runs continue where they were.
+) -> Progress:
+    """Make the mini `name` in the folder `out`; `scale` shortens the run. Killed runs continue
+    where they were.
 
-    A draft needs its target: `teacher`, or else the one that ships. Checkpoints live in ``out/training`` until the
-    finished model is written.
+    A draft needs its target: `teacher`, or else the one that ships. Checkpoints live in
+    ``out/training`` until the finished model is written.
     """
     found, out = recipe(name), Path(out)
     if scale <= 0:
-        raise ConfigError(asked=f"scale={scale}", possible="a positive number", do="use 1 for the full recipe")
+        raise ConfigError(
+            asked=f"scale={scale}", possible="a positive number", do="use 1 for the full recipe"
+        )
     source = _teacher_path(found, teacher)
     work = out / "training"
     _make_folder(work)
     tokenizer = _tokenizer(found, source, work / "tokenizer")
     model = build(found, tokenizer)
-    state = _phase(found, model, tokenizer, found.plan, work / "data", None, (resume, scale, progress))
+    state = _phase(
+        found, model, tokenizer, found.plan, work / "data", None, (resume, scale, progress)
+    )
     if source is not None and found.teaching is not None:
-        master = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval().requires_grad_(False)
-        state = _phase(found, model, tokenizer, found.teaching, work / "distill", master, (resume, scale, progress))
+        master = (
+            AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            .eval()
+            .requires_grad_(False)
+        )
+        state = _phase(
+            found,
+            model,
+            tokenizer,
+            found.teaching,
+            work / "distill",
+            master,
+            (resume, scale, progress),
+        )
     write(model, tokenizer, out)
     return state
 
@@ -109,9 +181,12 @@ def build(found: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM
     """The untrained model. Every block starts as the identity, which trains faster."""
     torch.manual_seed(found.seed)
     config = LlamaConfig(
-        vocab_size=found.vocabulary, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, **found.shape,
-    )  # fmt: skip
+        vocab_size=found.vocabulary,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **found.shape,
+    )
     model = LlamaForCausalLM(config)
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -126,9 +201,14 @@ def write(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path
 
 
 def _phase(
-    found: Recipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: TrainingPlan, folder: Path,
-    master: torch.nn.Module | None, how: tuple[bool, float, bool],
-) -> Progress:  # fmt: skip
+    found: Recipe,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    plan: TrainingPlan,
+    folder: Path,
+    master: torch.nn.Module | None,
+    how: tuple[bool, float, bool],
+) -> Progress:
     """One run of the trainer on the recipe's data: plain, LayerSkip, or taught by `master`."""
     resume, scale, show = how
     seconds = plan.seconds * scale if plan.seconds else None
@@ -138,22 +218,34 @@ def _phase(
     def stream(split: str, seed: int) -> PackedStream:
         documents = Corpus(tokenizer, split, found.families)
         return PackedStream(
-            documents=documents, tokens=found.tokens, row_tokens=found.row_tokens, pad=tokenizer.pad_token_id, seed=seed
+            documents=documents,
+            tokens=found.tokens,
+            row_tokens=found.row_tokens,
+            pad=tokenizer.pad_token_id,
+            seed=seed,
         )
 
     if plan.precision == "bf16" and not torch.cuda.is_available():
         _hurry(model, *([master] if master else []))
     trainer = Trainer(
-        model, objective, stream("train", found.seed + (1000 if master else 0)), plan, folder,
-        held_out=stream("valid", found.seed), held_out_objective=LanguageModel(), name=folder.name + " " + found.name,
-    )  # fmt: skip
+        model,
+        objective,
+        stream("train", found.seed + (1000 if master else 0)),
+        plan,
+        folder,
+        held_out=stream("valid", found.seed),
+        held_out_objective=LanguageModel(),
+        name=folder.name + " " + found.name,
+    )
     state = trainer.run(resume=resume, show=show)
     model.set_attn_implementation("sdpa")
     return state
 
 
 def _hurry(*models: torch.nn.Module) -> None:
-    """What makes a training step on a CPU cheap: written-out attention, and compiled layers where there is a compiler."""
+    """What makes a training step on a CPU cheap: written-out attention, and compiled layers
+    where there is a compiler.
+    """
     compiler = shutil.which("g++") or shutil.which("clang++")
     torch._dynamo.config.recompile_limit = 64  # one entry per row length, gradient mode and model
     for model in models:
@@ -191,5 +283,7 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            asked=f"writing a mini to {path.parent}", possible=f"the folder cannot be made ({error})", do="choose another"
+            asked=f"writing a mini to {path.parent}",
+            possible=f"the folder cannot be made ({error})",
+            do="choose another",
         ) from error

@@ -1,7 +1,8 @@
-"""Procedural tasks in the shape of Spec-Bench's six families, with answers that a function can check.
+"""Procedural tasks in the shape of Spec-Bench's six families, with answers that a function can
+check.
 
-Splits are disjoint by construction: the checksum of a prompt decides its split, whatever seed produced it, so no
-held-out prompt can be met in training.
+Splits are disjoint by construction: the checksum of a prompt decides its split, whatever seed
+produced it, so no held-out prompt can be met in training.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import random
 import zlib
 from collections.abc import Iterator
 
-from ..errors import ConfigError
+from foretoken.errors import ConfigError
+
 from .example import Example
 from .families import (
     dialogue,

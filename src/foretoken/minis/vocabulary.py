@@ -1,4 +1,6 @@
-"""The minis' tokenizer: byte-level BPE with single digits, learned from the same data the models see."""
+"""The minis' tokenizer: byte-level BPE with single digits, learned from the same data the models
+see.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,32 @@ BEGIN, END, PAD = "<s>", "</s>", "<pad>"
 
 
 def learn(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of `size` entries. Digits stay single, which makes sums learnable; every text starts with BEGIN."""
+    """A tokenizer of `size` entries. Digits stay single, which makes sums learnable; every text
+    starts with BEGIN.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[BEGIN, END, PAD], initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        vocab_size=size,
+        special_tokens=[BEGIN, END, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(texts, trainer)
     begin = tokenizer.token_to_id(BEGIN)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, begin)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, begin)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=BEGIN, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        bos_token=BEGIN,
+        eos_token=END,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
     )

@@ -1,8 +1,9 @@
-"""Words and phrasing shared by the task families: lists, and a tiny template language with skewed choices.
+"""Words and phrasing shared by the task families: lists, and a tiny template language with skewed
+choices.
 
-A template such as ``"[Sure|Of course]. {name} is here."`` picks one option of each bracket and fills each slot.
-Options are drawn with Zipf weights (1, 1/2, 1/3, ...), so a trained model keeps a stable favourite at temperature 0
-and still has a known share of honest uncertainty.
+A template such as ``"[Sure|Of course]. {name} is here."`` picks one option of each bracket and
+fills each slot. Options are drawn with Zipf weights (1, 1/2, 1/3, ...), so a trained model keeps a
+stable favourite at temperature 0 and still has a known share of honest uncertainty.
 """
 
 from __future__ import annotations

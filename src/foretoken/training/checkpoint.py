@@ -1,7 +1,7 @@
 """Training checkpoints: one file each, complete or absent; the newest and the best are kept.
 
-A file is written under a temporary name, flushed to the disk, and renamed. A process killed at any moment leaves the
-previous checkpoint untouched.
+A file is written under a temporary name, flushed to the disk, and renamed. A process killed at any
+moment leaves the previous checkpoint untouched.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
-from ..errors import CheckpointError
+from foretoken.errors import CheckpointError
 
 _NAME = re.compile(r"step-(\d{8})\.pt")
 BEST = "best.pt"
 
 
 def save(folder: Path, step: int, state: dict[str, Any], *, best: bool) -> Path:
-    """Write the checkpoint of `step` atomically, drop older ones, and make it the best one if asked."""
+    """Write the checkpoint of `step` atomically, drop older ones, and make it the best one if
+    asked.
+    """
     target, partial = folder / f"step-{step:08d}.pt", folder / ".partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,15 +43,19 @@ def save(folder: Path, step: int, state: dict[str, Any], *, best: bool) -> Path:
         kept = latest(folder)
         raise CheckpointError(
             asked=f"saving the checkpoint of step {step} in {folder}",
-            possible=f"writing failed ({error}); last good checkpoint: {kept.name if kept else 'none'}",
-            do="free some disk space or fix the folder's permissions, then start the same run again; it resumes",
+            possible=f"writing failed ({error}); last good checkpoint: {kept or 'none'}",
+            do="free disk space or fix the permissions, then start the run again; it resumes",
         ) from error
     return target
 
 
 def latest(folder: Path) -> Path | None:
     """The newest complete checkpoint, if there is one."""
-    found = [path for path in folder.glob("step-*.pt") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    found = (
+        [path for path in folder.glob("step-*.pt") if _NAME.fullmatch(path.name)]
+        if folder.is_dir()
+        else []
+    )
     return max(found, default=None)
 
 

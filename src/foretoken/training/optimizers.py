@@ -1,15 +1,26 @@
-"""Which rule updates which weight: Muon for hidden matrices, AdamW for embeddings, norms, biases and output heads."""
+"""Which rule updates which weight: Muon for hidden matrices, AdamW for embeddings, norms, biases
+and output heads.
+"""
 
 from __future__ import annotations
 
 from torch import nn, optim
 
+from foretoken.errors import ConfigError
+
 
 def split_optimizers(
     model: nn.Module, *, matrix_rate: float, vector_rate: float, weight_decay: float
 ) -> list[optim.Optimizer]:
-    """Muon (Jordan et al., 2024: orthogonalised momentum) where a weight maps hidden to hidden, AdamW elsewhere."""
-    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+    """Muon (Jordan et al., 2024: orthogonalised momentum) where a weight maps hidden to hidden,
+    AdamW elsewhere.
+    """
+    embeddings = {
+        id(p)
+        for m in model.modules()
+        if isinstance(m, nn.Embedding)
+        for p in m.parameters(recurse=False)
+    }
     matrices, others = [], []
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
@@ -18,6 +29,12 @@ def split_optimizers(
         (matrices if hidden and matrix_rate > 0 else others).append(weight)
     found: list[optim.Optimizer] = []
     if matrices:
+        if not hasattr(optim, "Muon"):
+            raise ConfigError(
+                asked=f"Muon at rate {matrix_rate}",
+                possible="this torch has no Muon; 2.9 and later do",
+                do="install a newer torch, or set matrix_rate=0 to train everything with AdamW",
+            )
         found.append(optim.Muon(matrices, lr=matrix_rate, weight_decay=weight_decay))
     if others:
         found.append(optim.AdamW(others, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0))

@@ -1,7 +1,8 @@
-"""Token streams addressed by an index: batch `i` is a function of `i` alone, so resuming is starting at another index.
+"""Token streams addressed by an index: batch `i` is a function of `i` alone, so resuming is
+starting at another index.
 
-Documents are packed into rows of equal length, longest fit first; a row always begins at the start of a document, so
-nothing is ever learned with its context cut away.
+Documents are packed into rows of equal length, longest fit first; a row always begins at the start
+of a document, so nothing is ever learned with its context cut away.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Stream(Protocol):
 class PackedStream:
     """Rows packed from freshly drawn documents; every batch has its own seed."""
 
-    documents: Callable[[random.Random], Iterator[Document]]  # endless, driven only by the generator it gets
+    documents: Callable[
+        [random.Random], Iterator[Document]
+    ]  # endless, driven only by the generator it gets
     tokens: int  # of one batch
     row_tokens: tuple[int, ...]  # row lengths, taken in turn from batch to batch
     pad: int
@@ -54,7 +57,9 @@ class PackedStream:
 
 
 def pack(documents: Iterator[Document], rows: int, row_tokens: int) -> list[Document]:
-    """Fill `rows` rows with whole documents, best fit in decreasing order; only a document longer than a row is cut."""
+    """Fill `rows` rows with whole documents, best fit in decreasing order; only a document
+    longer than a row is cut.
+    """
     drawn: list[Document] = []
     total = 0
     for document in documents:  # a little more than fits, so that the gaps find small documents

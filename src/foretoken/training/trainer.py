@@ -1,8 +1,9 @@
 """The training loop that every trainable part of foretoken shares.
 
-It knows models, objectives and streams only by their calls: an objective maps (model, batch, rng) to a loss and some
-metrics; a stream maps an index to a batch. Everything random is derived from (seed, step), so a run that was killed
-continues to the very same weights. Several processes: start it with ``accelerate launch``.
+It knows models, objectives and streams only by their calls: an objective maps (model, batch, rng)
+to a loss and some metrics; a stream maps an index to a batch. Everything random is derived from
+(seed, step), so a run that was killed continues to the very same weights. Several processes: start
+it with ``accelerate launch``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, ConfigError
+from foretoken.errors import CheckpointError, ConfigError
+
 from . import checkpoint
 from .curve import draw_curve
 from .optimizers import split_optimizers
 from .schedule import cosine
 from .stream import Stream
 
-Objective = Callable[[nn.Module, dict[str, Tensor], random.Random], tuple[Tensor, dict[str, Tensor]]]
+Objective = Callable[
+    [nn.Module, dict[str, Tensor], random.Random], tuple[Tensor, dict[str, Tensor]]
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +52,9 @@ class TrainingPlan:
     evaluate_every: int = 200  # steps
     held_out_batches: int = 4
     patience: int | None = None  # evaluations without a better held-out loss before stopping
-    seconds: float | None = None  # the schedule is over after this time whatever step it is; not exactly repeatable
+    seconds: float | None = (
+        None  # the schedule is over after this time whatever step it is; not exactly repeatable
+    )
     seed: int = 0
 
 
@@ -73,7 +79,9 @@ class _Lesson(nn.Module):
         super().__init__()
         self.model, self.objective = model, objective
 
-    def forward(self, batch: dict[str, Tensor], rng: random.Random) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(
+        self, batch: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         return self.objective(self.model, batch, rng)
 
 
@@ -81,18 +89,39 @@ class Trainer:
     """One run: `model` is trained in place, `folder` receives checkpoints and the loss curve."""
 
     def __init__(
-        self, model: nn.Module, objective: Objective, stream: Stream, plan: TrainingPlan, folder: Path,
-        *, held_out: Stream | None = None, held_out_objective: Objective | None = None, name: str = "training",
-    ) -> None:  # fmt: skip
-        self.plan, self.stream, self.held_out, self.folder, self.name = plan, stream, held_out, folder, name
+        self,
+        model: nn.Module,
+        objective: Objective,
+        stream: Stream,
+        plan: TrainingPlan,
+        folder: Path,
+        *,
+        held_out: Stream | None = None,
+        held_out_objective: Objective | None = None,
+        name: str = "training",
+    ) -> None:
+        self.plan, self.stream, self.held_out, self.folder, self.name = (
+            plan,
+            stream,
+            held_out,
+            folder,
+            name,
+        )
         self.judge = held_out_objective or objective
-        self.accelerator = Accelerator(mixed_precision=plan.precision, gradient_accumulation_steps=plan.accumulate)
+        self.accelerator = Accelerator(
+            mixed_precision=plan.precision, gradient_accumulation_steps=plan.accumulate
+        )
         optimizers = split_optimizers(
-            model, matrix_rate=plan.matrix_rate, vector_rate=plan.vector_rate, weight_decay=plan.weight_decay
+            model,
+            matrix_rate=plan.matrix_rate,
+            vector_rate=plan.vector_rate,
+            weight_decay=plan.weight_decay,
         )
         self.peaks = [group["lr"] for o in optimizers for group in o.param_groups]
         self.model = model
-        self.lesson, *self.optimizers = self.accelerator.prepare(_Lesson(model, objective), *optimizers)
+        self.lesson, *self.optimizers = self.accelerator.prepare(
+            _Lesson(model, objective), *optimizers
+        )
         self.progress = Progress()
 
     def run(self, *, resume: bool = True, show: bool = True) -> Progress:
@@ -120,7 +149,9 @@ class Trainer:
         for part in range(plan.accumulate):
             turn = progress.step * plan.accumulate + part
             index = turn * accelerator.num_processes + accelerator.process_index
-            batch = {key: value.to(accelerator.device) for key, value in self.stream.batch(index).items()}
+            batch = {
+                key: value.to(accelerator.device) for key, value in self.stream.batch(index).items()
+            }
             with accelerator.accumulate(self.lesson):
                 loss, metrics = self.lesson(batch, random.Random(f"{plan.seed}/{turn}"))
                 value = float(metrics["loss"])
@@ -178,7 +209,9 @@ class Trainer:
         self.lesson.eval()
         total = 0.0
         for index in range(self.plan.held_out_batches):
-            batch = {k: v.to(self.accelerator.device) for k, v in self.held_out.batch(index).items()}
+            batch = {
+                k: v.to(self.accelerator.device) for k, v in self.held_out.batch(index).items()
+            }
             with self.accelerator.autocast():
                 total += float(self.judge(self.model, batch, random.Random(index))[1]["loss"])
         self.lesson.train()
@@ -196,7 +229,9 @@ class Trainer:
             "progress": {key: getattr(progress, key) for key in Progress.__slots__} | {"ended": ""},
         }
         checkpoint.save(self.folder, progress.step, state, best=best)
-        draw_curve(self.folder / "loss.png", f"{self.name}: loss", progress.train, progress.held_out)
+        draw_curve(
+            self.folder / "loss.png", f"{self.name}: loss", progress.train, progress.held_out
+        )
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         try:
@@ -233,7 +268,9 @@ class Trainer:
 
 def _unwritable(folder: Path, why: str) -> ConfigError:
     return ConfigError(
-        asked=f"training into {folder}", possible=f"the folder cannot be written ({why})", do="choose another folder"
+        asked=f"training into {folder}",
+        possible=f"the folder cannot be written ({why})",
+        do="choose another folder",
     )
 
 
@@ -243,12 +280,20 @@ def _bar(name: str, steps: int, show: bool) -> Iterator[Callable[[Progress, floa
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
+    columns = (
+        TextColumn(name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[news]}"),
+        TimeRemainingColumn(),
+    )
     with Bar(*columns, disable=not show, refresh_per_second=2) as bar:
         task = bar.add_task(name, total=steps, news="")
 
         def advance(progress: Progress, loss: float) -> None:
             speed = progress.tokens / max(progress.seconds, 1e-9)
-            bar.update(task, completed=progress.step, news=f"loss {loss:.3f}, {speed:,.0f} tokens/s")
+            bar.update(
+                task, completed=progress.step, news=f"loss {loss:.3f}, {speed:,.0f} tokens/s"
+            )
 
         yield advance

@@ -1,11 +1,13 @@
-"""Multi-turn dialogue: the user tells about two people, and later asks for one thing back, with a suggestion."""
+"""Multi-turn dialogue: the user tells about two people, and later asks for one thing back, with
+a suggestion.
+"""
 
 from __future__ import annotations
 
 import random
 
-from ..example import Example, frame
-from ..wording import ANIMALS, HOBBIES, NAMES, PETS, TOWNS, say, some
+from foretoken.minis.example import Example, frame
+from foretoken.minis.wording import ANIMALS, HOBBIES, NAMES, PETS, TOWNS, say, some
 
 _ADVICE = {
     "painting": "take your brushes to the old harbour",
@@ -36,9 +38,13 @@ def make(rng: random.Random) -> Example:
         town=towns[0],
     )
     theirs = say(
-        rng, "My friend {friend} [has|keeps] a {kind} called {pet} and lives in {town}.",
-        friend=friend, kind=kinds[1], pet=pets[1], town=towns[1],
-    )  # fmt: skip
+        rng,
+        "My friend {friend} [has|keeps] a {kind} called {pet} and lives in {town}.",
+        friend=friend,
+        kind=kinds[1],
+        pet=pets[1],
+        town=towns[1],
+    )
     first = say(rng, "[Hi|Hello|Good morning], I am {me}. ", me=me) + " ".join(
         some(rng, [mine, theirs], 2)
     )
@@ -49,19 +55,31 @@ def make(rng: random.Random) -> Example:
     )
     who = rng.randrange(2)
     second = say(
-        rng, "[What is|Do you remember] the name of {whose} {kind}, and where [does it live|is its home]? I [like|love] {hobby}; "
+        rng,
+        "[What is|Do you remember] the name of {whose} {kind}, and where [does it live|is its home]? I [like|love] {hobby}; "
         "[any idea for Sunday?|what could I do on Sunday?]",
-        whose=["my", friend + "'s"][who], kind=kinds[who], hobby=hobby,
-    )  # fmt: skip
+        whose=["my", friend + "'s"][who],
+        kind=kinds[who],
+        hobby=hobby,
+    )
     answer = say(
         rng,
         "[Of course|Sure|Yes|Gladly], {me}. {whose} {kind} is called {pet}, and [its home is in|it lives in|you can find it in] "
         "{town}. [Since|Because|As] you [like|love|enjoy] {hobby}, [you could|why not|I would] {advice}[ on Sunday| this week|]. "
         "[Have fun|Enjoy it|Take care][!|.| and tell me how it was.]",
-        me=me, whose=["Your", friend + "'s"][who], kind=kinds[who], pet=pets[who], town=towns[who], hobby=hobby,
+        me=me,
+        whose=["Your", friend + "'s"][who],
+        kind=kinds[who],
+        pet=pets[who],
+        town=towns[who],
+        hobby=hobby,
         advice=_ADVICE[hobby],
-    )  # fmt: skip
+    )
     return Example(
-        prompt=frame("dialogue", f"User: {first}\nAssistant: {reply}\nUser: {second}"), answer=answer, family="dialogue",
-        facts=(pets[who], towns[who]), wrong=(pets[1 - who], towns[1 - who]), turns=(first, second),
-    )  # fmt: skip
+        prompt=frame("dialogue", f"User: {first}\nAssistant: {reply}\nUser: {second}"),
+        answer=answer,
+        family="dialogue",
+        facts=(pets[who], towns[who]),
+        wrong=(pets[1 - who], towns[1 - who]),
+        turns=(first, second),
+    )

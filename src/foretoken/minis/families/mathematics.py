@@ -1,15 +1,19 @@
-"""Mathematical reasoning: word problems of two or three steps over small numbers, with a worked answer."""
+"""Mathematical reasoning: word problems of two or three steps over small numbers, with a worked
+answer.
+"""
 
 from __future__ import annotations
 
 import random
 
-from ..example import Example, frame
-from ..wording import NAMES, THINGS, say, some
+from foretoken.minis.example import Example, frame
+from foretoken.minis.wording import NAMES, THINGS, say, some
 
 
 def _steps(rng: random.Random) -> tuple[int, list[tuple[str, int, int]]]:
-    """A starting count and two or three moves (kind, amount, count after), all counts within 2 to 60."""
+    """A starting count and two or three moves (kind, amount, count after), all counts within 2
+    to 60.
+    """
     start = rng.randrange(4, 40)
     count, steps = start, []
     for _ in range(rng.choice([2, 2, 3])):
@@ -106,6 +110,9 @@ def make(rng: random.Random) -> Example:
         thing=thing,
     )
     return Example(
-        prompt=frame("mathematical reasoning", body), answer=" ".join([*work, end]), family="mathematical reasoning",
-        facts=(f"{name} has {before} {thing}",), turns=(body,),
-    )  # fmt: skip
+        prompt=frame("mathematical reasoning", body),
+        answer=" ".join([*work, end]),
+        family="mathematical reasoning",
+        facts=(f"{name} has {before} {thing}",),
+        turns=(body,),
+    )

@@ -1,11 +1,13 @@
-"""Question answering: two facts about one person of several, or an entry of a fixed almanac learned by heart."""
+"""Question answering: two facts about one person of several, or an entry of a fixed almanac
+learned by heart.
+"""
 
 from __future__ import annotations
 
 import random
 
-from ..example import Example, frame
-from ..wording import ANIMALS, COLOURS, JOBS, NAMES, TOWNS, say, some
+from foretoken.minis.example import Example, frame
+from foretoken.minis.wording import ANIMALS, COLOURS, JOBS, NAMES, TOWNS, say, some
 
 _LANDS = "Alvania Borune Cestria Dorvia Eskar Fenland Gorland Hestia Ilmar Jorvik Kasten Lumera Morvan Nestor Orlan Pelia".split()
 
@@ -36,43 +38,67 @@ def _from_memory(rng: random.Random) -> Example:
         land=land,
     )
     answer = say(
-        rng, "[The capital of {land} is {capital}|{capital} is the capital of {land}]. The [land|country] was founded in {year} and "
+        rng,
+        "[The capital of {land} is {capital}|{capital} is the capital of {land}]. The [land|country] was founded in {year} and "
         "[sells mostly|is known for|lives from] {good}. [That is all I know.|I hope this helps.|Ask me for more.]",
-        land=land, capital=capital, good=good, year=year,
-    )  # fmt: skip
+        land=land,
+        capital=capital,
+        good=good,
+        year=year,
+    )
     return Example(
-        prompt=frame("question answering", body), answer=answer, family="question answering",
-        facts=(capital, str(year), good), turns=(body,),
-    )  # fmt: skip
+        prompt=frame("question answering", body),
+        answer=answer,
+        family="question answering",
+        facts=(capital, str(year), good),
+        turns=(body,),
+    )
 
 
 def make(rng: random.Random) -> Example:
-    """Mostly a look-up among three people described in the prompt; the key is the job, the name or the house."""
+    """Mostly a look-up among three people described in the prompt; the key is the job, the name
+    or the house.
+    """
     if rng.random() < 0.15:
         return _from_memory(rng)
     names, jobs = some(rng, NAMES, 3), some(rng, JOBS, 3)
     colours, animals = some(rng, COLOURS, 3), some(rng, ANIMALS, 3)
     lines = [
         say(
-            rng, "{name} is a {job}, [lives in the {colour} house|has the {colour} house] and [owns|keeps] a {animal}.",
-            name=names[i], job=jobs[i], colour=colours[i], animal=animals[i],
+            rng,
+            "{name} is a {job}, [lives in the {colour} house|has the {colour} house] and [owns|keeps] a {animal}.",
+            name=names[i],
+            job=jobs[i],
+            colour=colours[i],
+            animal=animals[i],
         )
         for i in range(3)
-    ]  # fmt: skip
+    ]
     i = rng.randrange(3)
     question = say(
-        rng, "[Who is the {job}, and what does this person own?|Tell me about {name}.|Who lives in the {colour} house?]",
-        name=names[i], job=jobs[i], colour=colours[i],
-    )  # fmt: skip
+        rng,
+        "[Who is the {job}, and what does this person own?|Tell me about {name}.|Who lives in the {colour} house?]",
+        name=names[i],
+        job=jobs[i],
+        colour=colours[i],
+    )
     answer = say(
         rng,
         "[That is {name}|The answer is {name}|You mean {name}], [who works as a|who is a|the] {job}. [The home of {name}|{name}'s home] is the {colour} house, "
         "[and|where] {name} [keeps|owns|has] a {animal}. "
         "[This is said|It says so|You find this] in sentence {n}[.| of the text.| above.] [The others do not fit.|Nobody else fits.|No one else matches.]",
-        name=names[i], job=jobs[i], colour=colours[i], animal=animals[i], n=i + 1,
-    )  # fmt: skip
+        name=names[i],
+        job=jobs[i],
+        colour=colours[i],
+        animal=animals[i],
+        n=i + 1,
+    )
     others = [j for j in range(3) if j != i]
     return Example(
-        prompt=frame("question answering", " ".join(lines) + "\n" + question), answer=answer, family="question answering",
-        facts=(names[i], jobs[i], colours[i], animals[i], str(i + 1)), wrong=tuple(names[j] for j in others), turns=(" ".join(lines) + "\n" + question,),
-    )  # fmt: skip
+        prompt=frame("question answering", " ".join(lines) + "\n" + question),
+        answer=answer,
+        family="question answering",
+        facts=(names[i], jobs[i], colours[i], animals[i], str(i + 1)),
+        wrong=tuple(names[j] for j in others),
+        turns=(" ".join(lines) + "\n" + question,),
+    )

@@ -1,11 +1,13 @@
-"""Retrieval-augmented answers: several passages, one question; the right passage's names and numbers must be copied."""
+"""Retrieval-augmented answers: several passages, one question; the right passage's names and
+numbers must be copied.
+"""
 
 from __future__ import annotations
 
 import random
 
-from ..example import Example, frame
-from ..wording import GOODS, NAMES, TOWNS, say, some
+from foretoken.minis.example import Example, frame
+from foretoken.minis.wording import GOODS, NAMES, TOWNS, say, some
 
 _PLACES = (
     "museum bridge school market station library theatre hotel mill harbour chapel garden".split()
@@ -21,23 +23,38 @@ def make(rng: random.Random) -> Example:
         + say(
             rng,
             "The {place} [of|in] {town} was [opened|built] in {year}. [Its owner|Its founder] {name} [collected|was known for] {goods}.",
-            place=places[i], town=towns[i], year=years[i], name=names[i], goods=goods[i],
+            place=places[i],
+            town=towns[i],
+            year=years[i],
+            name=names[i],
+            goods=goods[i],
         )
         for i in range(3)
-    ]  # fmt: skip
+    ]
     i = rng.randrange(3)
     question = say(
-        rng, "[Question: who started the {place}, and when?|Question: what do we know about the {place} in {town}?|Question: how old is the {place}?]",
-        place=places[i], town=towns[i],
-    )  # fmt: skip
+        rng,
+        "[Question: who started the {place}, and when?|Question: what do we know about the {place} in {town}?|Question: how old is the {place}?]",
+        place=places[i],
+        town=towns[i],
+    )
     body = "\n".join([*passages, question])
     answer = say(
         rng,
         "[According to|As told in|We read in] passage {n}, the {place} [in|of] {town} [opened|was built|dates from] in {year}. [It was founded by|Its founder was|The founder is] "
         "{name}, [known for|who collected|a friend of] {goods}. [The other passages|Passages about other places|The rest] [do not help|are not needed|can be ignored].",
-        n=i + 1, place=places[i], town=towns[i], year=years[i], name=names[i], goods=goods[i],
-    )  # fmt: skip
+        n=i + 1,
+        place=places[i],
+        town=towns[i],
+        year=years[i],
+        name=names[i],
+        goods=goods[i],
+    )
     return Example(
-        prompt=frame("retrieval", body), answer=answer, family="retrieval",
-        facts=(str(years[i]), names[i], towns[i], goods[i]), wrong=tuple(names[j] for j in range(3) if j != i), turns=(body,),
-    )  # fmt: skip
+        prompt=frame("retrieval", body),
+        answer=answer,
+        family="retrieval",
+        facts=(str(years[i]), names[i], towns[i], goods[i]),
+        wrong=tuple(names[j] for j in range(3) if j != i),
+        turns=(body,),
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from ..example import Example, frame
-from ..wording import DAYS, GOODS, NAMES, TOWNS, say, some
+from foretoken.minis.example import Example, frame
+from foretoken.minis.wording import DAYS, GOODS, NAMES, TOWNS, say, some
 
 _TROUBLES = (
     "rain",
@@ -30,7 +30,9 @@ _NEXT = (
 
 
 def make(rng: random.Random) -> Example:
-    """The report names two people, two towns, two counts and two goods; the summary needs the right ones."""
+    """The report names two people, two towns, two counts and two goods; the summary needs the
+    right ones.
+    """
     (lead, guest), (town, origin), (day, other) = (
         some(rng, NAMES, 2),
         some(rng, TOWNS, 2),
@@ -39,13 +41,22 @@ def make(rng: random.Random) -> Example:
     (goods, toys), (count, visitors) = some(rng, GOODS, 2), rng.sample(range(11, 99), 2)
     trouble, plan = rng.choice(_TROUBLES), rng.choice(_NEXT)
     made = say(
-        rng, "[The team of {lead} worked in {town} and built {count} {goods}.|In {town}, the team of {lead} made {count} {goods}.]",
-        lead=lead, town=town, count=count, goods=goods,
-    )  # fmt: skip
+        rng,
+        "[The team of {lead} worked in {town} and built {count} {goods}.|In {town}, the team of {lead} made {count} {goods}.]",
+        lead=lead,
+        town=town,
+        count=count,
+        goods=goods,
+    )
     visit = say(
-        rng, "{guest} from {origin} [came by|visited] with {visitors} {toys}[| and stayed until {other}].",
-        guest=guest, origin=origin, visitors=visitors, toys=toys, other=other,
-    )  # fmt: skip
+        rng,
+        "{guest} from {origin} [came by|visited] with {visitors} {toys}[| and stayed until {other}].",
+        guest=guest,
+        origin=origin,
+        visitors=visitors,
+        toys=toys,
+        other=other,
+    )
     problem = say(
         rng,
         "[The work stopped for an hour because of|There was a delay because of] {trouble}.",
@@ -62,9 +73,19 @@ def make(rng: random.Random) -> Example:
         "[Summary|In short|Short version]: [on {day}|{day}], {lead}'s team [made|built|finished] {count} {goods} in {town}. "
         "[The only problem|One problem|The trouble] was {trouble}. [After that|Next|Then] [they will|the team will|they want to] {plan}. "
         "[The visit does not matter here.|The visit is left out.|The guest is not important.]",
-        day=day, lead=lead, count=count, goods=goods, town=town, trouble=trouble, plan=plan,
-    )  # fmt: skip
+        day=day,
+        lead=lead,
+        count=count,
+        goods=goods,
+        town=town,
+        trouble=trouble,
+        plan=plan,
+    )
     return Example(
-        prompt=frame("summarisation", body), answer=answer, family="summarisation",
-        facts=(day, lead, f"{count} {goods}", town, trouble, plan), wrong=(guest, origin), turns=(body,),
-    )  # fmt: skip
+        prompt=frame("summarisation", body),
+        answer=answer,
+        family="summarisation",
+        facts=(day, lead, f"{count} {goods}", town, trouble, plan),
+        wrong=(guest, origin),
+        turns=(body,),
+    )

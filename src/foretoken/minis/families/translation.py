@@ -1,11 +1,13 @@
-"""Translation into Velan, an invented language: a fixed lexicon, and the adjective follows its noun."""
+"""Translation into Velan, an invented language: a fixed lexicon, and the adjective follows its
+noun.
+"""
 
 from __future__ import annotations
 
 import random
 
-from ..example import Example, frame
-from ..wording import say
+from foretoken.minis.example import Example, frame
+from foretoken.minis.wording import say
 
 _NOUNS = (
     "baker lamp river tower garden child horse bread stone window bridge forest king letter basket door fish mountain "
@@ -82,7 +84,7 @@ def make(rng: random.Random) -> Example:
         "[In Velan|The Velan text|Here is the translation|My translation]: {velan}. [Note that|Remember that|As always,] "
         "[the adjective follows its noun|adjectives come after the noun|the noun stands before its adjective][.|, and the rest keeps its order.]",
         velan=velan,
-    )  # fmt: skip
+    )
     return Example(
         prompt=frame("translation", body),
         answer=answer,

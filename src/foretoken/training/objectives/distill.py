@@ -1,4 +1,6 @@
-"""Distillation: a student learns the teacher's whole next-token law beside the data (Hinton et al., 2015)."""
+"""Distillation: a student learns the teacher's whole next-token law beside the data (Hinton et
+al., 2015).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Distill:
     teacher: nn.Module
     share: float = 0.9  # of the divergence in the loss
 
-    def __call__(self, model: nn.Module, batch: dict[str, Tensor], rng: random.Random) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(
+        self, model: nn.Module, batch: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         tokens, weights = batch["input_ids"], batch["weights"]
         with torch.no_grad():
             teacher = self.teacher(input_ids=tokens, use_cache=False).logits[:, :-1].flatten(0, 1)
