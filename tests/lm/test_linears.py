@@ -1,0 +1,230 @@
+"""Linear products: the same function by other kernels, and everything of it can be taken back."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm import fast
+from foretoken.lm.linears import (
+    DENSE,
+    LISTED,
+    ONEDNN,
+    PACKED,
+    ROWS,
+    TRANSPOSED,
+    Product,
+    can_pack,
+    choose,
+    measure,
+)
+
+pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
+
+
+def llama(**changes):
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+        "tie_word_embeddings": True,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **changes})).eval()
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=128, n_positions=64)
+    ).eval()
+
+
+def logits(model, rows=7):
+    with torch.inference_mode():
+        return model(torch.arange(rows)[None] % 100).logits.clone()
+
+
+@pytest.fixture(params=[llama, gpt2], ids=["llama", "gpt2"])
+def model(request):
+    return request.param()
+
+
+@pytest.mark.parametrize("kernel", [DENSE, TRANSPOSED, ONEDNN, PACKED])
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_kernel_computes_the_same_product(kernel, bias):
+    torch.manual_seed(1)
+    module = nn.Linear(48, 80, bias=bias)
+    product = Product(module)
+    product.pack()
+    for shape in [(48,), (1, 48), (1, 1, 48), (3, 5, 48), (2, 40, 48)]:
+        x = torch.randn(shape)
+        with torch.inference_mode():
+            y = product.run(kernel, x)
+        exact = nn.functional.linear(x.double(), module.weight.double())
+        exact = exact if module.bias is None else exact + module.bias.double()
+        assert y.shape == exact.shape
+        torch.testing.assert_close(y.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["auto", "packed", "lean"])
+def test_the_model_computes_the_same_function_and_is_restored_to_the_bit(model, mode):
+    before = {rows: logits(model, rows) for rows in (1, 2, 7, 40)}
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    report = fast.choose_kernels(model, mode, seconds=0.05)
+    assert list(fast.installed(model)) and report.mode == mode
+    for rows, expected in before.items():
+        torch.testing.assert_close(logits(model, rows), expected, atol=2e-5, rtol=1e-4)
+    fast.restore(model)
+    assert not list(fast.installed(model))
+    for rows, expected in before.items():
+        assert torch.equal(logits(model, rows), expected)
+    after = model.state_dict()
+    assert after.keys() == weights.keys()
+    assert all(torch.equal(after[name], value) for name, value in weights.items())
+
+
+def test_the_choice_is_the_fastest_measured_kernel_and_prefers_the_first_on_a_tie():
+    table = {1: {DENSE: 1.0, PACKED: 1.2}, 4: {DENSE: 2.0, PACKED: 1.1}, 64: {DENSE: 9, PACKED: 9}}
+    kernels, many = choose(table, [DENSE, PACKED])
+    assert kernels[1] == DENSE and kernels[2:5] == [PACKED] * 3 and len(kernels) == LISTED + 1
+    assert kernels[5] == DENSE and many == DENSE
+    assert choose(table, [DENSE]) == ([DENSE] * (LISTED + 1), DENSE)
+
+
+def test_dispatch_follows_the_list(monkeypatch):
+    product = Product(nn.Linear(48, 80))
+    product.pack()
+    product.kernels = [DENSE, TRANSPOSED, ONEDNN] + [DENSE] * (LISTED - 2)
+    used = []
+    run = Product.run
+    monkeypatch.setattr(Product, "run", lambda self, k, x: used.append(k) or run(self, k, x))
+    with torch.inference_mode():
+        for rows in (1, 2, 3, 500):
+            product(torch.randn(1, rows, 48))
+    assert used == [TRANSPOSED, ONEDNN, DENSE, DENSE]
+
+
+def test_measuring_covers_the_row_counts_and_stops_when_time_is_up():
+    products = [Product(nn.Linear(64, 64)) for _ in range(2)]
+    with torch.inference_mode():
+        table = measure(products, seconds=5.0)
+        hurried = measure(products, seconds=0.0)
+    assert set(table) == set(ROWS) and list(table) == sorted(table)
+    assert set(hurried) == {1}  # what is most wanted comes first
+    assert all(value > 0 for row in table.values() for value in row.values())
+
+
+def test_saving_two_copies_keeps_every_weight_and_one_copy_refuses(tmp_path):
+    model = llama()
+    expected = logits(model)
+    fast.choose_kernels(model, "packed")
+    model.save_pretrained(tmp_path / "two")
+    assert torch.equal(logits(LlamaForCausalLM.from_pretrained(tmp_path / "two").eval()), expected)
+    fast.choose_kernels(model, "lean", seconds=0.05)
+    for product in fast.installed(model):  # freed whatever the measurements of this machine say
+        if product.module is not model.lm_head and not product.freed:
+            product.pack_once()
+            product.free()
+    for attempt in (model.state_dict, lambda: copy.deepcopy(model), lambda: pickle.dumps(model)):
+        with pytest.raises(CapabilityError, match="restore"):
+            attempt()
+    with pytest.raises(CapabilityError):
+        model.save_pretrained(tmp_path / "one")
+    fast.restore(model)
+    model.save_pretrained(tmp_path / "one")
+    assert torch.equal(logits(LlamaForCausalLM.from_pretrained(tmp_path / "one").eval()), expected)
+
+
+def test_a_freed_weight_cannot_be_read_unnoticed_or_trained():
+    module = nn.Linear(32, 32)
+    product = Product(module)
+    product.pack()
+    product.free()
+    assert module.weight.shape == (32, 32) and module.weight.isnan().all()
+    assert module.weight.untyped_storage().nbytes() < 64
+    with pytest.raises(CapabilityError, match="gradients"):
+        product(torch.randn(2, 32, requires_grad=True))
+
+
+def test_gradients_flow_as_without_products(model):
+    fast.choose_kernels(model, "packed")
+    model(torch.arange(5)[None]).logits.sum().backward()
+    product = next(iter(fast.installed(model)))
+    assert product.module.weight.grad is not None
+
+
+def test_weights_written_in_place_are_noticed(model):
+    fast.choose_kernels(model, "packed")
+    stale = logits(model)
+    with torch.no_grad():
+        for product in fast.installed(model):
+            product.module.weight.mul_(1.5)
+    changed = logits(model)
+    assert not torch.allclose(changed, stale, atol=1e-3)
+    fast.choose_kernels(model, "dense")
+    torch.testing.assert_close(changed, logits(model), atol=2e-5, rtol=1e-4)
+
+
+def test_copies_and_pickles_are_independent_and_dense(model):
+    expected = logits(model)
+    fast.choose_kernels(model, "packed")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert not list(fast.installed(other))
+        assert torch.equal(logits(other), expected)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.zero_()
+        assert not logits(other).any()
+    torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_tied_head_keeps_its_dense_weight_when_lean():
+    model = llama()
+    fast.choose_kernels(model, "lean", seconds=0.05)
+    head = next(p for p in fast.installed(model) if p.module is model.lm_head)
+    assert not head.freed and model.lm_head.weight is model.model.embed_tokens.weight
+    assert not model.lm_head.weight.isnan().any()
+
+
+def test_a_wrapped_forward_is_left_alone(model):
+    target = next(m for m in model.modules() if type(m) in (nn.Linear,))
+    calls = []
+    target.forward = lambda x: calls.append(1) or type(target).forward(target, x)
+    fast.choose_kernels(model, "packed")
+    logits(model)
+    assert calls and all(product.module is not target for product in fast.installed(model))
+
+
+def test_too_little_memory_keeps_one_copy_and_says_so(model, monkeypatch):
+    monkeypatch.setattr(fast, "available_memory", lambda: 1)
+    with pytest.warns(RuntimeWarning, match="packed copies need"):
+        report = fast.choose_kernels(model, "auto", seconds=0.05)
+    assert report.extra_bytes == 0 and report.why
+    assert all(product.packed is None for product in fast.installed(model))
+
+
+def test_an_unknown_mode_names_the_known_ones(model):
+    with pytest.raises(ConfigError, match="auto, dense, packed, lean"):
+        fast.choose_kernels(model, "quick")
+
+
+def test_a_lone_row_computed_as_two_has_the_bits_of_many():
+    torch.manual_seed(2)
+    product = Product(nn.Linear(2048, 96))
+    product.pack()
+    product.kernels, product.lone = [PACKED] * (LISTED + 1), True
+    x = torch.randn(1, 9, 2048)
+    with torch.inference_mode():
+        many = product(x)
+        alone = torch.cat([product(x[:, i : i + 1]) for i in range(9)], 1)
+    assert torch.equal(many, alone)
