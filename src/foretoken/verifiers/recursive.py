@@ -63,14 +63,26 @@ class Recursive:
                 break
             if coins.flip(float(p[token]) / chance):
                 return child, p
-            rest = (p - q).clamp_(min=0.0)
-            mass = rest.sum()
-            if float(mass) <= 0.0:  # p equals q: a rejection has probability zero
+            rest = self.residual(p, q)
+            if rest is None:
                 break
-            p = rest / mass
+            p = rest
             if draft.draw is Draw.DISTINCT:
-                q = without(q, token)
+                q = self.without(q, token)
         return None, p
+
+    def residual(self, p: Tensor, q: Tensor) -> Tensor | None:
+        """What the target still owes after a rejection; None where one has probability zero."""
+        rest = (p - q).clamp_(min=0.0)
+        mass = rest.sum()
+        return rest / mass if float(mass) > 0.0 else None
+
+    def without(self, q: Tensor, token: int) -> Tensor:
+        """q of the next draw without replacement; all zero when `token` was all it had."""
+        rest = q.clone()
+        rest[token] = 0.0
+        mass = rest.sum()
+        return rest / mass if float(mass) > 0.0 else rest
 
 
 def fixed(token: int, like: Tensor) -> Tensor:
@@ -78,11 +90,3 @@ def fixed(token: int, like: Tensor) -> Tensor:
     q = torch.zeros_like(like)
     q[token] = 1.0
     return q
-
-
-def without(q: Tensor, token: int) -> Tensor:
-    """q of the next draw without replacement; all zero when `token` was all it had."""
-    rest = q.clone()
-    rest[token] = 0.0
-    mass = rest.sum()
-    return rest / mass if float(mass) > 0.0 else rest

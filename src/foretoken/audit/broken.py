@@ -1,0 +1,286 @@
+"""Broken parts for `audit.mutations`: each is a real part with one published bug put in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foretoken.audit.drawn_trees import DrawnTree
+from foretoken.audit.rows import make_row, seeded_rows
+from foretoken.coins import Coins, SeededCoins
+from foretoken.lm.table import Memory, TableLM
+from foretoken.trees.build import chain
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Finish,
+    KeepGoing,
+    Laws,
+    SamplingParams,
+    Scores,
+    TokenTree,
+    Verdict,
+)
+from foretoken.verifiers.block import (
+    Block,
+    all_at_once,
+    keepable,
+    law_drawn_from,
+    repaired,
+    share,
+)
+from foretoken.verifiers.point import Point
+from foretoken.verifiers.recursive import Recursive
+from foretoken.warp import Warp, WarpedLaws
+
+# Drafters
+
+
+class FlattenedQ(DrawnTree):
+    """Reports a q that is flatter than the one it draws from."""
+
+    def reported(self, q: Tensor) -> Tensor:
+        flat = q.sqrt()
+        return flat / flat.sum()
+
+
+class ArgmaxAsDrawn(DrawnTree):
+    """Takes the likeliest token and reports q."""
+
+    def children(self, q: Tensor, width: int, coins: Coins) -> list[int]:
+        return [int(q.argmax())] * width
+
+
+class DropsUnlikely(DrawnTree):
+    """Cuts its chain before the first token that it drew with little confidence."""
+
+    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
+        draft = super().propose_one(row, budget, keep_going)
+        assert draft.q is not None
+        kept = 0
+        for node, token in enumerate(draft.tree.tokens[1:]):
+            law = draft.q[node]
+            if law is None or float(law[token]) < 0.4:
+                break
+            kept = node + 1
+        tree = chain(draft.tree.tokens[0], draft.tree.tokens[1 : kept + 1])
+        return replace(draft, tree=tree, q=(*draft.q[:kept], None))
+
+
+# Block verification
+
+
+class ResidualWithoutP(Block):
+    """Forgets the P of relu(P p - q)."""
+
+    def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+        kept, law = all_at_once(draft, laws, coins)
+        if kept < len(draft.tree) - 1:
+            rest = (laws[kept] - law_drawn_from(draft, kept)).clamp(min=0.0)
+            law = repaired(rest, float(rest.sum()), laws[kept])
+        return kept, law
+
+
+class NoResidual(Block):
+    """Corrects with p."""
+
+    def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+        kept, _ = all_at_once(draft, laws, coins)
+        return kept, laws[kept]
+
+
+class EarlyBonus(Block):
+    """Draws the bonus from the row of the last drafted token's parent."""
+
+    def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+        kept, law = all_at_once(draft, laws, coins)
+        return kept, laws[kept - 1] if kept == len(draft.tree) - 1 else law
+
+
+def chances(draft: Draft, laws: Laws) -> tuple[list[float], list[Tensor], list[float]]:
+    """P, the residuals and h of a chain, for rules that misuse them."""
+    tokens = draft.tree.tokens[1:]
+    q = [law_drawn_from(draft, i) for i in range(len(tokens))]
+    keep = keepable(
+        [float(laws[i][t]) for i, t in enumerate(tokens)],
+        [float(q[i][t]) for i, t in enumerate(tokens)],
+        1.0 - 1e-12,
+    )
+    owed = [(keep[i] * laws[i] - q[i]).clamp(min=0.0) for i in range(len(tokens))]
+    partial = [share(float(rest.sum()), keep[i]) for i, rest in enumerate(owed)]
+    return keep, owed, [*partial, keep[-1]]
+
+
+class FirstFailure(Block):
+    """Flips the coins of Algorithm 1 from the front and stops at the first failure."""
+
+    def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+        _, owed, partial = chances(draft, laws)
+        kept = 0
+        while kept < len(owed) and coins.flip(partial[kept + 1]):
+            kept += 1
+        if kept == len(owed):
+            return kept, laws[kept]
+        return kept, repaired(owed[kept], float(owed[kept].sum()), laws[kept])
+
+
+class WholeChance(Block):
+    """Keeps each prefix with P where only the part h is left."""
+
+    def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+        keep, owed, _ = chances(draft, laws)
+        kept = len(owed)
+        while kept and not coins.flip(keep[kept]):
+            kept -= 1
+        if kept == len(owed):
+            return kept, laws[kept]
+        return kept, repaired(owed[kept], float(owed[kept].sum()), laws[kept])
+
+
+# Trees
+
+
+class UnnormalisedResidual(Recursive):
+    """Judges the second child by a residual that was not normalised."""
+
+    def residual(self, p: Tensor, q: Tensor) -> Tensor | None:
+        rest = super().residual(p, q)
+        return None if rest is None else (p - q).clamp(min=0.0)
+
+
+class KeepsTried(Recursive):
+    """Leaves q as it was after a distinct sibling was rejected."""
+
+    def without(self, q: Tensor, token: int) -> Tensor:
+        return q
+
+
+class ParentsRow(Point):
+    """Reads the parent's law at every node below the root."""
+
+    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+        parents = draft.tree.parents
+        logits = torch.stack([scores.logits[max(parent, 0)] for parent in parents])
+        assert isinstance(scores.p, WarpedLaws)
+        wrong = scores.p._warp.laws(scores.p._tokens, draft.tree, logits)
+        return super().verify(draft, Scores(logits, p=wrong), coins)
+
+
+# Rows
+
+
+class LooksAtLast(DecodeState):
+    """Asks only the last token of a step whether the text ends."""
+
+    __slots__ = ()
+
+    def extend(self, tokens: Sequence[int]) -> list[int]:
+        kept = list(tokens[: self.room])
+        self.tokens += kept
+        if kept[-1] in self.params.eos:
+            self.finish = Finish("stop")
+        elif self.room <= 0:
+            self.finish = Finish("length")
+        return kept
+
+
+class LosesBlock(DecodeState):
+    """Keeps only the end token of a step in which the text ended."""
+
+    __slots__ = ()
+
+    def extend(self, tokens: Sequence[int]) -> list[int]:
+        ends = [token for token in tokens if token in self.params.eos]
+        return super().extend(ends or tokens)
+
+
+# Warps
+
+
+class PathBlindLaws(WarpedLaws):
+    """Processes every node as if it stood right behind the committed text."""
+
+    __slots__ = ()
+
+    def _processed(self, node: int) -> Tensor:
+        return self._warp._processed(self._tokens, (), self._logits[node])
+
+
+class BlockEnds(Warp):
+    """Penalties that see block ends only."""
+
+    __slots__ = ()
+
+    def laws(self, tokens: Sequence[int], tree: TokenTree, logits: Tensor) -> WarpedLaws:
+        return PathBlindLaws(self, tokens, tree, logits)
+
+
+class AllCandidatesLaws(WarpedLaws):
+    """Processes every node as if the whole tree had been written."""
+
+    __slots__ = ()
+
+    def _processed(self, node: int) -> Tensor:
+        return self._warp._processed(self._tokens, self._tree.tokens[1:], self._logits[node])
+
+
+class CountsCandidates(Warp):
+    """Penalties that count rejected candidates."""
+
+    __slots__ = ()
+
+    def laws(self, tokens: Sequence[int], tree: TokenTree, logits: Tensor) -> WarpedLaws:
+        return AllCandidatesLaws(self, tokens, tree, logits)
+
+
+# Caches
+
+
+class LosesColumn(TableLM):
+    """Reads a cache whose last column was lost by the commit before."""
+
+    def _context(self, memory: Memory, node: int) -> list[int]:
+        context = super()._context(memory, node)
+        below = 1
+        while memory.parents[node] >= 0:
+            node, below = memory.parents[node], below + 1
+        committed = getattr(self, "_committed", set())
+        return [0, *context[-below:]] if id(memory) in committed else context
+
+    def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
+        super().commit(rows, paths)
+        marked = {id(self._memory(row)) for row in rows}
+        self._committed: set[int] = getattr(self, "_committed", set()) | marked
+
+
+class SeesSibling(TableLM):
+    """Reads the node stored before a node as if it were its parent."""
+
+    def _context(self, memory: Memory, node: int) -> list[int]:
+        return [*memory.cached[-self.order :], *memory.tokens[: node + 1]]
+
+
+# Coins
+
+
+def rows_of_one_coin(
+    prompts: Sequence[Sequence[int]], params: SamplingParams, vocab_size: int, seed: int
+) -> list[DecodeState]:
+    """Rows that draw from one common source."""
+    coins = SeededCoins(seed)
+    return [make_row(prompt, params, coins, vocab_size) for prompt in prompts]
+
+
+def rows_without_seed(
+    prompts: Sequence[Sequence[int]], params: SamplingParams, vocab_size: int, seed: int
+) -> list[DecodeState]:
+    """Rows whose seed changes from call to call."""
+    rows_without_seed.calls += 1
+    return seeded_rows(prompts, params, vocab_size, seed + 97 * rows_without_seed.calls)
+
+
+rows_without_seed.calls = 0  # type: ignore[attr-defined]

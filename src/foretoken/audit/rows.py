@@ -1,0 +1,89 @@
+"""Rows for audits, and what must hold between them: no neighbour changes a text, seeds repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from foretoken.coins import Coins, SeededCoins
+from foretoken.engine.loop import Engine, decode
+from foretoken.types import DecodeState, Finish, SamplingParams
+from foretoken.warp import Warp
+
+Build = Callable[[], Engine]
+Ended = Callable[[DecodeState], Finish | None]
+
+
+def make_row(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    coins: Coins,
+    vocab_size: int,
+    *,
+    ended: Ended | None = None,
+    row_class: type[DecodeState] = DecodeState,
+    warp_class: type[Warp] = Warp,
+) -> DecodeState:
+    """A row ready to be decoded; the classes can be exchanged to see whether a bug is found."""
+    warp = warp_class(params, len(prompt), vocab_size)
+    return row_class(list(prompt), len(prompt), params, coins, warp, ended)
+
+
+def write(engine: Engine, rows: Sequence[DecodeState], max_rows: int = 16) -> list[list[int]]:
+    """Decode `rows` to their end; the new tokens of each."""
+    with closing(decode(rows, engine, max_rows)) as records:
+        for _ in records:
+            pass
+    return [row.new_tokens for row in rows]
+
+
+def seeded_rows(
+    prompts: Sequence[Sequence[int]], params: SamplingParams, vocab_size: int, seed: int = 0
+) -> list[DecodeState]:
+    """One row per prompt; row i has the seed `seed + i`."""
+    return [
+        make_row(prompt, params, SeededCoins(seed + i), vocab_size)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def neighbour_differences(
+    build: Build,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    rows: Callable[[Sequence[Sequence[int]], SamplingParams, int, int], list[DecodeState]]
+    | None = None,
+) -> int:
+    """Rows whose text in a ragged batch is not the text they write alone.
+
+    The batch is smaller than the number of prompts, so rows also join and leave on the way.
+    """
+    rows = rows or seeded_rows
+    engine = build()
+    vocab = engine.target.vocab_size
+    together = write(engine, rows(prompts, params, vocab, 0), max(2, len(prompts) - 1))
+    alone = []
+    for i, prompt in enumerate(prompts):
+        alone += write(build(), rows([prompt], params, vocab, i))
+    return sum(a != b for a, b in zip(alone, together, strict=True))
+
+
+def seed_differences(
+    build: Build,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    rows: Callable[[Sequence[Sequence[int]], SamplingParams, int, int], list[DecodeState]]
+    | None = None,
+) -> int:
+    """Rows that write something else when they are run again with their seed.
+
+    Counts one more if another seed gives the same texts at a temperature above 0: then the seed
+    is not used at all.
+    """
+    rows = rows or seeded_rows
+    texts = []
+    for seed in (0, 0, 1000):
+        engine = build()
+        texts.append(write(engine, rows(prompts, params, engine.target.vocab_size, seed)))
+    changed = sum(a != b for a, b in zip(texts[0], texts[1], strict=True))
+    return changed + (params.temperature > 0 and texts[0] == texts[2])
