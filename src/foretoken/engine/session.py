@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
 from foretoken.engine.loop import Engine, decode
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.record import Recorder, Stats, StepTrace, traces
+from foretoken.engine.record import Recorder, Stats, StepTrace
 from foretoken.engine.requests import (
     SAMPLING,
     Prompt,
@@ -47,7 +47,49 @@ class Piece:
 
     text: str  # may lag behind the tokens: half characters and possible stop texts wait
     tokens: list[int]
-    accepted: int  # how many of the tokens were guessed; the rest came from the target alone
+    accepted: int  # how many of the tokens were guessed; the last one is the target's own
+    corrected: bool  # the target's own token stands where another one was guessed
+
+
+class Stream(Iterator[Piece]):
+    """Pieces of one row while it is written; `result` holds the whole once it has ended."""
+
+    def __init__(self, session: Session, row: DecodeState) -> None:
+        self.session, self.row = session, row
+        self.recorder = Recorder([row])
+        self._pieces = self._write()
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop here and forget the row."""
+        self._pieces.close()
+
+    @property
+    def result(self) -> Result:
+        """What was written so far, with its statistics."""
+        return self.session.result(self.row, self.recorder)
+
+    def _write(self) -> Generator[Piece, None, None]:
+        row, session = self.row, self.session
+        text = row.ended if isinstance(row.ended, RowText) else None
+        self.recorder.resume()
+        with closing(decode([row], session.engine, session.max_rows)) as records:
+            for record in records:
+                self.recorder(record)
+                trace = self.recorder.steps[row.uid][-1]
+                told = "" if text is None else text.take()
+                if text is not None and row.finish is not None:
+                    told += text.close()
+                own = len(trace.emitted) > trace.accepted
+                yield Piece(
+                    told,
+                    list(trace.emitted),
+                    trace.accepted,
+                    own and trace.accepted < trace.depth,
+                )
+                self.recorder.resume()
 
 
 class Session:
@@ -89,27 +131,18 @@ class Session:
         with closing(decode(rows, self.engine, self.max_rows)) as records:
             for record in records:
                 recorder(record)
-        return [
-            Result(
-                text=self._text(row),
-                tokens=row.new_tokens,
-                finish_reason=row.finish.reason if row.finish else "length",
-                stats=recorder.stats[row.uid],
-                steps=recorder.steps[row.uid],
-            )
-            for row in rows
-        ]
+        return [self.result(row, recorder) for row in rows]
 
     def stream(
         self, prompt: Any, max_new_tokens: int = 256, **sampling: Unpack[Sampling]
-    ) -> Iterator[Piece]:
+    ) -> Stream:
         """Pieces of one prompt's text as they are committed; joined, they are `generate`'s text.
 
-        Everything is checked before the first piece is asked for. Closing the iterator early
-        forgets the row.
+        Everything is checked before the first piece is asked for. Closing the stream early forgets
+        the row.
         """
-        prompts, batch = as_batch(prompt)
-        if batch and len(prompts) > 1:
+        prompts, _ = as_batch(prompt)
+        if len(prompts) > 1:
             raise ConfigError(
                 f"{len(prompts)} prompts were passed to stream.",
                 "a stream tells one text.",
@@ -119,17 +152,7 @@ class Session:
         if row.ended is None and self.tokenizer is not None:
             row.ended = RowText(decoder(self.tokenizer))
         self.prepare()
-        return self._pieces(row)
-
-    def _pieces(self, row: DecodeState) -> Iterator[Piece]:
-        text = row.ended if isinstance(row.ended, RowText) else None
-        with closing(decode([row], self.engine, self.max_rows)) as records:
-            for record in records:
-                [trace] = traces(record)
-                told = "" if text is None else text.take()
-                if text is not None and row.finish is not None:
-                    told += text.close()
-                yield Piece(told, list(trace.emitted), trace.accepted)
+        return Stream(self, row)
 
     def rows(
         self, prompts: list[Prompt], max_new_tokens: int = 256, **sampling: Unpack[Sampling]
@@ -173,11 +196,22 @@ class Session:
         ids = silent_stops(self.tokenizer, params.stop)
         return RowText(decoder(self.tokenizer), params.stop, ids)
 
+    def result(self, row: DecodeState, recorder: Recorder) -> Result:
+        """What became of a row."""
+        return Result(
+            text=self._text(row),
+            tokens=row.new_tokens,
+            finish_reason=row.finish.reason if row.finish else "length",
+            stats=recorder.stats[row.uid],
+            steps=recorder.steps[row.uid],
+        )
+
     def _text(self, row: DecodeState) -> str:
         if self.tokenizer is None:
             return ""
         if isinstance(row.ended, RowText):
-            row.ended.close()
+            if row.finish is not None:
+                row.ended.close()
             return row.ended.text
         tokens = row.new_tokens
         ended = tokens and tokens[-1] in row.params.eos

@@ -1,0 +1,162 @@
+"""`foretoken bench` and `foretoken audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli import options as o
+from foretoken.cli.app import app
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.bench.tasks import Task
+
+
+@app.command(epilog="Example: `foretoken bench --methods plain,chain,chain[depth=8],hf:assisted`")
+def bench(
+    target: o.Target = o.DEFAULT_TARGET,
+    draft: o.Draft = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Rows, comma separated; options in brackets; hf:* are the peers."),
+    ] = None,
+    tasks: Annotated[
+        str, typer.Option(help="all (six built-in families), or a JSON lines file.")
+    ] = "all",
+    limit: Annotated[int, typer.Option(help="Prompts per family, or of the file; 0: all.")] = 5,
+    repetitions: Annotated[int, typer.Option(help="Paired repetitions of every prompt.")] = 3,
+    max_new_tokens: o.MaxNewTokens = 128,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    seed: Annotated[int, typer.Option(help="Of sampling, and of the built-in prompts.")] = 0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Write to the cap: equal work for every row.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("bench-results"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep finished cells of an interrupted run.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    allow_pickle: o.AllowPickle = False,
+    trust_remote_code: o.TrustRemoteCode = False,
+    json_: o.AsJson = False,
+) -> None:
+    """Compare methods, and transformers' own, on the same prompts; JSON, Markdown, plots, HTML."""
+    from foretoken.bench.rows import DEFAULT_METHODS, parse_methods
+
+    rows = methods or ",".join(DEFAULT_METHODS)
+    parse_methods(rows)  # a misspelt row is refused before anything is loaded
+    found = bench_tasks(tasks, limit, seed)
+    whole, small = o.pair(target, draft)
+    from foretoken.bench.run import BenchConfig, run_bench
+
+    config = BenchConfig(
+        target=whole,
+        draft=small,
+        methods=rows,
+        out=out,
+        repetitions=repetitions,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        resume=resume,
+        quiet=json_,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+    )
+    results = run_bench(config, found)
+    show_results(results, out, json_)
+
+
+def bench_tasks(tasks: str, limit: int, seed: int) -> list[Task]:
+    """The prompts to write about: held-out examples of the six families, or a file's."""
+    from foretoken.bench.tasks import from_examples, load_file
+
+    if limit < 0:
+        raise ConfigError(
+            f"--limit {limit} was passed.",
+            "a limit is 0 (no limit for a file, 50 per built-in family) or more.",
+            "pass --limit 5, say.",
+        )
+    if tasks != "all":
+        return load_file(tasks, limit or None)
+    from foretoken.minis.tasks import FAMILIES, examples
+
+    return [
+        task
+        for family in FAMILIES
+        for task in from_examples(examples(family, "test", limit or 50, seed))
+    ]
+
+
+def show_results(results: dict[str, Any], out: Path, as_json: bool) -> None:
+    """The table on the terminal and where the rest lies."""
+    if as_json:
+        o.print_json(results)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    for path in sorted(out.glob("*.md")):
+        console.print(Markdown(path.read_text(encoding="utf-8")))
+    for path in sorted(out.glob("*.html")):
+        console.print(f"page: {path}", style="dim")
+
+
+@app.command(epilog="Example: `foretoken audit --mutate`")
+def audit(
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, comma separated; default: all.")
+    ] = None,
+    mutate: Annotated[
+        bool, typer.Option("--mutate", help="Inject known bugs and see that each is caught.")
+    ] = False,
+    target: Annotated[
+        str | None, typer.Option(help="Also compare greedy text on this model with its margins.")
+    ] = None,
+    draft: o.Draft = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON report here.")] = None,
+    json_: o.AsJson = False,
+) -> None:
+    """Prove that guessing changes nothing; exit status 1 if a row fails."""
+    from foretoken.methods import METHODS, method
+
+    names = [method(name.strip()).name for name in methods.split(",")] if methods else [*METHODS]
+    whole, small = (None, None) if target is None else o.pair(target, draft)
+    from foretoken.audit.report import run
+
+    report = run(names, mutate=mutate, target=whole, draft=small, progress=not json_)
+    if out is not None:
+        save(out, report.to_json())
+    if json_:
+        print(report.to_json())
+    else:
+        print(report.render())
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def save(path: Path, text: str) -> None:
+    """Write a report, or say why not."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise ConfigError(
+            f"a report in {path}.",
+            f"nothing can be written there ({problem.strerror or problem}).",
+            "name a file in a folder that can be written.",
+        ) from problem

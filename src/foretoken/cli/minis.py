@@ -1,0 +1,135 @@
+"""`foretoken minis`: the small models of the house."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.cli import options as o
+from foretoken.cli.app import Commands, app
+from foretoken.errors import ConfigError
+
+minis = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="The small models trained here: list, train, widen, evaluate.",
+    epilog="Example: `foretoken minis widen text-target --params 350M --out ./wide`",
+)
+app.add_typer(minis, name="minis")
+
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+
+
+@minis.command("list", epilog="Example: `foretoken minis list --json`")
+def list_(json_: o.AsJson = False) -> None:
+    """What ships with the package."""
+    from foretoken.minis import NAMES, path
+
+    rows = []
+    for name in NAMES:
+        folder = path(name)
+        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        rows.append({"name": name, "folder": str(folder), "bytes": weights})
+    if json_:
+        o.print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "weights", "folder")
+    for row in rows:
+        size = f"{row['bytes'] / 2**20:.1f} MiB" if row["bytes"] else "not built"
+        table.add_row(str(row["name"]), size, str(row["folder"]))
+    Console().print(table)
+
+
+@minis.command(epilog="Example: `foretoken minis train text-target --out ./mine`")
+def train(
+    name: Annotated[str, typer.Argument(help="Recipe.")],
+    out: Annotated[Path, typer.Option(help="Folder of the model; a killed run resumes there.")],
+    teacher: Annotated[
+        str | None, typer.Option(help="Target that a draft learns from; default: the shipped one.")
+    ] = None,
+    scale: Annotated[float, typer.Option(help="Shortens the run; 1 is the whole recipe.")] = 1.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, do not resume.")] = False,
+) -> None:
+    """Build a mini from nothing."""
+    from foretoken.minis import recipes
+
+    whole = None if teacher is None else o.source(teacher)
+    recipes.train(name, out, resume=not fresh, scale=scale, teacher=whole)
+    print(out)
+
+
+@minis.command(epilog="Example: `foretoken minis widen text-target --params 350M --out ./wide`")
+def widen(
+    name: Annotated[str, typer.Argument(help="A mini, or a model directory.")],
+    out: Annotated[Path, typer.Option(help="New folder.")],
+    params: Annotated[str, typer.Option(help="Size to reach: 350M, 1B.")] = "350M",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Of the noise that breaks symmetry.")] = 0,
+    json_: o.AsJson = False,
+) -> None:
+    """Write a larger model that computes the same function: its cost, the small one's text."""
+    wanted = size(params)
+    from foretoken.minis.widen import describe, widen_directory
+
+    found = widen_directory(o.source(name), out, wanted, seed=seed, dtype=dtype, progress=not json_)
+    if json_:
+        o.print_json(found)
+    else:
+        print(describe(found))
+
+
+def size(text: str) -> float:
+    """A number of parameters: 350M, 1.5B, 20000000."""
+    number, unit = text.strip(), 1.0
+    if number[-1:].lower() in UNITS:
+        number, unit = number[:-1], UNITS[number[-1:].lower()]
+    try:
+        found = float(number) * unit
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ConfigError(
+            f"--params {text} was passed.",
+            "a size is a number with k, M or B behind it.",
+            "write for example --params 350M.",
+        )
+    return found
+
+
+@minis.command(
+    epilog="Example: `foretoken minis evaluate text-target --draft text-draft --count 20`"
+)
+def evaluate(
+    target: Annotated[str, typer.Argument(help="A mini, or a model directory.")],
+    draft: o.Draft = None,
+    count: Annotated[int, typer.Option(help="Held-out examples per family.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
+    depth: Annotated[int, typer.Option(help="Drafted tokens per step.")] = 5,
+    json_: o.AsJson = False,
+) -> None:
+    """Answer accuracy, entropy, and how well a draft agrees, on held-out tasks."""
+    from foretoken.minis.evaluate import report
+
+    small = None if draft is None else o.source(draft)
+    found = report(o.source(target), small, count=count, seed=seed, depth=depth)
+    if json_:
+        o.print_json(found)
+    else:
+        show(found)
+
+
+def show(found: dict[str, Any]) -> None:
+    """The report as a table, a row per family."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows: dict[str, dict[str, float]] = {**found["families"], "mean": found["mean"]}
+    table = Table("family", *(name.replace("_", " ") for name in found["mean"]))
+    for family, row in rows.items():
+        table.add_row(family, *(f"{value:.3g}" for value in row.values()))
+    Console().print(table)

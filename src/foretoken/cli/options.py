@@ -1,0 +1,126 @@
+"""Options that several commands share, and what they mean: models, methods, settings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.engine.session import Session
+
+DEFAULT_TARGET, DEFAULT_DRAFT = "text-target", "text-draft"
+
+Target = Annotated[
+    str, typer.Option(help="Model directory, hub name, or a shipped mini.", show_default=True)
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(help="Draft model, likewise; the shipped target has the shipped draft."),
+]
+MethodName = Annotated[str, typer.Option("--method", help="See `foretoken methods`.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A field of the method's config; repeatable."),
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: the model's.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, bfloat16, float16; default: float32 on a CPU.")
+]
+ExactBits = Annotated[
+    bool, typer.Option("--exact-bits", help="Bit for bit what one-token decoding writes.")
+]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Load .bin weights, which can run code.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run model code from the checkpoint.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Tokens to write at most.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
+MinP = Annotated[float, typer.Option(help="Keep tokens this likely relative to the likeliest.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 discourages repeating.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtracted once from tokens written before.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per earlier use.")]
+Stop = Annotated[
+    list[str] | None, typer.Option(help="End before this text; \\n is a newline; repeatable.")
+]
+Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+
+
+def source(name: str) -> str | Path:
+    """Where a model is: the folder of a shipped mini, or the name as it stands."""
+    from foretoken import minis
+
+    return minis.path(name) if name in minis.NAMES else name
+
+
+def pair(target: str, draft: str | None) -> tuple[str | Path, str | Path | None]:
+    """Target and draft as given; the shipped target comes with the shipped draft."""
+    if draft is None and target == DEFAULT_TARGET:
+        draft = DEFAULT_DRAFT
+    return source(target), None if draft is None else source(draft)
+
+
+def settings(given: list[str] | None) -> dict[str, Any]:
+    """`key=value` pairs with numbers and truth values read as such."""
+    from foretoken.bench.rows import value_of
+
+    taken = ("target", "method", "draft", "device", "dtype", "tokenizer")
+    found = {}
+    for item in given or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip() or key.strip() in taken:
+            raise ConfigError(
+                f"--set {item} was passed.",
+                "--set takes key=value, where key is a field of the method's config.",
+                "write for example --set depth=4; models and devices have options of their own.",
+            )
+        found[key.strip()] = value_of(value.strip())
+    return found
+
+
+def open_session(
+    *,
+    target: str,
+    draft: str | None,
+    method: str,
+    given: list[str] | None,
+    quiet: bool = False,
+    **loading: Any,
+) -> Session:
+    """The session the options describe, with a sign of life while weights are read."""
+    from foretoken.methods import method as method_row
+
+    config = settings(given)
+    method_row(method)  # an unknown name is refused before torch is imported
+    whole, small = pair(target, draft)
+    from rich.console import Console
+
+    from foretoken.engine.session import load
+
+    console = Console(stderr=True, quiet=quiet)
+    with console.status(f"loading {target}"):
+        session = load(whole, method, small, **loading, **config)
+        session.prepare()
+    return session
+
+
+def sampling(stop: list[str] | None, **options: Any) -> dict[str, Any]:
+    """Sampling options for `generate`; a shell cannot type a newline, so \\n stands for one."""
+    texts = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or []]
+    return {**options, "stop": texts or None}
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
