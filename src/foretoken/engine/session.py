@@ -25,6 +25,7 @@ from foretoken.engine.requests import (
 )
 from foretoken.engine.text import RowText, decoder, silent_stops, text_of
 from foretoken.errors import CapabilityError, ConfigError
+from foretoken.methods import Method
 from foretoken.methods import method as method_row
 from foretoken.types import DecodeState, SamplingParams
 from foretoken.warp import Warp
@@ -153,6 +154,19 @@ class Session:
             row.ended = RowText(decoder(self.tokenizer))
         self.prepare()
         return Stream(self, row)
+
+    def using(self, method: str, **parts: Any) -> Session:
+        """The same models with another method around them; `parts` as in `load`."""
+        row = check_request(method, self.draft, self.max_rows)
+        draft = self.draft if row.needs_draft else None
+        return Session(
+            assemble(method, self.target, draft, **parts),
+            method=method,
+            tokenizer=self.tokenizer,
+            draft=self.draft,
+            eos=self.eos,
+            max_rows=self.max_rows,
+        )
 
     def rows(
         self, prompts: list[Prompt], max_new_tokens: int = 256, **sampling: Unpack[Sampling]
@@ -311,7 +325,7 @@ def generate(
     return load(target, method, draft, **loading).generate(prompt, **sampling)
 
 
-def check_request(method: str, draft: Any, max_rows: int) -> None:
+def check_request(method: str, draft: Any, max_rows: int) -> Method:
     """What can be refused without reading a weight."""
     row = method_row(method)
     if row.needs_draft and draft is None:
@@ -326,6 +340,7 @@ def check_request(method: str, draft: Any, max_rows: int) -> None:
             "max_rows counts the rows decoded together: 1 or more.",
             "pass max_rows=1 or more.",
         )
+    return row
 
 
 def check_vocabularies(

@@ -1,0 +1,134 @@
+"""Tokens to text: pieces join to the whole, no half characters, stop texts cut to the character."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from foretoken.engine.text import RowText, text_of
+
+BYTES = [f"<0x{value:02X}>" for value in range(256)]
+
+
+def byte_decoder(tokens):
+    """One token per byte."""
+    return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def sentencepiece_decoder():
+    """Words with a leading space that the first one loses, and bytes as a fallback."""
+    words = ["<unk>", *BYTES, "▁the", "▁cat", "▁sat", "s", "é"]
+    tokenizer = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[]))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    index = {word: i for i, word in enumerate(words)}
+    return lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True), index
+
+
+def told(row, tokens):
+    """What a stream would show, piece by piece."""
+    pieces = []
+    for token in tokens:
+        stopped = row.feed(token)
+        pieces.append(row.take())
+        if stopped is not None:
+            break
+    pieces.append(row.close())
+    return pieces
+
+
+TEXTS = ["plain words", "naïve café", "日本語のテキスト", "🎉 party 🎉🎉", "a\n\nb", "é"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_join_to_the_whole_and_never_hold_half_a_character(text):
+    pieces = told(RowText(byte_decoder), text.encode())
+    assert "".join(pieces) == text == text_of(list(text.encode()), byte_decoder)
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_a_text_that_ends_inside_a_character_says_so_at_the_end_only():
+    broken = "ab日".encode()[:-1]
+    pieces = told(RowText(byte_decoder), broken)
+    assert pieces[:-1] == ["a", "b", "", ""] and pieces[-1] == "\ufffd"
+    assert "".join(pieces) == text_of(list(broken), byte_decoder)
+
+
+def test_broken_bytes_give_one_text_streamed_or_not():
+    import itertools
+
+    for tokens in itertools.product([0x61, 0xC3, 0xA9, 0xE2, 0x82, 0xFF], repeat=4):
+        assert "".join(told(RowText(byte_decoder), tokens)) == text_of(tokens, byte_decoder)
+
+
+def test_leading_spaces_survive_decoders_that_strip_the_first():
+    decode, index = sentencepiece_decoder()
+    tokens = [index[w] for w in ("▁the", "▁cat", "s", "▁sat", "<0xE2>", "<0x82>", "<0xAC>", "▁the")]
+    pieces = told(RowText(decode), tokens)
+    assert "".join(pieces) == "the cats sat€ the" == text_of(tokens, decode)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "kept"),
+    [
+        ("one two three", ["two"], "one "),
+        ("one two three", ["three", "two"], "one "),
+        ("aaab", ["aab"], "a"),
+        ("stop", ["stop"], ""),
+        ("ends with st", ["stop"], "ends with st"),
+        ("日本語", ["本"], "日"),
+        ("ab\n\ncd", ["\n\n"], "ab"),
+    ],
+)
+def test_a_stop_text_cuts_to_the_character_and_is_never_shown(text, stops, kept):
+    pieces = told(RowText(byte_decoder, stops), text.encode())
+    assert "".join(pieces) == kept
+
+
+def test_text_that_may_become_a_stop_is_held_back_and_released():
+    row = RowText(byte_decoder, ["END"])
+    shown = []
+    for token in b"xEN":
+        row.feed(token)
+        shown.append(row.take())
+    assert shown == ["x", "", ""]
+    row.feed(ord("Q"))
+    assert row.take() == "ENQ"
+
+
+def test_a_stop_is_found_at_the_token_that_completes_it_though_a_character_is_open():
+    def decode(tokens):
+        return b"".join([b"one", b"STOP\xe6", b"\x97\xa5"][t] for t in tokens).decode(
+            "utf-8", errors="replace"
+        )
+
+    row = RowText(decode, ["STOP"])
+    assert row.feed(0) is None
+    assert row.feed(1) == "STOP"
+    assert row.take() + row.close() == "one"
+
+
+def test_a_window_of_tokens_is_decoded_not_the_whole_text():
+    longest = 0
+
+    def decode(tokens):
+        nonlocal longest
+        longest = max(longest, len(tokens))
+        return byte_decoder(tokens)
+
+    row = RowText(decode, ["never in here"])
+    for token in ("日本" * 500).encode():
+        row.feed(token)
+    row.close()
+    assert row.text == "日本" * 500 and longest <= 8
+
+
+def test_a_special_token_as_stop_is_seen_though_its_text_is_not():
+    row = RowText(byte_decoder, ["<end>"], {255: "<end>"})
+    assert row.feed(ord("a")) is None
+    assert row.feed(255) == "<end>"
+    assert row.close() == "a"
