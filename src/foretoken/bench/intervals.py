@@ -1,0 +1,53 @@
+"""Medians and percentile bootstrap intervals over prompts.
+
+Prompts are the units of resampling, and every row is resampled with the same prompts, so a ratio of
+two rows is a paired statistic (one resample asks: what if these had been the prompts?).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from statistics import median
+
+import torch
+
+from foretoken.coins import SeededCoins
+
+RESAMPLES = 1000
+
+
+@lru_cache(maxsize=8)
+def resamples(count: int, seed: int = 0) -> tuple[tuple[int, ...], ...]:
+    """Index sets drawn with replacement from `count` prompts."""
+    coins = SeededCoins(seed)
+    law = torch.full((count,), 1.0 / count, dtype=torch.float64)
+    return tuple(tuple(coins.draw(law) for _ in range(count)) for _ in range(RESAMPLES))
+
+
+def interval(
+    statistic: Callable[[Sequence[int]], float], count: int, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Percentile interval of `statistic(indices)`; None with fewer than three prompts."""
+    if count < 3:
+        return None
+    values = sorted(statistic(sample) for sample in resamples(count))
+    tail = (1.0 - level) / 2.0
+    return values[int(tail * RESAMPLES)], values[min(int((1.0 - tail) * RESAMPLES), RESAMPLES - 1)]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """Median of `values` with its interval."""
+    span = interval(lambda at: median([values[i] for i in at]), len(values))
+    return median(values), span
+
+
+def ratio_interval(
+    above: Sequence[float], below: Sequence[float]
+) -> tuple[float, tuple[float, float] | None]:
+    """Ratio of medians of two paired samples with its interval."""
+
+    def ratio(at: Sequence[int]) -> float:
+        return median([above[i] for i in at]) / median([below[i] for i in at])
+
+    return ratio(range(len(above))), interval(ratio, len(above))

@@ -1,0 +1,52 @@
+"""Peak memory of one piece of work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+_RESET = Path("/proc/self/clear_refs")  # Linux: writing 5 sets the peak back to the present
+_STATUS = Path("/proc/self/status")
+
+
+class Peak:
+    """Peak resident memory of the process, and of the GPU, while the block ran.
+
+    Where the system cannot set its peak back, the level after the block stands in for the peak.
+    """
+
+    rss: int
+    growth: int
+    cuda: int | None = None
+
+    def __enter__(self) -> Peak:
+        self._resettable = _reset()
+        self._before = psutil.Process().memory_info().rss
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        after = psutil.Process().memory_info().rss
+        self.rss = max(_high_water() if self._resettable else after, after)
+        self.growth = max(self.rss - self._before, 0)
+        if torch.cuda.is_available():
+            self.cuda = torch.cuda.max_memory_allocated()
+
+
+def _reset() -> bool:
+    try:
+        _RESET.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _high_water() -> int:
+    for line in _STATUS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,109 @@
+"""The models of a bench: ours behind `CachedLM`, and untouched copies for the peers.
+
+Our kernels are installed in place, so a peer never shares a model with us, and a row that asks for
+another language-model option (`exact_bits`) gets a third.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from foretoken.bench.peers import FORMS, PeerRow
+from foretoken.bench.rows import OwnRow, RowSpec
+from foretoken.engine.assemble import assemble
+from foretoken.engine.measure import measure_costs
+from foretoken.engine.session import check_vocabularies, end_tokens
+from foretoken.errors import ConfigError
+from foretoken.lm.cached import CachedLM
+from foretoken.lm.load import load_model, load_tokenizer
+
+
+class Models:
+    """Loads what rows need, once."""
+
+    def __init__(
+        self, target: Any, draft: Any = None, tokenizer: Any = None, **loading: Any
+    ) -> None:
+        self._loading = loading
+        self._sources = {"target": target, "draft": draft}
+        self._pristine = {  # a loaded model is copied before kernels change it
+            role: copy.deepcopy(source)
+            for role, source in self._sources.items()
+            if source is not None and not isinstance(source, str | Path)
+        }
+        self._own: dict[tuple[Any, ...], CachedLM] = {}
+        self._clean: dict[str, Any] = {}
+        first = self._load("target")
+        self.tokenizer = load_tokenizer(target, tokenizer)
+        self.eos = end_tokens(first, self.tokenizer)
+        self.parameters = {"target": first.num_parameters()}
+        self.dtype = str(first.dtype).removeprefix("torch.")
+        self.device = first.device
+        self._spare = {"target": first}
+
+    def row(self, spec: RowSpec) -> OwnRow | PeerRow:
+        """The row that `spec` asks for, with its models loaded."""
+        if spec.needs_draft and self._sources["draft"] is None:
+            raise ConfigError(
+                f"the row {spec.label} was asked for without a draft model.",
+                f"{spec.method} guesses with a second, smaller model of the same vocabulary.",
+                "pass --draft, or leave the row out.",
+            )
+        if spec.peer:
+            draft = self.clean("draft") if spec.needs_draft else None
+            return FORMS[spec.method](spec, self.clean("target"), draft)
+        target = self.own("target", spec.model_options)
+        draft_lm = None
+        if spec.needs_draft:
+            kernels = {k: v for k, v in spec.model_options.items() if k == "kernels"}
+            draft_lm = self.own("draft", kernels)
+            check_vocabularies(
+                target, draft_lm, self.tokenizer, self._sources["draft"], load_tokenizer
+            )
+        engine = assemble(spec.method, target, draft_lm, **spec.method_options)
+        if engine.controller.needs_costs:
+            engine.controller.learn(measure_costs(engine))
+        return OwnRow(spec, engine)
+
+    def own(self, role: str, options: Mapping[str, Any] | None = None) -> CachedLM:
+        """Our language model over target or draft, one for each set of options."""
+        options = dict(options or {})
+        key = (role, *sorted(options.items()))
+        if key not in self._own:
+            self._own[key] = CachedLM(self._take(role), name=role, **options)
+        return self._own[key]
+
+    def clean(self, role: str) -> Any:
+        """A plain transformers model that nothing of ours has touched."""
+        if role not in self._clean:
+            self._clean[role] = self._take(role)
+        return self._clean[role]
+
+    def _take(self, role: str) -> Any:
+        """A model of its own for one use."""
+        model = self._spare.pop(role, None)
+        if model is None:
+            model = self._load(role)
+            self.parameters.setdefault(role, model.num_parameters())
+        return model
+
+    def _load(self, role: str) -> Any:
+        source = self._sources[role]
+        if role in self._pristine:
+            source = copy.deepcopy(self._pristine[role])
+        return load_model(source, **self._loading)
+
+    def names(self) -> dict[str, str | None]:
+        """What the models are called: a folder's own name, never its path."""
+        return {role: _name(source) for role, source in self._sources.items()}
+
+
+def _name(source: Any) -> str | None:
+    if source is None:
+        return None
+    if isinstance(source, Path) or (isinstance(source, str) and Path(source).exists()):
+        return Path(source).resolve().name
+    return source if isinstance(source, str) else type(source).__name__

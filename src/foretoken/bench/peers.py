@@ -1,0 +1,281 @@
+"""transformers' own `generate` in four forms, called as a user would call it.
+
+Every form gets the same prompt ids, the same options, the same end tokens, and a model that none of
+our kernels has touched. Forms with a setting try a few in a short run before and keep the fastest.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import CompileConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from foretoken.bench.rows import Outcome, RowSpec, finish_device
+from foretoken.errors import ConfigError, nearest
+from foretoken.types import SamplingParams
+
+# (drafted tokens, schedule, confidence below which drafting stops); the last is the default
+ASSISTED_SETTINGS: tuple[dict[str, Any], ...] = tuple(
+    {
+        "num_assistant_tokens": tokens,
+        "num_assistant_tokens_schedule": schedule,
+        "assistant_confidence_threshold": threshold,
+    }
+    for tokens, schedule, threshold in (
+        (3, "constant", 0.0),
+        (5, "constant", 0.0),
+        (8, "constant", 0.0),
+        (5, "heuristic", 0.0),
+        (5, "constant", 0.4),
+        (8, "heuristic", 0.4),
+        (20, "constant", 0.4),
+    )
+)
+LOOKUP_SETTINGS: tuple[dict[str, Any], ...] = tuple(
+    {"prompt_lookup_num_tokens": tokens} for tokens in (3, 5, 10)
+)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Forwards of one model: how many, and on a CPU how long."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    began: float = 0.0
+
+    @contextmanager
+    def watching(self, model: PreTrainedModel | None) -> Iterator[None]:
+        """Hooks for one text only: the compiled form shares the model and must not see them."""
+        self.calls, self.seconds = 0, 0.0
+        if model is None:
+            yield
+            return
+        hooks = (
+            model.register_forward_pre_hook(self._start),
+            model.register_forward_hook(self._stop),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _start(self, *_: Any) -> None:
+        self.began = perf_counter()
+
+    def _stop(self, *_: Any) -> None:
+        self.calls += 1
+        self.seconds += perf_counter() - self.began
+
+
+class PeerRow:
+    """One form of `generate`."""
+
+    settings: tuple[dict[str, Any], ...] = ()
+    counted = True  # hooks on the model may count its forwards
+
+    def __init__(
+        self, spec: RowSpec, model: PreTrainedModel, draft: PreTrainedModel | None = None
+    ) -> None:
+        self.spec, self.model, self.draft = spec, model, draft
+        self.setting: dict[str, Any] = {}
+        self.note = ""
+        self.target_clock, self.draft_clock = Clock(), Clock()
+        self._check_options()
+
+    def _check_options(self) -> None:
+        known = {key for setting in self.settings for key in setting}
+        for key in self.spec.options:
+            if key not in known:
+                raise ConfigError(
+                    f"the row {self.spec.label} was asked for.",
+                    f"{self.spec.method} takes {', '.join(sorted(known)) or 'no options'}.",
+                    f"did you mean {nearest(key, known)}?" if known else "leave the options out.",
+                )
+
+    def tune(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        known: Mapping[str, Any] | None = None,
+        step: Callable[[str], None] = lambda text: None,
+    ) -> dict[str, Any]:
+        """Choose the setting: the one asked for, the one `known` from before, or the fastest."""
+        if not self.settings:
+            return {}
+        tried: dict[str, float] = {}
+        if self.spec.options:
+            chosen = {**self.settings[-1], **self.spec.options}
+        elif known:
+            chosen, tried = dict(known["setting"]), dict(known.get("tried", {}))
+        else:
+            chosen, best = dict(self.settings[0]), 0.0
+            self.apply(chosen)
+            self.write(prompts[0], params)  # warm, so that the first setting is not the slowest
+            for setting in self.settings:
+                step(_text(setting))
+                rate = self._rate(setting, prompts, params)
+                tried[_text(setting)] = round(rate, 3)
+                if rate > best:
+                    chosen, best = dict(setting), rate
+        self.apply(chosen)
+        among = f", the fastest of {len(tried)} tried" if tried else ""
+        self.note = f"{_text(chosen)}{among}"
+        return {"setting": chosen, "tried": tried}
+
+    def _rate(
+        self, setting: dict[str, Any], prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> float:
+        tokens, seconds = 0, 0.0
+        for prompt in prompts:
+            self.apply(setting)  # anew: the heuristic schedule and the threshold drift with use
+            outcome = self.write(prompt, params)
+            tokens, seconds = tokens + len(outcome.tokens), seconds + outcome.seconds
+        return tokens / seconds
+
+    def apply(self, setting: Mapping[str, Any]) -> None:
+        self.setting = dict(setting)
+
+    def extra(self) -> dict[str, Any]:
+        """What this form adds to the call of `generate`."""
+        return {}
+
+    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
+        config = self.model.generation_config
+        config.eos_token_id = sorted(params.eos) or None
+        ids = torch.tensor([list(prompt)], device=self.model.device)
+        watched = self.model if self.counted else None
+        with (
+            _quiet(),
+            self.target_clock.watching(watched),
+            self.draft_clock.watching(self.draft),
+        ):
+            if params.temperature > 0:
+                torch.manual_seed(params.seed or 0)
+            finish_device()
+            began = perf_counter()
+            out = self.model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=params.max_new_tokens,
+                pad_token_id=min(params.eos, default=0),
+                **_sampling(params),
+                **self.extra(),
+            )
+            finish_device()
+            seconds = perf_counter() - began
+        tokens = _until_end(out[0, len(prompt) :].tolist(), params.eos)
+        on_cpu = self.model.device.type == "cpu" and self.counted
+        return Outcome(
+            tokens=tokens,
+            seconds=seconds,
+            draft=self.draft_clock.seconds if on_cpu else None,
+            target=self.target_clock.seconds if on_cpu else None,
+            forwards=self.target_clock.calls if self.counted else None,
+        )
+
+
+class Plain(PeerRow):
+    """`generate` as it is."""
+
+
+class Compiled(PeerRow):
+    """Static cache and torch.compile; on a CPU with inductor's default mode."""
+
+    counted = False  # a hook inside would be compiled too
+
+    def __init__(
+        self, spec: RowSpec, model: PreTrainedModel, draft: PreTrainedModel | None = None
+    ) -> None:
+        super().__init__(spec, model, draft)
+        on_gpu = model.device.type == "cuda"
+        self.compile = CompileConfig(mode="reduce-overhead" if on_gpu else "default")
+        self.compile._compile_all_devices = True  # transformers compiles on a CPU only if told
+        self.note = f"static cache, inductor mode {self.compile.mode}"
+
+    def extra(self) -> dict[str, Any]:
+        return {"cache_implementation": "static", "compile_config": self.compile}
+
+
+class Assisted(PeerRow):
+    """Assisted generation with the same draft model."""
+
+    settings = ASSISTED_SETTINGS
+
+    def apply(self, setting: Mapping[str, Any]) -> None:
+        super().apply(setting)
+        assert self.draft is not None
+        self.draft.generation_config.update(**setting)
+
+    def extra(self) -> dict[str, Any]:
+        return {"assistant_model": self.draft}
+
+
+class Lookup(PeerRow):
+    """Prompt lookup decoding."""
+
+    settings = LOOKUP_SETTINGS
+
+    def extra(self) -> dict[str, Any]:
+        return dict(self.setting)
+
+
+FORMS: dict[str, type[PeerRow]] = {
+    "hf:plain": Plain,
+    "hf:compiled": Compiled,
+    "hf:assisted": Assisted,
+    "hf:prompt-lookup": Lookup,
+}
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    """The options both sides know; a greedy call names none of the others."""
+    if params.temperature == 0:
+        return {"do_sample": False, "repetition_penalty": params.repetition_penalty}
+    return {
+        "do_sample": True,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p or None,
+        "repetition_penalty": params.repetition_penalty,
+    }
+
+
+def _until_end(tokens: list[int], eos: frozenset[int]) -> list[int]:
+    """The one token counter: new ids up to and with the first end token."""
+    for n, token in enumerate(tokens):
+        if token in eos:
+            return tokens[: n + 1]
+    return tokens
+
+
+def _text(setting: Mapping[str, Any]) -> str:
+    short = {
+        "num_assistant_tokens": "tokens",
+        "num_assistant_tokens_schedule": "schedule",
+        "assistant_confidence_threshold": "threshold",
+        "prompt_lookup_num_tokens": "tokens",
+    }
+    return " ".join(f"{short.get(key, key)}={value}" for key, value in setting.items())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence warnings for one call, and only for it."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)

@@ -1,0 +1,181 @@
+"""The rows of a comparison: their names and options, and our methods behind them.
+
+`chain[depth=4,controller=cost_model]` is the method `chain` with options of its own; two rows may
+share a method. Options that belong to the language model (`exact_bits`, `kernels`) get a model of
+their own, for kernels are installed in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from foretoken.coins import SeededCoins
+from foretoken.engine.loop import Engine, decode
+from foretoken.engine.record import StepTrace, traces
+from foretoken.errors import ConfigError, nearest
+from foretoken.methods import METHODS, method
+from foretoken.types import DecodeState, SamplingParams
+from foretoken.warp import Warp
+
+PEERS = ("hf:plain", "hf:compiled", "hf:assisted", "hf:prompt-lookup")
+DEFAULT_METHODS = ("plain", "chain", "tree", "prompt-lookup", *PEERS)
+LANGUAGE_MODEL_OPTIONS = ("exact_bits", "kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """A row as it was asked for."""
+
+    label: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def peer(self) -> bool:
+        return self.method.startswith("hf:")
+
+    @property
+    def needs_draft(self) -> bool:
+        return self.method == "hf:assisted" if self.peer else method(self.method).needs_draft
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        return {k: v for k, v in self.options.items() if k in LANGUAGE_MODEL_OPTIONS}
+
+    @property
+    def method_options(self) -> dict[str, Any]:
+        return {k: v for k, v in self.options.items() if k not in LANGUAGE_MODEL_OPTIONS}
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """One text and what it cost. Seconds run from prompt ids to the last new id, for everybody."""
+
+    tokens: list[int]  # new ids, up to and with the end token
+    seconds: float
+    prefill: float | None = None  # None: the row cannot tell
+    draft: float | None = None
+    target: float | None = None
+    steps: list[tuple[int, int, int, int]] = field(default_factory=list)
+    #   per target forward: nodes drafted, depth drafted, accepted, emitted
+    forwards: int | None = None  # target forwards that gave tokens
+
+
+class Row(Protocol):
+    """Something that writes."""
+
+    spec: RowSpec
+    note: str  # what a reader has to know: the setting chosen, say
+
+    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome: ...
+
+
+class OwnRow:
+    """One of our methods, through the same loop that `Session.generate` runs."""
+
+    def __init__(self, spec: RowSpec, engine: Engine, note: str = "") -> None:
+        self.spec, self.engine, self.note = spec, engine, note
+
+    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
+        tokens = list(prompt)
+        warp = Warp(params, len(tokens), self.engine.target.vocab_size)
+        row = DecodeState(tokens, len(tokens), params, SeededCoins(params.seed), warp)
+        found: list[StepTrace] = []
+        draft = target = prefill = 0.0
+        began = perf_counter()
+        for record in decode([row], self.engine):
+            times = record.times
+            if not found:  # what the first step's own clock did not see is the prompt's forward
+                prefill = perf_counter() - began - times.draft - times.target - times.other
+            draft, target = draft + times.draft, target + times.target
+            found += traces(record)
+        finish_device()
+        return Outcome(
+            tokens=row.new_tokens,
+            seconds=perf_counter() - began,
+            prefill=prefill,
+            draft=draft,
+            target=target,
+            steps=[(t.drafted, t.depth, t.accepted, len(t.emitted)) for t in found],
+            forwards=len(found),
+        )
+
+
+def finish_device() -> None:
+    """Wait for the GPU, where there is one: a clock read earlier would flatter."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def parse_methods(text: str | Sequence[str]) -> list[RowSpec]:
+    """Rows from "plain,chain[depth=4],hf:plain" (or a list of such names)."""
+    names = _split(text) if isinstance(text, str) else [str(name).strip() for name in text]
+    specs = [_parse(name) for name in names if name]
+    if not specs:
+        raise ConfigError(
+            "a bench without methods was asked for.",
+            f"rows are {', '.join((*METHODS, *PEERS))}.",
+            "name at least one.",
+        )
+    for n, spec in enumerate(specs):
+        if spec.label in {other.label for other in specs[:n]}:
+            raise ConfigError(
+                f"the row {spec.label} was asked for twice.",
+                "rows are told apart by their names.",
+                "name it once; repetitions are set by --repetitions.",
+            )
+    return specs
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
+
+
+def _parse(name: str) -> RowSpec:
+    match = re.fullmatch(r"([\w:-]+)(?:\[(.*)\])?", name)
+    known = (*METHODS, *PEERS)
+    if match is None or match.group(1) not in known:
+        asked = match.group(1) if match else name
+        raise ConfigError(
+            f"the row {name!r} was asked for.",
+            f"rows are {', '.join(known)}, each with options like chain[depth=4].",
+            f"did you mean {nearest(asked, known)}?",
+        )
+    options = {}
+    for item in filter(None, (part.strip() for part in (match.group(2) or "").split(","))):
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ConfigError(
+                f"the row {name!r} was asked for.",
+                f"options are written key=value; {item!r} is not.",
+                "write for example chain[depth=4,controller=cost_model].",
+            )
+        options[key.strip()] = value_of(value.strip())
+    label = match.group(1)
+    if options:
+        label += "[" + ",".join(f"{k}={_written(v)}" for k, v in options.items()) + "]"
+    return RowSpec(label, match.group(1), options)
+
+
+def value_of(text: str) -> Any:
+    """A number, truth value or none where it reads as one, else the text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -1,0 +1,340 @@
+"""The bench itself: interleaved, paired, resumable.
+
+For each repetition and prompt every row writes once, in an order that rotates, so that drift of the
+machine falls on all rows alike. Each finished cell is on disk before the next begins.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from foretoken.bench import environment, memory
+from foretoken.bench.cells import Cell, Journal, cell_of, open_journal
+from foretoken.bench.metrics import summarise
+from foretoken.bench.models import Models
+from foretoken.bench.peers import PeerRow
+from foretoken.bench.progress import Bar, shown
+from foretoken.bench.prompts import TimedPrompt, timed_prompts
+from foretoken.bench.report import write_reports
+from foretoken.bench.rows import DEFAULT_METHODS, RowSpec, parse_methods
+from foretoken.bench.scoring import scoring_costs
+from foretoken.bench.tasks import Task
+from foretoken.errors import ConfigError, ForetokenError
+from foretoken.types import SamplingParams
+
+# What may stop one row without stopping the bench: it is written down and shown.
+FAILURES = (
+    ForetokenError, RuntimeError, ValueError, TypeError, LookupError, AttributeError,
+    AssertionError, MemoryError, OSError, ImportError,
+)  # fmt: skip
+
+
+WARM_TOKENS = 16  # hf:compiled warms with all: its static cache is sized by them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchConfig:
+    """What to compare and how."""
+
+    target: Any  # directory, hub name or loaded model
+    draft: Any = None
+    tokenizer: Any = None
+    methods: str | Sequence[str] = DEFAULT_METHODS
+    out: Path = Path("bench-results")
+    repetitions: int = 3
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0  # repetition r of every prompt samples with seed + r
+    ignore_eos: bool = False  # write to the cap: equal work for models that never stop
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None  # torch threads; None leaves them
+    tuning_prompts: int = 3  # for the settings of hf:assisted and hf:prompt-lookup
+    tuning_tokens: int = 64
+    scoring_nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    resume: bool = False
+    quiet: bool = False
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    title: str = "Speculative decoding, compared"
+
+    def __post_init__(self) -> None:
+        for name in ("repetitions", "max_new_tokens", "tuning_prompts", "tuning_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} was asked for.",
+                    f"{name} is 1 or more.",
+                    f"pass {name}=1 or more.",
+                )
+
+    def params(self, cap: int, seed: int, eos: frozenset[int]) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=cap,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=seed,
+            eos=frozenset() if self.ignore_eos else eos,
+        )
+
+
+class Timed(Protocol):
+    """A row ready to be timed."""
+
+    spec: RowSpec
+    note: str
+    write: Callable[..., Any]
+
+
+def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Measure, write JSON, Markdown, plots and page into `config.out`; returns the results."""
+    specs = parse_methods(config.methods)
+    out = writable(config.out)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    started = environment.describe()
+    models = Models(
+        config.target,
+        config.draft,
+        config.tokenizer,
+        device=config.device,
+        dtype=config.dtype,
+        allow_pickle=config.allow_pickle,
+        trust_remote_code=config.trust_remote_code,
+    )
+    journal = open_journal(out / "cells.jsonl", asked(config, tasks, models), resume=config.resume)
+    plain = models.row(RowSpec("plain", "plain"))
+
+    def answer(ids: list[int], cap: int) -> list[int]:
+        params = SamplingParams(max_new_tokens=cap, eos=models.eos)
+        return plain.write(ids, params).tokens
+
+    prompts, skipped = timed_prompts(
+        tasks,
+        models.tokenizer,
+        journal,
+        answer,
+        max_new_tokens=config.max_new_tokens,
+        max_length=models.own("target").max_length,
+    )
+    with shown(config.quiet) as bar:
+        rows = prepare(specs, models, prompts, config, journal, bar)
+        measure(rows, prompts, config, models, journal, bar)
+    results = summarise(
+        journal.cells,
+        [spec.label for spec in specs],
+        failed=journal.failed,
+        greedy=config.temperature == 0,
+    )
+    results |= {
+        "title": config.title,
+        "environment": started,
+        "setting": setting(config, specs, prompts, skipped, models),
+        "notes": {label: journal.notes.get("row", {}).get(label, "") for label in results["rows"]},
+        "scoring": scoring(config, models, prompts, journal),
+    }
+    write_reports(results, out)
+    journal.finish()
+    return results
+
+
+def writable(out: Path) -> Path:
+    """The output folder, made and tried before any work; nothing stays behind if it cannot be."""
+    out = Path(out)
+    probe = out / ".writable"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as problem:
+        raise ConfigError(
+            f"results in {out}.",
+            f"nothing can be written there ({problem.strerror or problem}).",
+            "name a folder that can be written with --out.",
+        ) from problem
+    return out
+
+
+def asked(config: BenchConfig, tasks: Sequence[Task], models: Models) -> dict[str, Any]:
+    """What a resumed run must share with the first; methods and repetitions may grow."""
+    return {
+        "models": models.names(),
+        "parameters": models.parameters["target"],
+        "dtype": models.dtype,
+        "tasks": [task.id for task in tasks],
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+        "seed": config.seed,
+        "ignore_eos": config.ignore_eos,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def prepare(
+    specs: Sequence[RowSpec],
+    models: Models,
+    prompts: Sequence[TimedPrompt],
+    config: BenchConfig,
+    journal: Journal,
+    bar: Bar,
+) -> list[Timed]:
+    """Load, tune and warm every row; one that fails is written down and left out."""
+    rows: list[Timed] = []
+    longest = max(prompts, key=lambda prompt: len(prompt.ids) + prompt.max_new_tokens)
+    bar.begin("preparing", len(specs))
+    for spec in specs:
+        bar.say(f"preparing {spec.label}")
+        try:
+            row = models.row(spec)
+            if isinstance(row, PeerRow):
+                tune(row, prompts, config, models, journal, bar)
+            # The longest first: a static cache is then never made, and compiled for, again.
+            for prompt in (longest, prompts[0]):
+                cap = prompt.max_new_tokens if spec.method == "hf:compiled" else WARM_TOKENS
+                cap = min(cap, prompt.max_new_tokens)
+                row.write(prompt.ids, config.params(cap, 0, models.eos))
+        except FAILURES as problem:
+            journal.fail(spec.label, reason(problem))
+        else:
+            journal.note("row", spec.label, row.note)
+            rows.append(row)
+        bar.advance()
+    return rows
+
+
+def tune(
+    row: PeerRow,
+    prompts: Sequence[TimedPrompt],
+    config: BenchConfig,
+    models: Models,
+    journal: Journal,
+    bar: Bar,
+) -> None:
+    """A peer's best setting, from prompts spread over all families."""
+    count = min(config.tuning_prompts, len(prompts))
+    some = [prompts[n * len(prompts) // count] for n in range(count)]
+    cap = min(config.tuning_tokens, config.max_new_tokens)
+    known = journal.notes.get("setting", {}).get(row.spec.label)
+    found = row.tune(
+        [prompt.ids for prompt in some],
+        config.params(cap, config.seed, models.eos),
+        known,
+        lambda text: bar.say(f"{row.spec.label}: {text}"),
+    )
+    if found and found != known:
+        journal.note("setting", row.spec.label, found)
+
+
+def measure(
+    rows: list[Timed],
+    prompts: Sequence[TimedPrompt],
+    config: BenchConfig,
+    models: Models,
+    journal: Journal,
+    bar: Bar,
+) -> None:
+    """Every cell that is not done yet."""
+    done = journal.done()
+    alive = list(rows)
+    bar.begin("measuring", len(rows) * len(prompts) * config.repetitions)
+    for repetition in range(config.repetitions):
+        for n, prompt in enumerate(prompts):
+            turn = (n + repetition) % max(len(rows), 1)
+            for row in rows[turn:] + rows[:turn]:
+                bar.advance()
+                if row not in alive or (row.spec.label, prompt.id, repetition) in done:
+                    continue
+                bar.say(f"{row.spec.label} on {prompt.id}")
+                try:
+                    journal.add(measure_cell(row, prompt, repetition, config, models))
+                except FAILURES as problem:
+                    journal.fail(row.spec.label, f"{reason(problem)} (prompt {prompt.id})")
+                    alive.remove(row)
+
+
+def measure_cell(
+    row: Timed, prompt: TimedPrompt, repetition: int, config: BenchConfig, models: Models
+) -> Cell:
+    """One row, one prompt, once; load and memory beside the clock."""
+    params = config.params(prompt.max_new_tokens, config.seed + repetition, models.eos)
+    gc.collect()
+    before = environment.load()[:1]
+    with memory.Peak() as peak:
+        outcome = row.write(prompt.ids, params)
+    correct = None
+    if prompt.check is not None and models.tokenizer is not None:
+        correct = bool(
+            prompt.check(models.tokenizer.decode(outcome.tokens, skip_special_tokens=True))
+        )
+    return cell_of(
+        outcome,
+        row=row.spec.label,
+        prompt=prompt.id,
+        family=prompt.family,
+        repetition=repetition,
+        prompt_tokens=len(prompt.ids),
+        correct=correct,
+        load=[round(value, 2) for value in (*before, *environment.load()[:1])],
+        peak_rss=peak.rss,
+        rss_growth=peak.growth,
+        peak_cuda=peak.cuda,
+    )
+
+
+def scoring(
+    config: BenchConfig, models: Models, prompts: Sequence[TimedPrompt], journal: Journal
+) -> dict[str, Any]:
+    """The cost of scoring n nodes, measured once and kept for a resumed run."""
+    known = journal.notes.get("scoring", {}).get("target")
+    if known is None:
+        context = max((list(prompt.ids) for prompt in prompts), key=len)
+        known = scoring_costs(models.own("target"), context, config.scoring_nodes)
+        journal.note("scoring", "target", known)
+    return dict(known)
+
+
+def setting(
+    config: BenchConfig,
+    specs: Sequence[RowSpec],
+    prompts: Sequence[TimedPrompt],
+    skipped: list[str],
+    models: Models,
+) -> dict[str, Any]:
+    """What was compared on what, for the record."""
+    return {
+        "models": models.names(),
+        "parameters": models.parameters,
+        "dtype": models.dtype,
+        "device": models.device.type,
+        "methods": [spec.label for spec in specs],
+        "lossy": [],
+        "prompts": len(prompts),
+        "families": sorted({prompt.family for prompt in prompts}),
+        "skipped": skipped,
+        "prompt_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
+        "repetitions": config.repetitions,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+        "seed": config.seed,
+        "ignore_eos": config.ignore_eos,
+    }
+
+
+def reason(problem: BaseException) -> str:
+    """One line that says why; our own errors in full."""
+    text = str(problem).strip()
+    if not isinstance(problem, ForetokenError):
+        text = f"{type(problem).__name__}: {text.splitlines()[0] if text else 'no message'}"
+    return " ".join(text.split())

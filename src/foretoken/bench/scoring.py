@@ -1,0 +1,78 @@
+"""What scoring n nodes costs beside scoring one: the number that decides whether guessing pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from foretoken.bench.rows import finish_device
+from foretoken.coins import SeededCoins
+from foretoken.types import (
+    DecodeState,
+    Draft,
+    Draw,
+    LanguageModel,
+    SamplingParams,
+    TokenTree,
+)
+from foretoken.warp import Warp
+
+
+def scoring_costs(
+    lm: LanguageModel, context: Sequence[int], nodes: Sequence[int], rounds: int = 7
+) -> dict[str, Any]:
+    """Median seconds of one forward over n nodes after `context`, sizes interleaved.
+
+    Nodes form a binary tree where the model scores trees, else a chain; what is scored is thrown
+    away, so the context stays as long as it is.
+    """
+    room = None if lm.max_length is None else lm.max_length - len(context)
+    sizes = [n for n in nodes if room is None or n <= room]
+    params = SamplingParams(max_new_tokens=10**6)
+    row = DecodeState(
+        list(context),
+        len(context),
+        params,
+        SeededCoins(0),
+        Warp(params, len(context), lm.vocab_size),
+    )
+    seconds: dict[int, list[float]] = {n: [] for n in sizes}
+    with torch.inference_mode():
+        lm.prefill(row)
+        try:
+            for turn in range(rounds + 1):
+                for n in sizes:
+                    spent = _score(lm, row, _tree(row.tokens[-1], n, lm))
+                    if turn:  # the first round warms
+                        seconds[n].append(spent)
+        finally:
+            lm.free([row])
+    medians = {n: median(values) for n, values in seconds.items()}
+    return {
+        "context": len(context),
+        "nodes": sizes,
+        "ms": [round(1000 * medians[n], 4) for n in sizes],
+        "ratio": [round(medians[n] / medians[sizes[0]], 4) for n in sizes],
+    }
+
+
+def _tree(root: int, n: int, lm: LanguageModel) -> TokenTree:
+    wide = lm.caps.tree == "mask"
+    tokens = tuple((root + i) % lm.vocab_size for i in range(n))
+    return TokenTree(tokens, tuple((i - 1) // 2 if wide and i else i - 1 for i in range(n)))
+
+
+def _score(lm: LanguageModel, row: DecodeState, tree: TokenTree) -> float:
+    finish_device()
+    began = perf_counter()
+    scores = lm.score([row], [Draft(tree, Draw.POINT)])
+    finish_device()
+    spent = perf_counter() - began
+    # Keep the root, as every step does, and take one token back in its place.
+    lm.commit([row], [()])
+    row.extend([int(scores[0].logits[0].argmax())])
+    return spent
