@@ -1,0 +1,434 @@
+"""CachedLM: a transformers causal LM that scores trees and takes them back.
+
+The model is not altered: trees travel as a 4-D mask and positions, rows live in a slot cache, and
+the attention function is switched for the length of one forward. The only caller of a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foretoken.errors import CapabilityError
+from foretoken.lm import attention
+from foretoken.lm.cache import SlotCache
+from foretoken.lm.family import attention_configs, decoder_layers, describe
+from foretoken.lm.fast import choose_kernels, restore
+from foretoken.lm.feed import Feed, Memory, committed_feed, renewed_feed, tree_feed
+from foretoken.lm.masking import Masks, column_positions
+from foretoken.lm.probe import Plan, choose_plan
+from foretoken.trees.masks import depths
+from foretoken.types import DecodeState, Draft, Scores
+
+CHUNK = 512  # tokens of a prompt fed together: a mask of a whole long prompt would not fit
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One forward: its rows by ascending slot, shorter ones padded by their last token."""
+
+    feeds: list[Feed]
+    width: int  # tokens per row
+    longest: int  # columns read
+    kept: int  # logits are computed for that many last places
+    ids: Int[Tensor, "B Q"]
+    positions: Int[Tensor, "B Q"]
+
+    def key_positions(self) -> Int[Tensor, "B K"]:
+        """Logical position of every cache column."""
+        return column_positions(self.feeds, self.longest, self.ids.device)
+
+
+class CachedLM:
+    """The LanguageModel protocol over an unmodified transformers model.
+
+    `kernels` is a mode of `lm.fast.choose_kernels`. Use as a context manager, or call `close`, to
+    get the model back as it was: dense kernels, training mode.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        name: str = "target",
+        exact_bits: bool = False,
+        kernels: str = "auto",
+    ) -> None:
+        self.family = describe(model)
+        self.model, self.name, self.exact_bits = model, name, exact_bits
+        self.was_training = model.training
+        model.eval()
+        self.device: torch.device = model.device
+        self.masks = Masks(model.dtype, self.device)
+        self.cache = SlotCache(self.family.layers)
+        self.max_length = self.family.max_length
+        self._rows: dict[int, Memory] = {}  # uid -> memory, any order
+        self._slots: list[int] = []  # slot -> uid
+        self._layers = decoder_layers(model, self.family.layers)
+        self._configs = attention_configs(model)
+        accepted = inspect.signature(model.forward).parameters
+        self._positions_accepted = "position_ids" in accepted
+        self._keep_accepted = "logits_to_keep" in accepted
+        self._nothing = self.masks.table.new_zeros(1, 1, 1, 1)
+        self.plan: Plan
+        self.caps, self.vocab_size = choose_plan(self)
+        self.kernels = choose_kernels(model, kernels) if kernels != "dense" else None
+
+    def __enter__(self) -> CachedLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget all rows and give the model back as it was."""
+        if self.kernels is not None:
+            restore(self.model)
+        self.model.train(self.was_training)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rows and give their memory back."""
+        self._rows, self._slots = {}, []
+        self.cache = SlotCache(self.family.layers)
+
+    @torch.inference_mode()
+    def prefill(
+        self, row: DecodeState, taps: tuple[int, ...] = ()
+    ) -> Float[Tensor, "S L H"] | None:
+        """Cache all tokens of the row but the last."""
+        assert row.uid not in self._rows, "prefill of a row that is already cached"
+        memory = Memory(slot=len(self._slots))
+        self._rows[row.uid] = memory
+        self._slots.append(row.uid)
+        parts = self._fill(memory, row.tokens, taps)
+        if not taps:
+            return None
+        if not parts:
+            like = self.masks.table
+            return like.new_zeros(0, len(taps), self.family.hidden)
+        return torch.cat(parts)
+
+    @torch.inference_mode()
+    def score(
+        self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
+    ) -> list[Scores]:
+        """One forward over every row's tree; uncached committed tokens are fed along."""
+        for row in rows:
+            self._memory(row).forget()
+        trees = [draft.tree for draft in drafts]
+        scored = self._advance(
+            rows, [tree.tokens for tree in trees], [tree.parents for tree in trees], taps
+        )
+        return [Scores(logits, hidden) for logits, hidden in scored]
+
+    @torch.inference_mode()
+    def grow(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+    ) -> list[Float[Tensor, "n V"]]:
+        """Append nodes to the rows' open trees; a parent of -1 opens a new one."""
+        for row, above in zip(rows, parents, strict=True):
+            if above and above[0] < 0:
+                self._memory(row).forget()
+        return [logits for logits, _ in self._advance(rows, tokens, parents, ())]
+
+    @torch.inference_mode()
+    def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the root and `path` of each open tree, forget the rest."""
+        for row, path in zip(rows, paths, strict=True):
+            memory = self._memory(row)
+            nodes = [0, *path]
+            assert nodes[-1] < len(memory.tokens), "commit of a node that was never fed"
+            self.cache.keep(memory.slot, memory.cached, nodes)
+            memory.cached += len(nodes)
+            memory.forget()
+
+    @torch.inference_mode()
+    def free(self, rows: Sequence[DecodeState]) -> None:
+        """Forget rows. The last slot's row moves into the gap, so that slots stay contiguous."""
+        for row in rows:
+            memory = self._rows.pop(row.uid, None)
+            if memory is None:
+                continue
+            last = self._slots.pop()
+            if last != row.uid:
+                moved = self._rows[last]
+                self.cache.move(moved.slot, memory.slot, moved.cached + len(moved.tokens))
+                moved.slot = memory.slot
+                self._slots[memory.slot] = last
+
+    @property
+    def rows_held(self) -> int:
+        return len(self._rows)
+
+    def _memory(self, row: DecodeState) -> Memory:
+        memory = self._rows.get(row.uid)
+        assert memory is not None, "a row that was never prefilled, or was freed"
+        return memory
+
+    def _fill(self, memory: Memory, tokens: list[int], taps: tuple[int, ...]) -> list[Tensor]:
+        """Cache committed tokens but the last, in chunks; their tapped features."""
+        parts: list[Tensor] = []
+        stop, switch = len(tokens) - 1, self.family.switch
+        memory.far = switch is not None and stop > switch
+        step = stop if memory.far else CHUNK  # longrope scales by the last position of a call
+        while memory.cached < stop:
+            feed = committed_feed(memory, tokens, min(stop, memory.cached + step))
+            [(_, hidden)] = self._run([feed], taps)
+            if hidden is not None:
+                parts.append(hidden)
+        return parts
+
+    def _advance(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        taps: tuple[int, ...],
+    ) -> list[tuple[Tensor, Tensor | None]]:
+        """Logits and tapped features of new nodes."""
+        if self.family.switch is not None:
+            return [
+                self._advance_scaled(row, new, above, taps)
+                for row, new, above in zip(rows, tokens, parents, strict=True)
+            ]
+        feeds = []
+        for row, new, above in zip(rows, tokens, parents, strict=True):
+            memory = self._memory(row)
+            if not memory.tokens and len(row.tokens) - 1 - memory.cached > CHUNK:
+                self._fill(memory, row.tokens, ())
+            missing = () if memory.tokens else row.tokens[memory.cached : -1]
+            feeds.append(tree_feed(memory, missing, new, above))
+        return self._run(feeds, taps)
+
+    def _advance_scaled(
+        self,
+        row: DecodeState,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        taps: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `_advance` for longrope, whose scaling follows the last position of a call.
+
+        Nodes on both sides of the switch are scored in one call each, and the columns are always
+        those that a forward over the row without a cache would have made.
+        """
+        memory, switch = self._memory(row), self.family.switch
+        assert switch is not None
+        root = len(row.tokens) - 1
+        beyond = [root + depth >= switch for depth in depths(parents, memory.depths)]
+        sides = sorted(set(beyond))
+        parts = []
+        for side in sides:
+            if len(sides) == 1 and memory.far == side:
+                missing = () if memory.tokens else row.tokens[memory.cached : -1]
+                feed = tree_feed(memory, missing, tokens, parents)
+            else:
+                feed = renewed_feed(memory, row.tokens[:-1], tokens, parents, side, switch)
+                if side != sides[-1]:
+                    feed.nodes = None  # they enter the tree with the second call
+            parts += self._run([feed], taps)
+            memory.far = side
+        if len(parts) == 1:
+            return parts[0]
+        far = torch.tensor(beyond, device=self.device)
+        (near_logits, near_hidden), (far_logits, far_hidden) = parts
+        logits = torch.where(far[:, None], far_logits, near_logits)
+        if near_hidden is None or far_hidden is None:
+            return logits, None
+        return logits, torch.where(far[:, None, None], far_hidden, near_hidden)
+
+    def _run(self, feeds: list[Feed], taps: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
+        """Forward the feeds together where rows may differ in length, else one by one."""
+        fed = [feed for feed in feeds if feed.tokens]
+        if not self.plan.ragged and len(fed) > 1:
+            return [self._run([feed], taps)[0] for feed in feeds]
+        if not fed:
+            return [(self.masks.table.new_zeros(0, self.vocab_size), None) for _ in feeds]
+        fed.sort(key=_slot)
+        batch = self._batch(fed)
+        logits, hidden = self._forward(batch, taps)
+        rows: dict[int, tuple[Tensor, Tensor | None]] = {}
+        skipped = batch.width - logits.shape[1]
+        for i, feed in enumerate(fed):
+            feed.settle()
+            stop = len(feed.tokens)
+            start = stop - feed.scored
+            features = None
+            if hidden is not None:
+                features = hidden[i, start if feed.scored else 0 : stop]
+            rows[feed.memory.slot] = logits[i, start - skipped : stop - skipped], features
+        none = logits[0, :0], None if hidden is None else hidden[0, :0]
+        return [rows.get(feed.memory.slot, none) for feed in feeds]
+
+    def _batch(self, feeds: list[Feed]) -> Batch:
+        """Padded ids and positions, in one transfer."""
+        width = max(len(feed.tokens) for feed in feeds)
+        if self.exact_bits and width == 1 and len(feeds) == 1:
+            width = 2  # products of a single row round differently from all others
+        numbers = torch.tensor(
+            [
+                [_padded(feed.tokens, width) for feed in feeds],
+                [_padded(feed.positions, width) for feed in feeds],
+            ],
+            device=self.device,
+        )
+        first = min(len(feed.tokens) - feed.scored for feed in feeds)
+        longest = max(feed.stop for feed in feeds)
+        kept = max(1, width - first)
+        return Batch(feeds, width, longest, kept, numbers[0], numbers[1])
+
+    def _forward(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        """The model call: logits [B, kept, V] and tapped features [B, Q, L, H] of a batch."""
+        feeds, width = batch.feeds, batch.width
+        columns = max(feed.start for feed in feeds) + width
+        self.cache.reserve(feeds[-1].memory.slot + 1, columns)
+        arguments, lows = self._sight(batch)
+        self.cache.aim(
+            [feed.memory.slot for feed in feeds],
+            [feed.start for feed in feeds],
+            width,
+            batch.longest,
+            lows,
+            self.device,
+        )
+        if self._positions_accepted:
+            arguments["position_ids"] = batch.positions
+        if self._keep_accepted:
+            arguments["logits_to_keep"] = batch.kept
+        with self._own_attention(), self._tapping(taps) as tapped:
+            output = self.model(
+                input_ids=batch.ids, past_key_values=self.cache, use_cache=True, **arguments
+            )
+        logits = output.logits
+        if logits.shape[1] > batch.kept:
+            logits = logits[:, -batch.kept :]
+        return logits, torch.stack(tapped, dim=2) if taps else None
+
+    def _sight(self, batch: Batch) -> tuple[dict[str, Any], dict[int, int]]:
+        """Mask arguments of the model, and the first column that each windowed layer reads."""
+        feeds, width = batch.feeds, batch.width
+        if not self.plan.tree:
+            return {"attention_mask": self._chain_mask(batch)}, {}
+        bounds = self._bounds(feeds)
+        lone = self.plan.own and len(feeds) == 1
+        whole = feeds[0].seen[-1] == (1 << feeds[0].stop - feeds[0].base) - 1
+        arguments: dict[str, Any] = {}
+        made: dict[int | None, Tensor] = {}
+        if lone and width == 1 and whole:
+            arguments["unmasked"] = True
+            made = dict.fromkeys(self.family.windows, self._nothing)
+        elif lone and feeds[0].stop == width and not feeds[0].scored and not bounds:
+            arguments["causal"] = True
+            made = dict.fromkeys(self.family.windows, self._nothing)
+        else:
+            fold = self.family.fold if self.plan.own else 1
+            fold = fold if fold * width <= attention.MOST_FOLDED else 1
+            full = self.masks.full(feeds, width, batch.longest, fold)
+            keys = batch.key_positions() if bounds else None
+            for window in dict.fromkeys(self.family.windows):
+                made[window] = full
+                if keys is not None and window in bounds:
+                    made[window] = self.masks.windowed(
+                        full, batch.positions, keys, window, bounds[window]
+                    )
+        names = self.family.names
+        arguments["attention_mask"] = (
+            {name: made[window] for name, window in names.items()}
+            if names
+            else made[self.family.windows[0]]
+        )
+        windows = self.family.windows if bounds else ()
+        return arguments, {i: bounds[w] for i, w in enumerate(windows) if w in bounds}
+
+    def _bounds(self, feeds: list[Feed]) -> dict[int | None, int]:
+        """For each window that hides anything: the first column that some query still sees."""
+        if not any(self.family.windows):
+            return {}
+        top = max(max(feed.positions) for feed in feeds)
+        lowest = min(min(feed.positions) for feed in feeds)
+        return {
+            window: max(0, lowest - window + 1)
+            for window in set(self.family.windows)
+            if window is not None and top >= window
+        }
+
+    def _chain_mask(self, batch: Batch) -> Int[Tensor, "1 K"]:
+        """For models that count places: one row, every column a token, the mask their own."""
+        [feed] = batch.feeds
+        tail = feed.start - feed.base
+        for i, bits in enumerate(feed.seen):
+            if bits != (2 << tail + i) - 1:
+                raise CapabilityError(
+                    f"a tree was handed to {self.family.name}.",
+                    f"this model scores chains only: {self.plan.why}.",
+                    "use method chain, prompt-lookup or plain.",
+                )
+        return torch.ones(1, batch.longest, dtype=torch.long, device=self.device)
+
+    @contextmanager
+    def _own_attention(self) -> Iterator[None]:
+        """Our attention function inside, the user's choice outside."""
+        if self.plan.attention is None:
+            yield
+            return
+        before = [config._attn_implementation for config in self._configs]
+        try:
+            for config in self._configs:
+                config._attn_implementation = self.plan.attention
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation = name
+
+    @contextmanager
+    def _tapping(self, taps: tuple[int, ...]) -> Iterator[list[Tensor]]:
+        """Outputs of decoder layers `taps` (negative counts from the last), in that order."""
+        tapped: list[Tensor] = []
+        if not taps:
+            yield tapped
+            return
+        if not self._layers:
+            raise CapabilityError(
+                f"hidden layers of {self.family.name} were asked for.",
+                "its decoder layers could not be found.",
+                "use a method that reads no hidden layers: chain, tree, prompt-lookup.",
+            )
+        seen: dict[int, Tensor] = {}
+        count = len(self._layers)
+
+        def keep(index: int) -> Any:
+            def hook(_module: Any, _inputs: Any, output: Any) -> None:
+                seen[index] = output[0] if isinstance(output, tuple) else output
+
+            return hook
+
+        hooks = [
+            self._layers[index].register_forward_hook(keep(index))
+            for index in {tap % count for tap in taps}
+        ]
+        try:
+            yield tapped
+        finally:
+            for hook in hooks:
+                hook.remove()
+        tapped += [seen[tap % count] for tap in taps]
+
+
+def _slot(feed: Feed) -> int:
+    return feed.memory.slot
+
+
+def _padded(numbers: list[int], width: int) -> list[int]:
+    missing = width - len(numbers)
+    return numbers + numbers[-1:] * missing if missing else numbers
