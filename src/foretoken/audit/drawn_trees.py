@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from foretoken.audit.law import Gap, law_gap
 from foretoken.coins import Coins
+from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.rows import RowDrafter
+from foretoken.engine.loop import Engine
 from foretoken.lm.table import TableLM
-from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing, TokenTree
+from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing, TokenTree, Verifier
 
 
 class DrawnTree(RowDrafter):
@@ -67,3 +71,20 @@ class DrawnTree(RowDrafter):
     def reported(self, q: Tensor) -> Tensor:
         """The law the draft says its children came from."""
         return q
+
+
+def rule_gap(
+    rule: Verifier,
+    draw: Draw,
+    widths: Sequence[int],
+    target: TableLM,
+    guess: TableLM,
+    setting: Mapping[str, Any],
+) -> Gap:
+    """The law of a rule over trees of one shape, for texts one token longer than they are deep."""
+
+    def build() -> Engine:
+        controller = Fixed(Fixed.Config(depth=len(widths), nodes=64))
+        return Engine(target, DrawnTree(guess, widths, draw), rule, controller)
+
+    return law_gap(build, target, setting, tokens=len(widths) + 1)

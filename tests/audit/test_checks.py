@@ -1,0 +1,108 @@
+"""The checks themselves: what they measure, and that they notice."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from foretoken.audit import report
+from foretoken.audit.drawn_trees import DrawnTree
+from foretoken.audit.greedy import compare_greedy, first_difference
+from foretoken.audit.law import own_law, total_variation
+from foretoken.audit.report import AuditReport, AuditRow
+from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.nothing import Nothing
+from foretoken.engine.loop import Engine
+from foretoken.errors import ConfigError
+from foretoken.lm.table import TableLM
+from foretoken.types import Draw, SamplingParams
+from foretoken.verifiers.point import Point
+
+
+def test_own_law_is_a_law_and_ends_where_texts_end() -> None:
+    target = TableLM.random(3, seed=1)
+    params = SamplingParams(temperature=0.8, max_new_tokens=3, eos=frozenset({2}))
+    joint = own_law(target, (0, 1), params, ends=lambda text: text[-2:] == [0, 1])
+    assert sum(joint.values()) == pytest.approx(1.0, abs=1e-12)
+    for text in joint:
+        assert 2 not in text[:-1]
+        assert len(text) == 3 or text[-1] == 2 or text[-2:] == (0, 1)
+    first = target.after([0, 1]).div(0.8).softmax(-1)
+    assert joint[(2,)] == pytest.approx(float(first[2]), abs=1e-12)
+
+
+def test_total_variation() -> None:
+    assert total_variation({(0,): 1.0}, {(1,): 1.0}) == 1.0
+    assert total_variation({(0,): 0.7, (1,): 0.3}, {(0,): 0.5, (1,): 0.5}) == pytest.approx(0.2)
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1]) == 1
+
+
+@pytest.mark.parametrize(("nudge", "tie"), [(1e-13, True), (1e-3, False)])
+def test_near_ties_are_told_from_errors(nudge: float, tie: bool) -> None:
+    """Two models that differ by a nudge part ways: below rounding a tie, above it an error."""
+    logits = torch.zeros(2, 2, dtype=torch.float64)
+    logits[0, 0], logits[0, 1] = 1.0 + nudge, 1.0
+    swapped = logits.clone()
+    swapped[0, 0] = 1.0 - nudge
+
+    def plain() -> Engine:
+        return Engine(TableLM(logits), Nothing(), Point(), Fixed())
+
+    def other() -> Engine:
+        return Engine(TableLM(swapped), Nothing(), Point(), Fixed())
+
+    [divergence] = compare_greedy(plain, other, [[0]], 3).divergences
+    assert (divergence.at, divergence.plain, divergence.other) == (0, 0, 1)
+    assert divergence.margin == pytest.approx(nudge, rel=1e-2)
+    assert divergence.near_tie is tie
+
+
+def test_a_drawn_tree_declares_what_it_draws() -> None:
+    lm = TableLM.random(3, seed=2)
+    for draw in (Draw.IID, Draw.DISTINCT, Draw.POINT):
+        assert DrawnTree(lm, (2, 1), draw).draws == {draw}
+        assert DrawnTree(lm, (2, 1), draw).trees
+        assert not DrawnTree(lm, (1, 1), draw).trees
+
+
+def test_the_report_is_one_page_and_a_verdict() -> None:
+    told: list[str] = []
+    page = report.run(["plain", "prompt-lookup"], progress=told.append)
+    assert page.passed, page.failed
+    assert len(told) == len(page.rows)
+    data = json.loads(json.dumps(page.to_json()))
+    assert data["verdict"] == "pass" and data["failed"] == 0 and data["checks"] == len(page.rows)
+    assert data["not_run"] == 2  # no models were given, and the report says so
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(page.render())
+    text = console.export_text()
+    assert "prompt-lookup" in text and "not run" in text
+
+
+def test_a_failed_row_fails_the_report() -> None:
+    good, bad = AuditRow("a", "x", "pass", ""), AuditRow("a", "y", "fail", "TV 0.1")
+    assert AuditReport((good,)).passed
+    assert not AuditReport((good, bad)).passed
+    assert not AuditReport(()).passed, "an empty audit shows nothing"
+
+
+def test_a_part_that_breaks_the_protocol_is_a_failed_row() -> None:
+    def misuse():
+        raise AssertionError("the cache holds other tokens than the row")
+
+    row = report.run_one("cache", "somebody", misuse)
+    assert row.verdict == "fail" and "other tokens" in row.detail
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="chain"):
+        report.run(["chian"])
