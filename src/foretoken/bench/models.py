@@ -15,7 +15,7 @@ from foretoken.bench.peers import FORMS, PeerRow
 from foretoken.bench.rows import OwnRow, RowSpec
 from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.session import check_vocabularies, end_tokens
+from foretoken.engine.models import check_vocabularies, end_tokens
 from foretoken.errors import ConfigError
 from foretoken.lm.cached import CachedLM
 from foretoken.lm.load import load_model, load_tokenizer

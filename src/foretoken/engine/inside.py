@@ -9,46 +9,32 @@ time, and processors one place of one row: what depends on the rest of the batch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretoken.coins import SeededCoins, seed_from_torch
+from foretoken.engine.handover import (
+    joined,
+    left_padding,
+    refuse,
+    refuse_processors,
+    split_criteria,
+    split_processors,
+)
+from foretoken.engine.loan import Loan
 from foretoken.engine.loop import Engine, decode
+from foretoken.engine.measure import measure_costs
 from foretoken.engine.requests import row_seeds, stop_texts
-from foretoken.engine.session import check_request, engine_over
+from foretoken.engine.models import check_request, engine_over
 from foretoken.engine.text import RowText, decoder, silent_stops
-from foretoken.errors import CapabilityError, ConfigError
+from foretoken.errors import ConfigError
 from foretoken.types import DecodeState, Finish, SamplingParams
 from foretoken.warp import Warp
-
-# Warpers our own Warp repeats bit for bit, in transformers' order; attribute -> sampling option.
-WARPERS = {
-    "TemperatureLogitsWarper": "temperature",
-    "TopKLogitsWarper": "top_k",
-    "TopPLogitsWarper": "top_p",
-    "MinPLogitsWarper": "min_p",
-}
-# Processors that keep a state from call to call, or look across the rows of a batch.
-STATEFUL = frozenset(
-    {
-        "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-        "ClassifierFreeGuidanceLogitsProcessor",
-        "SynthIDTextWatermarkLogitsProcessor",
-        "AlternatingCodebooksLogitsProcessor",
-        "DiaClassifierFreeGuidanceLogitsProcessor",
-        "DiaEOSDelayPatternLogitsProcessor",
-        "WhisperTimeStampLogitsProcessor",
-        "WhisperNoSpeechDetection",
-    }
-)
-BY_ROW = frozenset({"PrefixConstrainedLogitsProcessor"})  # asks for the number of the row
-UNDERSTOOD = frozenset(
-    {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache"}
-)
 
 
 def custom_generate(
@@ -61,14 +47,21 @@ def custom_generate(
     seed: int | None = None,
     controller: str | None = None,
     verifier: str | None = None,
+    kernels: str = "auto",
     max_rows: int = 16,
     **config: Any,
 ) -> Inside:
     """A callable for `generate`'s `custom_generate`; keep it and its engine is built once.
 
-    Without `seed`, sampling follows `torch.manual_seed`.
+    Without `seed`, sampling follows `torch.manual_seed`. Kernels are in place during calls only.
     """
     check_request(method, draft, max_rows)
+    if kernels == "lean":
+        raise ConfigError(
+            "kernels='lean' was asked for inside generate.",
+            "lean frees the model's own weights, and this model is yours again after each call.",
+            "use kernels='auto' or 'dense'.",
+        )
     stops = stop_texts(stop_strings)
     if stops and tokenizer is None:
         raise ConfigError(
@@ -77,7 +70,7 @@ def custom_generate(
             "pass tokenizer= to custom_generate.",
         )
     parts = {"controller": controller, "verifier": verifier, **config}
-    return Inside(method, draft, streamer, stops, tokenizer, seed, max_rows, parts)
+    return Inside(method, draft, streamer, stops, tokenizer, seed, max_rows, parts, kernels)
 
 
 @dataclass(slots=True)
@@ -92,7 +85,8 @@ class Inside:
     seed: int | None
     max_rows: int
     parts: dict[str, Any]
-    _kept: tuple[Any, Any, Engine] | None = None  # model, its state when the engine was built
+    kernels: str
+    _kept: tuple[Loan, Loan | None, Engine] | None = None
 
     # generate looks at this signature: a parameter named like one of its own keyword arguments
     # would take that argument away from it, so everything else stays in `model_kwargs`.
@@ -115,8 +109,8 @@ class Inside:
                 "generate one prompt at a time, or without a streamer.",
             )
         padding = left_padding(input_ids, model_kwargs)
-        engine = self._engine(model)
-        with engine.target.attached():
+        with ExitStack() as borrowed:
+            engine = self._engine(model, borrowed)
             rows = self._rows(
                 input_ids, padding, logits_processor, stopping_criteria, generation_config, engine
             )
@@ -128,14 +122,27 @@ class Inside:
             return decoder_only_output(sequences)
         return sequences
 
-    def _engine(self, model: Any) -> Engine:
-        """The engine over `model`, built anew only when the model or its placement changed."""
-        state = (model.device, model.dtype)
-        if self._kept is None or self._kept[0] is not model or self._kept[1] != state:
-            self._kept = None
-            engine, _ = engine_over(model, self.method, self.draft, **self.parts)
-            self._kept = (model, state, engine)
-        return self._kept[2]
+    def _engine(self, model: Any, borrowed: ExitStack) -> Engine:
+        """The engine over `model`, on loan; built anew only when the model or its place changed."""
+        if self._kept is not None and self._kept[0].current(model):
+            target_loan, draft_loan, engine = self._kept
+            for loan in (target_loan, draft_loan):
+                if loan is not None:
+                    borrowed.enter_context(loan.taken())
+            return engine
+        self._kept = None
+        target_loan = Loan(model)
+        draft_loan = None if isinstance(self.draft, str | Path | None) else Loan(self.draft)
+        for loan in (target_loan, draft_loan):
+            if loan is not None:
+                borrowed.enter_context(loan.taken())
+        engine, _ = engine_over(
+            model, self.method, self.draft, lm_options={"kernels": self.kernels}, **self.parts
+        )
+        if engine.controller.needs_costs:
+            engine.controller.learn(measure_costs(engine))
+        self._kept = target_loan, draft_loan, engine
+        return engine
 
     def _rows(
         self,
@@ -222,133 +229,3 @@ class Watch:
             ids = self.seen[:, : self.length]
             ended = bool(torch.as_tensor(self.criteria(ids, None)).all()) or ended
         return Finish("stop") if ended else None
-
-
-def split_processors(processors: Any, do_sample: bool) -> tuple[dict[str, Any], Any]:
-    """Our own options for the warpers at the list's end, and the processors before them."""
-    options: dict[str, Any] = {"temperature": 1.0 if do_sample else 0.0}
-    kept, order = list(processors), list(WARPERS)
-    while do_sample and kept and type(kept[-1]).__name__ in order:
-        warper = kept[-1]
-        if (
-            getattr(warper, "filter_value", -torch.inf) != -torch.inf
-            or getattr(warper, "min_tokens_to_keep", 1) != 1
-        ):
-            break
-        name = type(warper).__name__
-        options[WARPERS[name]] = getattr(warper, WARPERS[name])
-        order = order[: order.index(name)]  # only what comes before it may stand before it
-        kept.pop()
-    return options, type(processors)(kept) if kept else None
-
-
-def split_criteria(criteria: Any, max_length: int) -> tuple[int, frozenset[int], Any]:
-    """The length limit and end tokens, which rows know themselves, and the criteria that remain."""
-    kept, eos = [], set()
-    for criterion in criteria:
-        match type(criterion).__name__:
-            case "MaxLengthCriteria":
-                max_length = min(max_length, criterion.max_length)
-            case "EosTokenCriteria":
-                eos.update(torch.as_tensor(criterion.eos_token_id).flatten().tolist())
-            case _:
-                kept.append(criterion)
-    return max_length, frozenset(eos), type(criteria)(kept)
-
-
-def left_padding(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[int]:
-    """Padding tokens before each row; any other mask or numbering is refused."""
-    mask = model_kwargs.get("attention_mask")
-    if mask is None:
-        mask = torch.ones_like(input_ids)
-    real = mask.bool() if mask.dim() == 2 else None
-    if real is None or not bool((real[:, 1:] >= real[:, :-1]).all() and real[:, -1].all()):
-        raise ConfigError(
-            "an attention mask that is no left padding was passed.",
-            "rows may be padded on the left only, and every prompt token is attended to.",
-            "set tokenizer.padding_side = 'left'.",
-        )
-    positions = model_kwargs.get("position_ids")
-    if positions is not None:
-        expected = real.long().cumsum(-1) - 1
-        if positions.shape != expected.shape or bool((positions != expected)[real].any()):
-            raise ConfigError(
-                "position_ids of your own were passed.",
-                "positions count the prompt's tokens from 0.",
-                "leave position_ids to generate.",
-            )
-    padding: list[int] = (~real).sum(1).tolist()
-    return padding
-
-
-def refuse_processors(processors: Any, rows: int) -> None:
-    """A processor that cannot be asked about several places at once would change the law."""
-    for processor in processors:
-        name = type(processor).__name__
-        if name in STATEFUL or (rows > 1 and name in BY_ROW):
-            raise CapabilityError(
-                f"the logits processor {name} was asked for.",
-                "guessing ahead asks processors about places that may be taken back; this one "
-                "keeps a state, or depends on the other rows.",
-                "leave it out, generate row by row, or use generate without custom_generate.",
-            )
-
-
-def refuse(
-    model: Any, input_ids: Tensor, config: Any, synced_gpus: bool, model_kwargs: dict[str, Any]
-) -> None:
-    """Everything generate offers that this decoding does not."""
-    wanted = {
-        "num_beams": (config.num_beams or 1) > 1,
-        "penalty_alpha": bool(getattr(config, "penalty_alpha", None)),
-        "dola_layers": bool(getattr(config, "dola_layers", None)),
-        "guidance_scale": (config.guidance_scale or 1) != 1,
-        "use_cache=False": model_kwargs.get("use_cache") is False or config.use_cache is False,
-        "inputs_embeds": input_ids.shape[1] == 0 or "inputs_embeds" in model_kwargs,
-        "synced_gpus": bool(synced_gpus),
-        "an encoder-decoder model": bool(model.config.is_encoder_decoder),
-        "past_key_values": holds_tokens(model_kwargs.get("past_key_values")),
-        "stop_strings": bool(config.stop_strings),
-        **{
-            name: bool(config.return_dict_in_generate and getattr(config, name))
-            for name in ("output_scores", "output_logits", "output_attentions")
-        },
-        "output_hidden_states": bool(
-            config.return_dict_in_generate and config.output_hidden_states
-        ),
-        **{
-            name: value is not None
-            for name, value in model_kwargs.items()
-            if name not in UNDERSTOOD
-        },
-    }
-    asked = [name for name, is_asked in wanted.items() if is_asked]
-    if asked:
-        raise CapabilityError(
-            f"generate was asked for {', '.join(asked)}.",
-            "inside generate, foretoken decodes token prompts greedily or by sampling, with "
-            "processors, stopping criteria, left padding, a streamer and stop texts of its own.",
-            "leave these out (stop_strings go to custom_generate), or drop custom_generate.",
-        )
-
-
-def holds_tokens(cache: Any) -> bool:
-    """Whether a cache that came along is one the caller filled."""
-    return cache is not None and int(cache.get_seq_length()) > 0
-
-
-def joined(input_ids: Tensor, rows: list[DecodeState], config: Any) -> Tensor:
-    """Prompts and new tokens as one tensor, shorter rows padded on the right."""
-    news = [row.new_tokens for row in rows]
-    longest = max(map(len, news))
-    pad = config.pad_token_id
-    if pad is None:
-        pad = getattr(config, "_pad_token_tensor", None)
-    if pad is None and min(map(len, news)) < longest:
-        raise ConfigError(
-            "rows ended at different lengths and there is no padding token.",
-            "one tensor holds them all, so the shorter ones are padded.",
-            "pass pad_token_id= to generate.",
-        )
-    padded = [new + [0 if pad is None else int(pad)] * (longest - len(new)) for new in news]
-    return torch.cat([input_ids, torch.tensor(padded).to(input_ids)], dim=1)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Unpack
 
 from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
 from foretoken.engine.loop import Engine, decode
 from foretoken.engine.measure import measure_costs
+from foretoken.engine.models import check_request, end_tokens, engine_over
 from foretoken.engine.record import Recorder, Stats, StepTrace
 from foretoken.engine.requests import (
     SAMPLING,
@@ -24,9 +24,7 @@ from foretoken.engine.requests import (
     sampling_params,
 )
 from foretoken.engine.text import RowText, decoder, silent_stops, text_of
-from foretoken.errors import CapabilityError, ConfigError
-from foretoken.methods import Method
-from foretoken.methods import method as method_row
+from foretoken.errors import ConfigError
 from foretoken.types import DecodeState, SamplingParams
 from foretoken.warp import Warp
 
@@ -154,6 +152,12 @@ class Session:
             row.ended = RowText(decoder(self.tokenizer))
         self.prepare()
         return Stream(self, row)
+
+    def close(self) -> None:
+        """Give loaded models back as they were: their own kernels, their own mode."""
+        for lm in (self.target, self.draft):
+            if lm is not None:
+                lm.close()
 
     def using(self, method: str, **parts: Any) -> Session:
         """The same models with another method around them; `parts` as in `load`."""
@@ -292,29 +296,6 @@ def load(
     )
 
 
-def engine_over(
-    model: Any,
-    method: str,
-    draft: Any,
-    *,
-    words: Any = None,
-    loading: Mapping[str, Any] | None = None,
-    lm_options: Mapping[str, Any] | None = None,
-    **parts: Any,
-) -> tuple[Engine, Any]:
-    """The engine over a loaded target, and its draft (None for a method that needs none)."""
-    from foretoken.lm.cached import CachedLM
-    from foretoken.lm.load import load_model, load_tokenizer
-
-    target_lm = CachedLM(model, name="target", **(lm_options or {}))
-    draft_lm = None
-    if method_row(method).needs_draft:
-        kernels = {k: v for k, v in (lm_options or {}).items() if k == "kernels"}
-        draft_lm = CachedLM(load_model(draft, **(loading or {})), name="draft", **kernels)
-        check_vocabularies(target_lm, draft_lm, words, draft, load_tokenizer)
-    return assemble(method, target_lm, draft_lm, **parts), draft_lm
-
-
 def generate(
     target: Any, prompt: Any, method: str = "chain", draft: Any = None, **options: Any
 ) -> Any:
@@ -323,57 +304,3 @@ def generate(
     check_options(sampling)
     loading = {name: value for name, value in options.items() if name not in SAMPLING}
     return load(target, method, draft, **loading).generate(prompt, **sampling)
-
-
-def check_request(method: str, draft: Any, max_rows: int) -> Method:
-    """What can be refused without reading a weight."""
-    row = method_row(method)
-    if row.needs_draft and draft is None:
-        raise ConfigError(
-            f"method {method!r} was asked for without a draft model.",
-            f"{method!r} guesses with a second, smaller model of the same vocabulary.",
-            "pass draft=, or use method prompt-lookup, which needs none.",
-        )
-    if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-        raise ConfigError(
-            f"max_rows={max_rows!r} was asked for.",
-            "max_rows counts the rows decoded together: 1 or more.",
-            "pass max_rows=1 or more.",
-        )
-    return row
-
-
-def check_vocabularies(
-    target: Any, draft: Any, words: Any, source: Any, load_tokenizer: Any
-) -> None:
-    """A guess is a token id: it must mean the same to both models."""
-    if target.vocab_size != draft.vocab_size:
-        raise CapabilityError(
-            f"a target of {target.vocab_size} tokens was paired with a draft of "
-            f"{draft.vocab_size}.",
-            "guesses are token ids, so both models must share one vocabulary; drafts with another "
-            "tokenizer are not supported yet.",
-            "use a draft trained with the target's tokenizer, or method prompt-lookup.",
-        )
-    if words is None or not isinstance(source, str | Path):
-        return
-    other = load_tokenizer(source)
-    if other is not None and other.get_vocab() != words.get_vocab():
-        raise CapabilityError(
-            f"the draft {source} has a tokenizer of its own.",
-            "guesses are token ids, and these tokenizers give the same ids other meanings.",
-            "use a draft trained with the target's tokenizer, or method prompt-lookup.",
-        )
-
-
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a text: of the generation settings, else the config, else the tokenizer."""
-    for owner in (
-        getattr(model, "generation_config", None),
-        model.config.get_text_config(decoder=True),
-        tokenizer,
-    ):
-        ids = getattr(owner, "eos_token_id", None)
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
