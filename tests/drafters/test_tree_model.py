@@ -8,7 +8,7 @@ from foretoken.drafters.tree_model import TreeModel, Trust
 from foretoken.engine.loop import Engine, decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
-from foretoken.trees.templates import Shape
+from foretoken.trees.templates import Template
 from foretoken.types import Budget, Draw
 from foretoken.verifiers.point import Point
 
@@ -157,7 +157,7 @@ def test_a_template_is_cut_to_the_budget(pair, row):
 def test_broken_templates_are_refused():
     for template in ((), (0, 2), ((),), ((0,), 3)):
         with pytest.raises(ConfigError, match="template"):
-            Shape(template)
+            Template(template)
 
 
 def test_a_level_without_hope_is_not_drafted(row):

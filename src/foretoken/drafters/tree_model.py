@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.drafters.rows import RowDrafter
 from foretoken.errors import ConfigError
 from foretoken.trees.build import root
-from foretoken.trees.templates import Shape
+from foretoken.trees.templates import Template
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -31,7 +31,7 @@ from foretoken.types import (
 )
 from foretoken.warp import Warp
 
-Template = tuple[int, ...] | tuple[tuple[int, ...], ...]
+Form = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 
 class TreeModel(RowDrafter):
@@ -46,7 +46,7 @@ class TreeModel(RowDrafter):
         calibrate: bool = True  # correct the draft's confidence per depth by what was accepted
         # None grows trees; (3, 2, 1) gives every node of a depth that many children;
         # ((0,), (1,), (0, 0)) lists paths of ranks, as Medusa's and Sequoia's files do
-        template: Template | None = None
+        template: Form | None = None
 
     def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
         self.lm = draft_lm
@@ -57,7 +57,7 @@ class TreeModel(RowDrafter):
                 "branch is 1 or more children per node.",
                 "pass branch=8 or leave it out.",
             )
-        self.shape = None if self.config.template is None else Shape(self.config.template)
+        self.shape = None if self.config.template is None else Template(self.config.template)
         self.trust = Trust()
 
     def start(self, row: DecodeState, seen: Tensor | None) -> None:

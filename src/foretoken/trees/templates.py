@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from foretoken.errors import ConfigError
 
 
-class Shape:
+class Template:
     """A shape from branching factors per depth, or from a list of rank paths (closed upwards)."""
 
     def __init__(self, template: Sequence[int] | Sequence[Sequence[int]]) -> None:

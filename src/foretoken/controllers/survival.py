@@ -1,0 +1,132 @@
+"""How far drafts survive: running chances of slots in a chain and of ranks in a tree.
+
+Slot j is tried only where it was offered and the j - 1 slots before it were accepted, so the
+chances stay unbiased whatever lengths are chosen (accepted / offered would not). Their products are
+the chances P(accepted length >= j). That is also right under block verification: there the chance
+of keeping at least j tokens does not depend on how many more were drafted, and only prefix lengths
+enter here, never single coins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretoken.types import TokenTree
+
+RESCALE = 1e9  # counts are kept in units that grow, so fading costs nothing per slot
+
+
+class Counts:
+    """Faded hits and trials of a list of places."""
+
+    __slots__ = ("growth", "hits", "trials", "unit")
+
+    def __init__(self, half_life: float) -> None:
+        self.growth = 2.0 ** (1.0 / half_life)
+        self.unit = 1.0  # what a trial counts now; older ones were counted smaller
+        self.hits: list[float] = []
+        self.trials: list[float] = []
+
+    def fade(self) -> None:
+        """One step passes."""
+        self.unit *= self.growth
+        if self.unit > RESCALE:
+            self.scale(1.0 / self.unit)
+            self.unit = 1.0
+
+    def scale(self, factor: float) -> None:
+        """Believe what was counted so far `factor` times as much."""
+        self.hits = [hit * factor for hit in self.hits]
+        self.trials = [trial * factor for trial in self.trials]
+
+    def tried(self, place: int, hit: bool) -> None:
+        while len(self.trials) <= place:
+            self.hits.append(0.0)
+            self.trials.append(0.0)
+        self.trials[place] += self.unit
+        if hit:
+            self.hits[place] += self.unit
+
+    def rate(self, place: int, prior: float, weight: float) -> float:
+        """The chance at `place`, where `prior` is worth `weight` fresh trials."""
+        weight *= self.unit
+        if place >= len(self.trials):
+            return prior
+        return (self.hits[place] + weight * prior) / (self.trials[place] + weight)
+
+
+class Slots(Counts):
+    """Slots of a chain."""
+
+    __slots__ = ()
+
+    def update(self, accepted: int, offered: int) -> None:
+        self.fade()
+        for slot in range(accepted):
+            self.tried(slot, True)
+        if accepted < offered:
+            self.tried(accepted, False)
+
+    def rates(self, depth: int, prior: Sequence[float], weight: float) -> list[float]:
+        """Chance of each slot given that it is reached."""
+        return [self.rate(slot, prior[slot], weight) for slot in range(depth)]
+
+    def chained(self, depth: int, first: float, weight: float) -> list[float]:
+        """The same with each slot's prior being the slot before it: what a new slot likely is."""
+        rates = []
+        for slot in range(depth):
+            first = self.rate(slot, first, weight)
+            rates.append(first)
+        return rates
+
+
+class Ranks(Counts):
+    """Ranks of children: how often the b-th child of a reached node is the accepted one."""
+
+    __slots__ = ()
+
+    FALL = 0.35  # prior of a rank as a share of the rank before it
+
+    def update(self, tree: TokenTree, path: Sequence[int]) -> None:
+        self.fade()
+        children = tree.children()
+        for at, node in enumerate((0, *path)):
+            hit = path[at] if at < len(path) else -1
+            for rank, child in enumerate(children[node]):
+                self.tried(rank, child == hit)
+
+    def rates(self, width: int, first: float, weight: float) -> list[float]:
+        rates: list[float] = []
+        for rank in range(width):
+            first = self.rate(rank, first, weight)
+            rates.append(first)
+            first *= self.FALL
+        total = sum(rates)
+        return rates if total <= 1.0 else [rate / total for rate in rates]
+
+
+class Alarm:
+    """Notices that the chance of the first slot has changed: a fast average leaves a slow one."""
+
+    __slots__ = ("fast", "seen", "slow")
+
+    FAST = 1.0 - 0.5 ** (1 / 8)  # half-life of 8 trials
+    SLOW = 1.0 - 0.5 ** (1 / 64)
+    EVIDENCE = 12.0  # effective trials of the fast average
+    DEVIATIONS = 2.5
+
+    def __init__(self) -> None:
+        self.fast = self.slow = 0.5
+        self.seen = 0
+
+    def rings(self, hit: bool) -> bool:
+        """Take in one trial; True when the past no longer tells the present."""
+        self.seen += 1
+        self.fast += max(self.FAST, 1.0 / self.seen) * (hit - self.fast)
+        self.slow += max(self.SLOW, 1.0 / self.seen) * (hit - self.slow)  # a mean at first
+        rate = min(max(self.slow, 0.05), 0.95)
+        spread = (rate * (1.0 - rate) / self.EVIDENCE) ** 0.5
+        if abs(self.fast - self.slow) <= self.DEVIATIONS * spread:
+            return False
+        self.slow = self.fast
+        return True

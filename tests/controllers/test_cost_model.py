@@ -1,0 +1,327 @@
+"""The promises of the controller, on a simulated machine and in the real loop."""
+
+import itertools
+import random
+from collections import defaultdict
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+import torch
+
+from foretoken.coins import SeededCoins, enumerate_outcomes
+from foretoken.controllers.cost_model import CostModel
+from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.chain_model import ChainModel
+from foretoken.drafters.nothing import Nothing
+from foretoken.drafters.tree_model import TreeModel
+from foretoken.engine.loop import Engine, decode
+from foretoken.errors import ConfigError
+from foretoken.lm.table import TableLM
+from foretoken.types import (
+    Budget,
+    CostTable,
+    DecodeState,
+    Draft,
+    Draw,
+    SamplingParams,
+    StepTimes,
+    TokenTree,
+    Verdict,
+)
+from foretoken.verifiers.block import Block
+from foretoken.verifiers.point import Point
+from foretoken.warp import Warp
+
+
+def rates(machine, tokens, seeds=5, **options):
+    found = []
+    for seed in range(seeds):
+        one = machine(seed=seed, noise=0.1, **options)
+        controller = CostModel()
+        controller.learn(one.table())
+        found.append(one.run(controller, tokens).rate)
+    return found
+
+
+def always(chance):
+    return lambda token, slot: chance
+
+
+@pytest.mark.parametrize(
+    ("draft_cost", "slope"), [(0.01, 0.05), (0.05, 0.02), (0.1, 0.0), (0.1, 0.3), (0.15, 0.1)]
+)
+def test_a_useless_draft_costs_under_three_percent(machine, draft_cost, slope):
+    options = {"chance": always(0.0), "draft_cost": draft_cost, "slope": slope}
+    assert min(rates(machine, 2000, **options)) >= 0.97
+    assert min(rates(machine, 256, **options)) >= 0.95
+
+
+def test_a_useless_and_dear_draft_stays_within_the_bar(machine):
+    """Catching up with the text alone takes 4 % of plain time where a draft costs 0.4."""
+    assert min(rates(machine, 2000, chance=always(0.1), draft_cost=0.4)) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("chance", "draft_cost", "slope"),
+    [(0.85, 0.05, 0.0), (0.6, 0.1, 0.0), (0.85, 0.1, 0.05), (0.7, 0.02, 0.1), (0.95, 0.05, 0.03)],
+)
+def test_a_good_draft_runs_at_the_rate_of_the_best_fixed_length(
+    machine, best_fixed, chance, draft_cost, slope
+):
+    options = {"chance": always(chance), "draft_cost": draft_cost, "slope": slope}
+    assert mean(rates(machine, 2000, **options)) >= 0.965 * best_fixed(**options)
+
+
+def test_slots_that_harden_or_soften_are_used_as_they_are(machine, best_fixed):
+    """Look-up drafts: the first token is a gamble, what follows is nearly sure."""
+    options = {"chance": lambda t, j: 0.35 if j == 0 else 0.93, "draft_cost": 0.001, "slope": 0.05}
+    assert mean(rates(machine, 3000, **options)) >= 0.95 * best_fixed(**options)
+    options = {"chance": lambda t, j: 0.9 if j < 2 else 0.1, "draft_cost": 0.05, "slope": 0.02}
+    assert mean(rates(machine, 2000, **options)) >= 0.965 * best_fixed(**options)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "draft_cost"), [(0.85, 0.1, 0.05), (0.1, 0.85, 0.1), (0.1, 0.85, 0.3)]
+)
+def test_a_change_of_regime_is_followed(machine, best_fixed, before, after, draft_cost):
+    goal = best_fixed(chance=always(after), draft_cost=draft_cost)
+    late = []
+    for seed in range(8):
+        one = machine(
+            chance=lambda t, j: before if t < 1000 else after,
+            draft_cost=draft_cost,
+            noise=0.1,
+            seed=seed,
+        )
+        controller = CostModel()
+        controller.learn(one.table())
+        late.append(one.run(controller, 2200).rate_between(1200, 2200))
+    assert mean(late) >= 0.95 * goal
+
+
+def test_the_ledger_bounds_the_loss_and_lets_recover(machine):
+    """A draft whose measured cost was far too small: the table lies, the ledger does not."""
+    one = machine(chance=always(0.3), draft_cost=0.5, noise=0.1)
+    controller = CostModel()
+    controller.learn(replace(one.table(), draft={k: 0.001 * k for k in range(1, 13)}))
+    lowest = []
+    original = controller.timed
+
+    def watched(times):
+        original(times)
+        lowest.append(controller.ledger)
+
+    controller.timed = watched
+    one.run(controller, 2000)
+    assert min(lowest) >= -(controller.config.allowance + 1.0) * 1.3
+    assert one.rate >= 0.9
+
+    controller.ledger = -1e9  # whatever happened before, a good draft is found again
+    again = machine(chance=always(0.9), draft_cost=0.1, seed=3)
+    again.run(controller, 700)
+    steps = next(i for i in range(len(again.offered) - 8) if min(again.offered[i : i + 8]) > 1)
+    assert steps <= 300
+
+
+def test_the_length_falls_under_load_and_reaches_zero(machine):
+    """Scoring costs nothing up to eight nodes and is linear beyond."""
+    chosen = []
+    for rows in (1, 2, 4, 8, 16, 32):
+        one = machine(chance=always(0.7), draft_cost=0.05, rows=rows)
+        one.target = lambda nodes: max(1.0, nodes / 8.0)
+        controller = CostModel()
+        controller.learn(
+            CostTable({n: one.target(n) for n in (1, 2, 4, 8, 16, 32, 64)}, one.table().draft, 0.02)
+        )
+        one.run(controller, 400)
+        chosen.append(mean(one.offered[len(one.offered) // 2 :]))
+    assert all(later <= earlier + 0.1 for earlier, later in itertools.pairwise(chosen))
+    assert chosen[0] >= 3.0 and chosen[-1] <= 0.05
+    assert one.rate >= 0.97
+
+
+def test_rows_that_draft_badly_do_not_stop_rows_that_draft_well(machine):
+    controller = CostModel()
+    one = machine(chance=always(0.0), draft_cost=0.05, slope=0.05)
+    controller.learn(one.table())
+    rows = [state() for _ in range(4)]
+    chance = random.Random(0)
+    lengths = defaultdict(list)
+    for _ in range(300):
+        for at, (row, budget) in enumerate(zip(rows, controller.budgets(rows), strict=True)):
+            lengths[at].append(budget.depth)
+            accepted = 0
+            while at < 2 and accepted < budget.depth and chance.random() < 0.9:
+                accepted += 1
+            tree = TokenTree((0,) * (budget.depth + 1), tuple(range(-1, budget.depth)))
+            controller.update(
+                row, Draft(tree, Draw.POINT), Verdict(tuple(range(1, accepted + 1)), 0)
+            )
+        controller.timed(StepTimes(4, 12, 1, 0.1, 1.5, 0.02))
+    assert min(mean(lengths[at][100:]) for at in (0, 1)) > 2.0
+    assert max(mean(lengths[at][100:]) for at in (2, 3)) < 0.3
+
+
+def state(prompt=(0,), vocab=3, coins=None, **options):
+    params = SamplingParams(**options)
+    warp = Warp(params, len(prompt), vocab)
+    return DecodeState(list(prompt), len(prompt), params, coins or SeededCoins(0), warp)
+
+
+class Clocked(CostModel):
+    """The controller with a clock of its own, so that runs can be repeated and enumerated."""
+
+    def timed(self, times):
+        super().timed(
+            StepTimes(times.rows, times.nodes, times.context, 0.1 * self.step.depth, 1.0, 0.02)
+        )
+
+
+def clocked(**options):
+    controller = Clocked(CostModel.Config(**options))
+    controller.learn(CostTable({1: 1.0, 2: 1.02, 8: 1.2, 64: 3.0}, {1: 0.1, 4: 0.4}, 0.02))
+    return controller
+
+
+def test_the_law_of_the_text_does_not_change():
+    """Exact enumeration over several steps whose lengths follow from what was accepted before."""
+    target = TableLM.random(vocab=2, order=1, seed=3)
+    draft = TableLM.random(vocab=2, order=1, seed=4)
+    lengths = set()
+
+    def write(coins):
+        row = state((0,), 2, coins, max_new_tokens=4, temperature=1.0)
+        engine = Engine(target, ChainModel(draft), Block(), clocked(max_depth=2, probe_every=1))
+        for record in decode([row], engine):
+            lengths.add(len(record.drafts[0].tree))
+        return tuple(row.new_tokens)
+
+    law = defaultdict(float)
+    for text, probability in enumerate_outcomes(write):
+        law[text] += probability
+    assert len(lengths) > 1
+    difference = 0.0
+    for text in itertools.product(range(2), repeat=4):
+        p, tokens = 1.0, [0]
+        for token in text:
+            p *= float(target.after(tokens).softmax(-1)[token])
+            tokens.append(token)
+        difference += abs(p - law[text])
+    assert difference / 2 <= 1e-9
+
+
+@pytest.mark.parametrize("drafter", [ChainModel, TreeModel])
+def test_greedy_text_is_the_same_with_the_controller(drafter):
+    target = TableLM.random(vocab=12, order=2, seed=1)
+    noise = torch.randn(target.logits.shape, generator=torch.Generator().manual_seed(2))
+    draft = TableLM(target.logits + 0.7 * noise.double())
+    prompts = [[3], [1, 2, 3, 4], list(range(10))]
+
+    def write(engine):
+        rows = [state(p, 12, max_new_tokens=120) for p in prompts]
+        records = list(decode(rows, engine))
+        return [row.new_tokens for row in rows], records
+
+    expected, _ = write(Engine(target, Nothing(), Point(), Fixed()))
+    rule = Block() if drafter is ChainModel else Point()
+    controller = clocked()
+    found, records = write(Engine(target, drafter(draft), rule, controller))
+    assert found == expected
+    assert len(records) < 100
+    assert controller.branching is (drafter is TreeModel)
+
+
+def tree_run(share, slope, draft_cost, controller, steps=600):
+    """The b-th candidate is right with chance share[b]; trees as a drafter grows them."""
+    from foretoken.trees.select import best_first_shape
+
+    chance = random.Random(0)
+    row = state()
+    tokens = seconds = 0.0
+    sizes = []
+    for _ in range(steps):
+        (budget,) = controller.budgets([row])
+        shape = best_first_shape(share, budget.nodes, budget.depth)
+        order = sorted(range(len(shape.parents)), key=lambda i: len_path(shape.parents, i))
+        place = {node: i for i, node in enumerate(order)}
+        parents = tuple(place.get(shape.parents[node], -1) for node in order)
+        tree = TokenTree((0,) * len(order), parents)
+        path, children = [], tree.children()
+        while True:
+            here = children[path[-1] if path else 0]
+            coin, pick = chance.random(), None
+            for rank, child in enumerate(here):
+                coin -= share[rank]
+                if coin < 0.0:
+                    pick = child
+                    break
+            if pick is None:
+                break
+            path.append(pick)
+        controller.update(row, Draft(tree, Draw.POINT), Verdict(tuple(path), 0))
+        depth = max(tree.depths())
+        times = StepTimes(1, len(tree), 1, draft_cost * depth, 1.0 + slope * (len(tree) - 1), 0.02)
+        controller.timed(times)
+        tokens += len(path) + 1
+        seconds += times.draft + times.target + times.other
+        sizes.append(budget.nodes)
+    return tokens / seconds * 1.02, sizes
+
+
+def len_path(parents, node):
+    depth = 0
+    while parents[node] >= 0:
+        node, depth = parents[node], depth + 1
+    return depth
+
+
+def tree_table(slope, draft_cost):
+    sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    return CostTable(
+        {n: 1.0 + slope * (n - 1) for n in sizes}, {k: draft_cost * k for k in range(1, 13)}, 0.02
+    )
+
+
+@pytest.mark.parametrize(
+    ("slope", "draft_cost"), [(0.0, 0.05), (0.02, 0.05), (0.1, 0.05), (0.02, 0.3)]
+)
+def test_a_tree_gets_the_nodes_its_costs_allow(slope, draft_cost):
+    share = (0.6, 0.15, 0.08, 0.04)
+    fixed = [
+        tree_run(share, slope, draft_cost, Fixed(Fixed.Config(depth=d, nodes=n)), 1500)[0]
+        for d in (1, 2, 3, 5, 8)
+        for n in (1, 2, 4, 8, 16, 32, 64)
+        if n >= d
+    ]
+    controller = CostModel(CostModel.Config(trees=True))
+    controller.learn(tree_table(slope, draft_cost))
+    rate, sizes = tree_run(share, slope, draft_cost, controller)
+    assert rate >= 0.93 * max(fixed)
+    assert mean(sizes[-200:]) > 30 if slope == 0.0 else mean(sizes[-200:]) < 25
+
+
+def test_a_tree_that_does_not_pay_is_given_up():
+    controller = CostModel(CostModel.Config(trees=True))
+    controller.learn(tree_table(1.0, 0.1))
+    rate, sizes = tree_run((0.6, 0.15, 0.08), 1.0, 0.1, controller)
+    assert mean(size == 0 for size in sizes[-300:]) > 0.95
+    assert rate >= 0.95
+
+
+def test_budgets_ask_for_no_more_than_configured():
+    controller = clocked(max_depth=3)
+    row = state()
+    for _ in range(50):
+        (budget,) = controller.budgets([row])
+        assert budget.depth <= 3
+        tree = TokenTree((0,) * (budget.depth + 1), tuple(range(-1, budget.depth)))
+        controller.update(row, Draft(tree, Draw.POINT), Verdict(tuple(range(1, len(tree))), 0))
+        controller.timed(StepTimes(1, len(tree), 1, 0.1, 1.0, 0.0))
+    assert budget == Budget(3, 3)
+
+
+@pytest.mark.parametrize("options", [{"max_depth": 0}, {"margin": 0.5}, {"probe_every": 0}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        CostModel(CostModel.Config(**options))

@@ -1,0 +1,45 @@
+import pytest
+
+from foretoken.controllers.prices import Price, Prices
+from foretoken.types import CostTable
+
+
+def test_prices_lie_on_lines_between_measured_sizes():
+    price = Price({1: 1.0, 2: 1.5, 4: 2.0, 8: 4.0})
+    assert [price.at(n) for n in (1, 2, 3, 4, 6, 8)] == [1.0, 1.5, 1.75, 2.0, 3.0, 4.0]
+    assert price.at(12) == pytest.approx(6.0)  # the last slope goes on
+    assert price.at(100) == pytest.approx(4.0 + 92 * 0.5)
+    assert price.at(0) == 0.0
+
+
+def test_a_price_finds_a_wrong_table_out():
+    price = Price({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
+    for _ in range(300):
+        price.seen(1, 1.0)
+        price.seen(3, 1.5)
+        price.seen(8, 2.0)
+    assert price.at(1) == pytest.approx(1.0, rel=0.05)
+    assert price.at(3) == pytest.approx(1.5, rel=0.05)
+    assert price.at(8) == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_slower_machine_is_slower_at_sizes_nobody_ran():
+    price = Price({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
+    for _ in range(40):
+        price.seen(2, 1.3)
+    assert price.at(16) > 1.1
+
+
+def test_one_pause_of_the_machine_moves_little():
+    price = Price({1: 1.0, 2: 1.0})
+    price.seen(1, 500.0)
+    assert price.at(1) < 1.2
+
+
+def test_copies_learn_apart():
+    prices = Prices(CostTable({1: 1.0, 4: 1.0}, {1: 0.1, 2: 0.2}, 0.01))
+    twin = prices.copy()
+    twin.target.seen(1, 2.0)
+    twin.seen_overhead(True, 0.5)
+    assert prices.plain(1) == 1.01 and prices.drafted(1, 2, 2) == pytest.approx(1.21)
+    assert twin.plain(1) > 1.05 and twin.drafted_overhead > 0.05
