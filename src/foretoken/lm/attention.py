@@ -7,6 +7,8 @@ for the length of our own forwards only; it also stands for itself in a plain fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -99,6 +101,22 @@ def triangle(queries: int, like: Tensor) -> Tensor:
     """[1, 1, Q, Q] causal mask."""
     mask = like.new_full((queries, queries), torch.finfo(like.dtype).min)
     return mask.triu_(1)[None, None]
+
+
+@contextmanager
+def switched(configs: Sequence[Any], name: str | None) -> Iterator[None]:
+    """Attention function `name` inside, the user's choice outside; None changes nothing."""
+    if name is None:
+        yield
+        return
+    before = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = name
+        yield
+    finally:
+        for config, choice in zip(configs, before, strict=True):
+            config._attn_implementation = choice
 
 
 AttentionInterface.register(NAME, attend)

@@ -29,13 +29,13 @@ class Target:
     scattered: Tensor | None = None  # the slots, where they are not neighbours
 
 
-class SlotLayer(CacheLayerMixin):
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's view of the buffers. Windows live in masks; `low` only spares reading."""
 
     is_sliding = False
 
     def __init__(self, owner: SlotCache) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.owner = owner
         self.low = 0  # columns before this are seen by no query of the forward
 
@@ -100,7 +100,8 @@ class SlotCache(Cache):
     """Keys and values of all rows; the only user of `past_key_values`."""
 
     def __init__(self, layers: int, slots: int = 1, columns: int = 128) -> None:
-        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+        self.rows_of = [SlotLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.rows_of))
         self.slots, self.columns = slots, columns
         self.groups: list[Group] = []
         self.target = Target(0, 1, 0, 0, 0)
@@ -108,8 +109,7 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys, values = self.layers[layer_idx].update(key_states, value_states)
-        return keys, values
+        return self.rows_of[layer_idx].update(key_states, value_states)
 
     def blank(self, layers: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Zeroed buffers for layers whose states look like `keys` and `values`."""
@@ -155,10 +155,10 @@ class SlotCache(Cache):
         lows: Mapping[int, int],
         device: torch.device,
     ) -> None:
-        """Point the next forward at these rows. `slots` ascend; `lows` maps layer to first column."""
+        """Point the next forward at these rows, `slots` ascending; `lows`: layer -> first column."""
         first, count = slots[0], len(slots)
         self.target = target = Target(first, count, starts[0], width, longest)
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.rows_of):
             layer.low = lows.get(index, 0)
         if count == 1:
             return

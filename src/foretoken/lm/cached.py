@@ -7,43 +7,26 @@ the attention function is switched for the length of one forward. The only calle
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.errors import CapabilityError
 from foretoken.lm import attention
 from foretoken.lm.cache import SlotCache
 from foretoken.lm.family import attention_configs, decoder_layers, describe
 from foretoken.lm.fast import choose_kernels, restore
-from foretoken.lm.feed import Feed, Memory, committed_feed, renewed_feed, tree_feed
-from foretoken.lm.masking import Masks, column_positions
-from foretoken.lm.probe import Plan, choose_plan
+from foretoken.lm.feed import Batch, Feed, Memory, committed_feed, renewed_feed, tree_feed
+from foretoken.lm.hidden import tapping
+from foretoken.lm.masking import Masks
+from foretoken.lm.plan import Plan
+from foretoken.lm.probe import choose_plan
 from foretoken.trees.masks import depths
 from foretoken.types import DecodeState, Draft, Scores
 
 CHUNK = 512  # tokens of a prompt fed together: a mask of a whole long prompt would not fit
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """One forward: its rows by ascending slot, shorter ones padded by their last token."""
-
-    feeds: list[Feed]
-    width: int  # tokens per row
-    longest: int  # columns read
-    kept: int  # logits are computed for that many last places
-    ids: Int[Tensor, "B Q"]
-    positions: Int[Tensor, "B Q"]
-
-    def key_positions(self) -> Int[Tensor, "B K"]:
-        """Logical position of every cache column."""
-        return column_positions(self.feeds, self.longest, self.ids.device)
 
 
 class CachedLM:
@@ -76,7 +59,6 @@ class CachedLM:
         accepted = inspect.signature(model.forward).parameters
         self._positions_accepted = "position_ids" in accepted
         self._keep_accepted = "logits_to_keep" in accepted
-        self._nothing = self.masks.table.new_zeros(1, 1, 1, 1)
         self.plan: Plan
         self.caps, self.vocab_size = choose_plan(self)
         self.kernels = choose_kernels(model, kernels) if kernels != "dense" else None
@@ -293,7 +275,7 @@ class CachedLM:
         feeds, width = batch.feeds, batch.width
         columns = max(feed.start for feed in feeds) + width
         self.cache.reserve(feeds[-1].memory.slot + 1, columns)
-        arguments, lows = self._sight(batch)
+        arguments, lows = self.masks.arguments(batch, self.family, self.plan)
         self.cache.aim(
             [feed.memory.slot for feed in feeds],
             [feed.start for feed in feeds],
@@ -306,7 +288,10 @@ class CachedLM:
             arguments["position_ids"] = batch.positions
         if self._keep_accepted:
             arguments["logits_to_keep"] = batch.kept
-        with self._own_attention(), self._tapping(taps) as tapped:
+        with (
+            attention.switched(self._configs, self.plan.attention),
+            tapping(self._layers, taps) as tapped,
+        ):
             output = self.model(
                 input_ids=batch.ids, past_key_values=self.cache, use_cache=True, **arguments
             )
@@ -314,115 +299,6 @@ class CachedLM:
         if logits.shape[1] > batch.kept:
             logits = logits[:, -batch.kept :]
         return logits, torch.stack(tapped, dim=2) if taps else None
-
-    def _sight(self, batch: Batch) -> tuple[dict[str, Any], dict[int, int]]:
-        """Mask arguments of the model, and the first column that each windowed layer reads."""
-        feeds, width = batch.feeds, batch.width
-        if not self.plan.tree:
-            return {"attention_mask": self._chain_mask(batch)}, {}
-        bounds = self._bounds(feeds)
-        lone = self.plan.own and len(feeds) == 1
-        whole = feeds[0].seen[-1] == (1 << feeds[0].stop - feeds[0].base) - 1
-        arguments: dict[str, Any] = {}
-        made: dict[int | None, Tensor] = {}
-        if lone and width == 1 and whole:
-            arguments["unmasked"] = True
-            made = dict.fromkeys(self.family.windows, self._nothing)
-        elif lone and feeds[0].stop == width and not feeds[0].scored and not bounds:
-            arguments["causal"] = True
-            made = dict.fromkeys(self.family.windows, self._nothing)
-        else:
-            fold = self.family.fold if self.plan.own else 1
-            fold = fold if fold * width <= attention.MOST_FOLDED else 1
-            full = self.masks.full(feeds, width, batch.longest, fold)
-            keys = batch.key_positions() if bounds else None
-            for window in dict.fromkeys(self.family.windows):
-                made[window] = full
-                if keys is not None and window in bounds:
-                    made[window] = self.masks.windowed(
-                        full, batch.positions, keys, window, bounds[window]
-                    )
-        names = self.family.names
-        arguments["attention_mask"] = (
-            {name: made[window] for name, window in names.items()}
-            if names
-            else made[self.family.windows[0]]
-        )
-        windows = self.family.windows if bounds else ()
-        return arguments, {i: bounds[w] for i, w in enumerate(windows) if w in bounds}
-
-    def _bounds(self, feeds: list[Feed]) -> dict[int | None, int]:
-        """For each window that hides anything: the first column that some query still sees."""
-        if not any(self.family.windows):
-            return {}
-        top = max(max(feed.positions) for feed in feeds)
-        lowest = min(min(feed.positions) for feed in feeds)
-        return {
-            window: max(0, lowest - window + 1)
-            for window in set(self.family.windows)
-            if window is not None and top >= window
-        }
-
-    def _chain_mask(self, batch: Batch) -> Int[Tensor, "1 K"]:
-        """For models that count places: one row, every column a token, the mask their own."""
-        [feed] = batch.feeds
-        tail = feed.start - feed.base
-        for i, bits in enumerate(feed.seen):
-            if bits != (2 << tail + i) - 1:
-                raise CapabilityError(
-                    f"a tree was handed to {self.family.name}.",
-                    f"this model scores chains only: {self.plan.why}.",
-                    "use method chain, prompt-lookup or plain.",
-                )
-        return torch.ones(1, batch.longest, dtype=torch.long, device=self.device)
-
-    @contextmanager
-    def _own_attention(self) -> Iterator[None]:
-        """Our attention function inside, the user's choice outside."""
-        if self.plan.attention is None:
-            yield
-            return
-        before = [config._attn_implementation for config in self._configs]
-        try:
-            for config in self._configs:
-                config._attn_implementation = self.plan.attention
-            yield
-        finally:
-            for config, name in zip(self._configs, before, strict=True):
-                config._attn_implementation = name
-
-    @contextmanager
-    def _tapping(self, taps: tuple[int, ...]) -> Iterator[list[Tensor]]:
-        """Outputs of decoder layers `taps` (negative counts from the last), in that order."""
-        tapped: list[Tensor] = []
-        if not taps:
-            yield tapped
-            return
-        if not self._layers:
-            raise CapabilityError(
-                f"hidden layers of {self.family.name} were asked for.",
-                "its decoder layers could not be found.",
-                "use a method that reads no hidden layers: chain, tree, prompt-lookup.",
-            )
-        seen: dict[int, Tensor] = {}
-        count = len(self._layers)
-
-        def keep(index: int) -> Any:
-            def hook(_module: Any, _inputs: Any, output: Any) -> None:
-                seen[index] = output[0] if isinstance(output, tuple) else output
-
-            return hook
-
-        hooks = [
-            self._layers[index].register_forward_hook(keep(index))
-            for index in {tap % count for tap in taps}
-        ]
-        try:
-            yield tapped
-        finally:
-            for hook in hooks:
-                hook.remove()
-        tapped += [seen[tap % count] for tap in taps]
 
 
 def _slot(feed: Feed) -> int:

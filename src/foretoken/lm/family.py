@@ -103,7 +103,8 @@ def switch_of(config: Any) -> int | None:
     for part in parts:
         if part.get("rope_type") == "longrope":
             at = part.get("original_max_position_embeddings")
-            return int(at or getattr(config, "original_max_position_embeddings", 0)) or None
+            at = at or getattr(config, "original_max_position_embeddings", None)
+            return int(at) if at else None
     return None
 
 

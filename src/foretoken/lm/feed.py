@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
 from foretoken.trees.masks import ancestors, depths, prefixes
 
 
@@ -53,6 +57,26 @@ class Feed:
             self.memory.tokens += tokens
             self.memory.depths += down
             self.memory.seen += seen
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One forward: its rows by ascending slot, shorter ones padded by their last token."""
+
+    feeds: list[Feed]
+    width: int  # tokens per row
+    longest: int  # columns read
+    kept: int  # logits are computed for that many last places
+    ids: Int[Tensor, "B Q"]
+    positions: Int[Tensor, "B Q"]
+
+    def key_positions(self) -> Int[Tensor, "B K"]:
+        """Logical position of every cache column."""
+        device = self.ids.device
+        columns = torch.arange(self.longest, device=device).repeat(len(self.feeds), 1)
+        for row, feed in zip(columns, self.feeds, strict=True):
+            row[feed.base : feed.stop] = torch.tensor(feed.key_positions, device=device)
+        return columns
 
 
 def committed_feed(memory: Memory, tokens: Sequence[int], stop: int) -> Feed:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foretoken.lm.feed import Feed
+from foretoken.errors import CapabilityError
+from foretoken.lm.attention import MOST_FOLDED
+from foretoken.lm.family import Family
+from foretoken.lm.feed import Batch, Feed
+from foretoken.lm.plan import Plan
 from foretoken.trees.masks import outside_window, sight_table, unpack
-
-KEPT_ROWS = 256  # taller masks belong to prefills and are made from nothing
 
 
 class Masks:
@@ -19,6 +22,7 @@ class Masks:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.table = sight_table(dtype, device)
+        self.nothing = self.table.new_zeros(1, 1, 1, 1)  # where the mask is not looked at
         self.least = torch.finfo(dtype).min
         self.buffer = self.table.new_zeros(0, 0)
         self.dirty = (0, 0)  # rows and columns at the right edge that are not zero
@@ -30,7 +34,7 @@ class Masks:
         if len(feeds) == 1:
             [feed] = feeds
             block = self._block(feed, width)
-            if fold * width > KEPT_ROWS:
+            if fold * width > MOST_FOLDED:
                 mask = block.new_zeros(width, longest)
                 mask[:, feed.base :] = block
                 return mask.repeat(fold, 1)[None, None]
@@ -82,12 +86,59 @@ class Masks:
         view.view(fold, width, breadth)[:, :, edge:] = block
         return view[:, breadth - longest :][None, None]
 
+    def arguments(
+        self, batch: Batch, family: Family, plan: Plan
+    ) -> tuple[dict[str, Any], dict[int, int]]:
+        """Mask arguments of the model, and the first column that each windowed layer reads."""
+        feeds, width = batch.feeds, batch.width
+        if not plan.tree:
+            return {"attention_mask": self._places(batch, family, plan)}, {}
+        bounds = window_bounds(feeds, family.windows)
+        lone = plan.own and len(feeds) == 1
+        first = feeds[0]
+        arguments: dict[str, Any] = {}
+        made: dict[int | None, Tensor] = dict.fromkeys(family.windows, self.nothing)
+        if lone and width == 1 and first.seen[0] == (1 << first.stop - first.base) - 1:
+            arguments["unmasked"] = True  # a single query that sees all columns read
+        elif lone and first.stop == width and not first.scored and not bounds:
+            arguments["causal"] = True  # a prompt's first chunk
+        else:
+            fold = family.fold if plan.own and family.fold * width <= MOST_FOLDED else 1
+            full = self.full(feeds, width, batch.longest, fold)
+            keys = batch.key_positions() if bounds else None
+            for window in made:
+                made[window] = full
+                if keys is not None and window is not None and window in bounds:
+                    made[window] = self.windowed(
+                        full, batch.positions, keys, window, bounds[window]
+                    )
+        arguments["attention_mask"] = made[family.windows[0]]
+        if family.names:
+            arguments["attention_mask"] = {name: made[w] for name, w in family.names.items()}
+        lows = {i: bounds[w] for i, w in enumerate(family.windows) if w in bounds}
+        return arguments, lows
 
-def column_positions(
-    feeds: Sequence[Feed], longest: int, device: torch.device
-) -> Int[Tensor, "B K"]:
-    """The position of the token in every column of every row."""
-    columns = torch.arange(longest, device=device).repeat(len(feeds), 1)
-    for row, feed in zip(columns, feeds, strict=True):
-        row[feed.base : feed.stop] = torch.tensor(feed.key_positions, device=device)
-    return columns
+    def _places(self, batch: Batch, family: Family, plan: Plan) -> Int[Tensor, "1 K"]:
+        """For models that count places: one row, every column a token, the mask their own."""
+        [feed] = batch.feeds
+        tail = feed.start - feed.base
+        if any(bits != (2 << tail + i) - 1 for i, bits in enumerate(feed.seen)):
+            raise CapabilityError(
+                f"a tree was handed to {family.name}.",
+                f"this model scores chains only: {plan.why}.",
+                "use method chain, prompt-lookup or plain.",
+            )
+        return torch.ones(1, batch.longest, dtype=torch.long, device=self.table.device)
+
+
+def window_bounds(feeds: Sequence[Feed], windows: Sequence[int | None]) -> dict[int | None, int]:
+    """For each window that hides anything: the first column that some query still sees."""
+    if not any(windows):
+        return {}
+    top = max(max(feed.positions) for feed in feeds)
+    lowest = min(min(feed.positions) for feed in feeds)
+    return {
+        window: max(0, lowest - window + 1)
+        for window in set(windows)
+        if window is not None and top >= window
+    }

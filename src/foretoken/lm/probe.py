@@ -16,6 +16,7 @@ from torch import Tensor
 from foretoken.coins import SeededCoins
 from foretoken.errors import CapabilityError
 from foretoken.lm import attention
+from foretoken.lm.plan import Plan
 from foretoken.types import Caps, DecodeState, Draft, Draw, SamplingParams, TokenTree
 
 if TYPE_CHECKING:
@@ -28,20 +29,6 @@ SECOND = (-1, 0, 0, 2)  # the tree after that
 ALLOWED = {torch.float64: 1e-6, torch.float32: 3e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 # What model code raises when it is handed a mask or a cache it was not written for.
 RAISED = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, IndexError)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How forwards are made."""
-
-    tree: bool  # 4-D masks; otherwise chains, with the model's own mask
-    ragged: bool  # rows of different lengths in one forward
-    attention: str | None  # attention function during our forwards; None leaves the model's
-    why: str = ""  # the reason for a limit
-
-    @property
-    def own(self) -> bool:
-        return self.attention == attention.NAME
 
 
 def choose_plan(lm: CachedLM) -> tuple[Caps, int]:
@@ -149,7 +136,8 @@ def trial(lm: CachedLM, truth: Truth, vocab: int) -> float:
         DecodeState(list(prompt), len(prompt), params, SeededCoins(0), None)
         for prompt in truth.prompts
     ]
-    shapes, path = (PARENTS, SECOND), PATH
+    shapes = (PARENTS, SECOND)
+    path: tuple[int, ...] = PATH
     for row in rows:
         lm.prefill(row)
     worst = 0.0

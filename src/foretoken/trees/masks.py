@@ -60,8 +60,6 @@ def unpack(
     return table[packed.int()].view(len(seen), 8 * width)[:, :columns]
 
 
-def outside_window(
-    queries: Int[Tensor, "B Q"], keys: Int[Tensor, "B K"], window: int
-) -> Tensor:
+def outside_window(queries: Int[Tensor, "B Q"], keys: Int[Tensor, "B K"], window: int) -> Tensor:
     """[B, Q, K], true where a key lies before a query's window. Positions decide, not columns."""
     return keys[:, None, :] <= (queries - window)[:, :, None]

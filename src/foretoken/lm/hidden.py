@@ -1,0 +1,44 @@
+"""Hidden layers by forward hooks: the index of `output_hidden_states` differs between versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from foretoken.errors import CapabilityError
+
+
+@contextmanager
+def tapping(layers: Sequence[nn.Module], taps: tuple[int, ...]) -> Iterator[list[Tensor]]:
+    """A list that holds the outputs of `layers[tap]`, in the order of `taps`, after the block."""
+    tapped: list[Tensor] = []
+    if not taps:
+        yield tapped
+        return
+    if not layers:
+        raise CapabilityError(
+            "hidden layers were asked for.",
+            "the decoder layers of this model could not be found.",
+            "use a method that reads no hidden layers: chain, tree, prompt-lookup.",
+        )
+    seen: dict[int, Tensor] = {}
+    indices = [tap % len(layers) for tap in taps]
+    hooks = [layers[i].register_forward_hook(keep(seen, i)) for i in set(indices)]
+    try:
+        yield tapped
+    finally:
+        for hook in hooks:
+            hook.remove()
+    tapped += [seen[index] for index in indices]
+
+
+def keep(seen: dict[int, Tensor], index: int) -> Any:
+    """A hook that stores a layer's output; some families return it first in a tuple."""
+
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        seen[index] = output[0] if isinstance(output, tuple) else output
+
+    return hook

@@ -1,0 +1,328 @@
+"""Models and tokenizers from a directory, a hub name, or as they are; bad input refused early."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlparse
+from urllib.request import getproxies
+
+import torch
+from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+SAFE = ("*.safetensors",)
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+WORDS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+SECONDS = 5.0  # to find out that the hub cannot be reached
+# What transformers raises for a configuration, weights or a tokenizer it cannot read.
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError,
+    SafetensorError,
+)  # fmt: skip
+
+
+def load_model(
+    source: Any,
+    *,
+    device: Any = None,
+    dtype: Any = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """A causal LM in eval mode. A loaded model is returned as it is, where it is.
+
+    `device` is CUDA where there is one, else the CPU; `dtype` is float32 on a CPU and the
+    checkpoint's elsewhere.
+    """
+    if isinstance(source, PreTrainedModel):
+        return same_model(source, device, dtype)
+    place = find_device(device)
+    kind = find_dtype(dtype, place)
+    where = locate(source, "model")
+    if isinstance(where, Path):
+        check_directory(where, allow_pickle)
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": isinstance(where, Path)}
+    with quiet():
+        config = read_config(where, options)
+        model, report = read_weights(
+            where, config, kind, {**options, "use_safetensors": None if allow_pickle else True}
+        )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{source} lacks {len(missing)} of the model's weights, {missing[0]} among them.",
+            "every weight must be in the checkpoint; missing ones would be random numbers.",
+            "use a complete checkpoint of a causal language model.",
+        )
+    loaded: PreTrainedModel = model.to(place).eval()
+    return loaded
+
+
+def load_tokenizer(source: Any, tokenizer: Any = None) -> Any:
+    """The tokenizer given, or the one beside the model, or None where there is none."""
+    if tokenizer is not None and not isinstance(tokenizer, str | Path):
+        return tokenizer
+    asked = tokenizer is not None
+    if not asked and isinstance(source, PreTrainedModel):
+        origin = Path(source.config.name_or_path or "/nonexistent")
+        return read_tokenizer(origin) if has_words(origin) else None
+    where = locate(tokenizer if asked else source, "tokenizer")
+    if isinstance(where, Path) and not has_words(where):
+        if not asked:
+            return None
+        raise CheckpointError(
+            f"{where} was given as a tokenizer and has no tokenizer files.",
+            f"a tokenizer directory holds one of {', '.join(WORDS)}.",
+            "pass the directory the tokenizer was saved to.",
+        )
+    return read_tokenizer(where)
+
+
+def same_model(model: PreTrainedModel, device: Any, dtype: Any) -> PreTrainedModel:
+    """A loaded model belongs to the caller: it is neither moved nor converted."""
+    other_place = device is not None and torch.device(device).type != model.device.type
+    other_kind = dtype is not None and find_dtype(dtype, model.device) not in (model.dtype, "auto")
+    if other_place or other_kind:
+        raise ConfigError(
+            f"a loaded model ({model.device}, {model.dtype}) was passed with "
+            f"device={device!r}, dtype={dtype!r}.",
+            "a loaded model is used as it is.",
+            "call model.to(...) first, or pass its directory instead of the model.",
+        )
+    return model
+
+
+def locate(source: Any, what: str) -> Path | str:
+    """A directory that exists, or a hub name that can be asked for."""
+    if not isinstance(source, str | Path):
+        raise ConfigError(
+            f"a {type(source).__name__} was passed as {what}.",
+            f"a {what} is a directory, a hub name or a loaded object.",
+            "pass one of these.",
+        )
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise CheckpointError(
+            f"{source} is a file.",
+            f"a {what} is a directory with config.json beside its weights.",
+            f"pass {path.parent}.",
+        )
+    if isinstance(source, Path) or not HUB_NAME.fullmatch(source):
+        raise CheckpointError(
+            f"there is no directory {source}.",
+            f"a {what} is a directory, or a hub name such as owner/name.",
+            "check the path" + beside(path) + ".",
+        )
+    return source
+
+
+def beside(path: Path) -> str:
+    """Directories that lie where the missing one was looked for."""
+    if not path.parent.is_dir():
+        return ""
+    found = sorted(other.name for other in path.parent.iterdir() if other.is_dir())[:5]
+    return f"; {path.parent} holds {', '.join(found)}" if found else ""
+
+
+def check_directory(path: Path, allow_pickle: bool) -> None:
+    """A configuration and weights that may be read."""
+    files = sorted(item.name for item in path.iterdir())
+    if not files:
+        raise CheckpointError(
+            f"{path} is empty.",
+            "a model directory holds config.json and *.safetensors.",
+            "save or download the model again.",
+        )
+    if "config.json" not in files:
+        some = ", ".join(files[:5])
+        raise CheckpointError(
+            f"{path} has no config.json.",
+            f"a model directory holds config.json beside its weights; found here: {some}.",
+            "pass the directory that save_pretrained wrote to.",
+        )
+    if any(next(path.glob(pattern), None) for pattern in SAFE):
+        return
+    pickled = sorted(item.name for pattern in PICKLES for item in path.glob(pattern))
+    if pickled and not allow_pickle:
+        raise CheckpointError(
+            f"{path} has pickled weights only: {', '.join(pickled[:3])}.",
+            "loading a pickle can run any code in it, so only *.safetensors are read.",
+            "convert them, or pass allow_pickle=True (--allow-pickle) if you trust their source.",
+        )
+    if not pickled:
+        raise CheckpointError(
+            f"{path} has no weights.",
+            "a model directory holds *.safetensors beside config.json.",
+            "save or download the model again.",
+        )
+
+
+def find_device(device: Any) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError):
+        place = None
+    if place is None or (place.type == "cuda" and not torch.cuda.is_available()):
+        available = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+        raise ConfigError(
+            f"device={device!r} was asked for.",
+            f"devices of this machine: {available}.",
+            "pass one of these, or leave device out.",
+        ) from None
+    return place
+
+
+def find_dtype(dtype: Any, place: torch.device) -> Any:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype is None:
+        return torch.float32 if place.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"dtype={dtype!r} was asked for.",
+            f"dtype is a torch.dtype or one of {', '.join(DTYPES)}.",
+            "pass one of these, or leave dtype out.",
+        )
+    return dtype if dtype == "auto" else getattr(torch, dtype)
+
+
+def read_config(where: Path | str, options: dict[str, Any]) -> Any:
+    if isinstance(where, str):
+        check_reachable(where, options)
+    else:
+        try:
+            json.loads((where / "config.json").read_text())
+        except ValueError as error:
+            raise CheckpointError(
+                f"{where}/config.json is no JSON: {error}.",
+                "the configuration must be readable.",
+                "save or download the model again.",
+            ) from error
+    try:
+        return AutoConfig.from_pretrained(where, **options)
+    except UNREADABLE as error:
+        explain(where, error, options)
+
+
+def read_weights(
+    where: Path | str, config: Any, dtype: Any, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    text = config.get_text_config(decoder=True)
+    soft = getattr(text, "attn_logit_softcapping", None) is not None
+    if soft or config.model_type == "gpt_oss":
+        # Fused attention has no soft cap and no sinks; some versions drop them without a word.
+        options = {**options, "attn_implementation": "eager"}
+    read: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        model, report = read(where, config=config, dtype=dtype, output_loading_info=True, **options)
+    except UNREADABLE as error:
+        explain(where, error, options)
+    return model, report
+
+
+def read_tokenizer(where: Path | str) -> Any:
+    options = {"local_files_only": isinstance(where, Path)}
+    if isinstance(where, str):
+        check_reachable(where, {})
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(where, **options)
+    except UNREADABLE as error:
+        raise CheckpointError(
+            f"the tokenizer of {where} cannot be read: {first_line(error)}.",
+            "tokenizer files must be those that save_pretrained wrote.",
+            "pass tokenizer= with another directory or a loaded tokenizer.",
+        ) from error
+
+
+def has_words(path: Path) -> bool:
+    return any((path / name).is_file() for name in WORDS)
+
+
+def check_reachable(name: str, options: dict[str, Any]) -> None:
+    """Say within seconds that a hub name cannot be had, instead of after minutes of retries."""
+    try:
+        AutoConfig.from_pretrained(name, **{**options, "local_files_only": True})
+        return
+    except UNREADABLE:
+        pass  # not in the local copy of the hub: it must be asked
+    host = urlparse(ENDPOINT)
+    if not HF_HUB_OFFLINE:
+        if getproxies():
+            return
+        try:
+            socket.create_connection((host.hostname, host.port or 443), timeout=SECONDS).close()
+            return
+        except OSError:
+            pass  # told below, together with the offline case
+    raise CheckpointError(
+        f"{name} was asked for: there is no such directory, and it is not in the local hub cache.",
+        f"{host.hostname} cannot be reached from here.",
+        "pass a directory, or fetch the model where there is a network.",
+    )
+
+
+def explain(where: Path | str, error: Exception, options: dict[str, Any]) -> NoReturn:
+    """Turn what transformers said into an error with a way out."""
+    said = first_line(error)
+    if "trust_remote_code" in str(error) and not options["trust_remote_code"]:
+        raise CheckpointError(
+            f"{where} brings model code of its own.",
+            "code from a checkpoint is not run unless asked for.",
+            "pass trust_remote_code=True (--trust-remote-code) if you trust its source.",
+        ) from error
+    if re.search("model.type|Unrecognized", str(error)):
+        raise CapabilityError(
+            f"{where} is of a kind that the installed transformers cannot build: {said}.",
+            "any causal language model that AutoModelForCausalLM builds.",
+            "use such a model, or a newer transformers.",
+        ) from error
+    if isinstance(where, str) and options.get("use_safetensors"):
+        raise CheckpointError(
+            f"{where} cannot be read: {said}.",
+            "hub models are read from *.safetensors, never from pickles.",
+            "check the name, or pass allow_pickle=True (--allow-pickle) if you trust its source.",
+        ) from error
+    raise CheckpointError(
+        f"{where} cannot be read: {said}.",
+        "config.json and *.safetensors as save_pretrained writes them.",
+        "save or download the model again.",
+    ) from error
+
+
+def first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:200].rstrip(".")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars, log lines or warnings from loading; what matters becomes an error."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(50)  # nothing below critical
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
