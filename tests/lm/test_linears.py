@@ -228,3 +228,12 @@ def test_a_lone_row_computed_as_two_has_the_bits_of_many():
         many = product(x)
         alone = torch.cat([product(x[:, i : i + 1]) for i in range(9)], 1)
     assert torch.equal(many, alone)
+
+
+def test_weights_made_in_inference_mode_are_served_too():
+    with torch.inference_mode():
+        model = llama()
+    expected = logits(model)
+    report = fast.choose_kernels(model, "packed")
+    assert list(fast.installed(model)) and not report.why
+    torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=1e-4)

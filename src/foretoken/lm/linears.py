@@ -38,6 +38,12 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype is torch.float32
 
 
+class Unwatched:
+    """Stands for a weight made in inference mode, which keeps no count of changes."""
+
+    _version = 0
+
+
 class Product:
     """The forward of one linear module: a list of kernels by row count. Copies fall back to dense.
 
@@ -57,6 +63,7 @@ class Product:
         "outside",
         "packed",
         "version",
+        "watched",
         "width",
     )
 
@@ -68,7 +75,8 @@ class Product:
         self.bias: Tensor | None = None if bias is None else bias.detach()
         self.module = module
         self.width, self.dtype = self.matrix.shape[1], self.matrix.dtype
-        self.version = self.matrix._version
+        self.watched: Any = Unwatched if self.matrix.is_inference() else self.matrix
+        self.version = self.watched._version
         self.packed: Tensor | None = None
         self.kernels: list[int] = [DENSE] * (LISTED + 1)
         self.many = DENSE
@@ -79,7 +87,7 @@ class Product:
         if (
             torch.is_grad_enabled()
             or x.dtype is not self.dtype
-            or self.matrix._version != self.version
+            or self.watched._version != self.version
             or torch.is_autocast_enabled("cpu")
         ):
             return self.careful(x)
@@ -108,8 +116,8 @@ class Product:
         """The rare cases: training, other types, a weight that was written to."""
         if self.freed:
             return self.only_packed(x)
-        if self.matrix._version != self.version:
-            self.version = self.matrix._version
+        if self.watched._version != self.version:
+            self.version = self.watched._version
             if self.packed is not None:
                 self.pack()
         plain: Tensor = type(self.module).forward(self.module, x)
@@ -129,7 +137,7 @@ class Product:
 
     def pack(self) -> None:
         """Make the packed copy, a normal tensor whatever the mode around."""
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(self.matrix.is_inference()), torch.no_grad():
             # the second number is a hint; 2 to 64 give the same layout, 0 and 1 a slow one
             dense = self.matrix.contiguous()
             self.packed = torch.ops.mkldnn._reorder_linear_weight(dense, 16)
@@ -146,7 +154,7 @@ class Product:
         self.module.weight = nn.Parameter(hollow, requires_grad=False)
         self.matrix = self.module.weight.detach()
         self.matrix = self.matrix.t() if is_conv1d(self.module) else self.matrix
-        self.version = self.matrix._version
+        self.watched, self.version = Unwatched, Unwatched._version
         self.outside = self.module.register_state_dict_pre_hook(refuse_saving)
 
     def unfree(self) -> None:
@@ -201,12 +209,7 @@ def linears(model: nn.Module) -> Iterator[nn.Module]:
         if type(module) not in (nn.Linear, Conv1D) or "forward" in module.__dict__:
             continue
         weight = module.weight
-        if (
-            isinstance(weight, Tensor)
-            and weight.device.type == "cpu"
-            and not weight.is_inference()  # no version counter, so changes could not be seen
-            and can_pack(weight.dtype)
-        ):
+        if isinstance(weight, Tensor) and weight.device.type == "cpu" and can_pack(weight.dtype):
             yield module
 
 
