@@ -35,7 +35,7 @@ def summarise(
     rows = {label: row_record(label, found, failed.get(label), greedy) for label in labels}
     return {
         "rows": rows,
-        "families": sorted({cell.family for cell in cells}),
+        "families": list(dict.fromkeys(cell.family for cell in cells)),
         "best": {
             "ours": _fastest(rows, peers=False),
             "peer": _fastest(rows, peers=True),
@@ -85,7 +85,7 @@ def row_record(label: str, found: ByRow, why: str | None, greedy: bool) -> dict[
     record["accuracy"] = accuracy(cells)
     record["families"] = {
         family: family_record(cells, plain, family)
-        for family in sorted({cell.family for cell in cells})
+        for family in dict.fromkeys(cell.family for cell in cells)
     }
     record["load_average"] = _load(cells)
     return record

@@ -46,7 +46,7 @@ PAGE = Template("""<!doctype html>
 * { box-sizing: border-box; }
 body { margin: 0; background: #f5f7f9; color: var(--ink);
   font: 15px/1.55 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 36px 28px 64px; }
+main { max-width: 1320px; margin: 0 auto; padding: 36px 28px 64px; }
 h1 { font-size: 27px; line-height: 1.2; margin: 0 0 4px; letter-spacing: -.01em; }
 h2 { font-size: 18px; margin: 38px 0 12px; }
 .date { color: var(--faint); margin: 0 0 22px; }
@@ -55,16 +55,20 @@ h2 { font-size: 18px; margin: 38px 0 12px; }
 .tile { padding: 14px 18px; }
 .tile b { display: block; font-size: 26px; line-height: 1.25; color: var(--ours);
   font-variant-numeric: tabular-nums; }
+.tile b.bad { color: var(--bad); }
 .tile span { color: var(--faint); font-size: 13px; }
 .card { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px;
   font-variant-numeric: tabular-nums; }
 th { text-align: right; font-weight: 600; color: var(--faint); font-size: 12px;
-  padding: 11px 12px; border-bottom: 2px solid var(--line); white-space: nowrap; }
-td { text-align: right; padding: 9px 12px; border-bottom: 1px solid var(--line);
+  padding: 11px 9px; border-bottom: 2px solid var(--line); vertical-align: bottom;
+  line-height: 1.3; }
+td { text-align: right; padding: 9px; border-bottom: 1px solid var(--line);
   white-space: nowrap; vertical-align: top; }
 tr:last-child td { border-bottom: 0; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child { text-align: left; padding-left: 18px; }
+th:last-child, td:last-child { padding-right: 18px; }
+td:first-child small { white-space: normal; max-width: 230px; }
 td:first-child { font-weight: 600; }
 td small { display: block; color: var(--faint); font-size: 11.5px; font-weight: 400; }
 td.note, td.why { white-space: normal; text-align: left; }
@@ -149,7 +153,8 @@ def tiles(results: Mapping[str, Any]) -> list[str]:
             found.append(tile(f"{mean:.2f}", "tokens per target forward"))
     failed = sum(1 for row in rows.values() if row["failed"])
     if failed:
-        found.append(tile(str(failed), "rows failed; they say why below", bad=True))
+        text = "row failed and says why" if failed == 1 else "rows failed and say why"
+        found.append(tile(str(failed), f"{text} below", bad=True))
     return found
 
 

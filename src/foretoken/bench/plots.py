@@ -120,7 +120,7 @@ def family_bars(rows: Rows, colours: Mapping[str, str], best_peer: str | None) -
         for name, row in rows.items()
         if name != "plain" and (not row["peer"] or name == best_peer) and "plain" in row["speedup"]
     }
-    families = sorted({family for row in chosen.values() for family in row["families"]})
+    families = list(dict.fromkeys(f for row in chosen.values() for f in row["families"]))
     if not chosen or not families:
         return None
     figure, axes = canvas("Speed-up over plain by task family", width=max(7.2, 1.3 * len(families)))

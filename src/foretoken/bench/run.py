@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from rich.console import Console
 
 from foretoken.bench import environment, memory
 from foretoken.bench.cells import Cell, Journal, cell_of, open_journal
@@ -125,9 +126,14 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         max_new_tokens=config.max_new_tokens,
         max_length=models.own("target").max_length,
     )
-    with shown(config.quiet) as bar:
-        rows = prepare(specs, models, prompts, config, journal, bar)
-        measure(rows, prompts, config, models, journal, bar)
+    try:
+        with shown(config.quiet) as bar:
+            rows = prepare(specs, models, prompts, config, journal, bar)
+            measure(rows, prompts, config, models, journal, bar)
+    except KeyboardInterrupt:
+        kept = f"interrupted: {len(journal.cells)} finished cells are kept in {out}"
+        Console(stderr=True).print(f"{kept}; go on with --resume")
+        raise
     results = summarise(
         journal.cells,
         [spec.label for spec in specs],
@@ -319,7 +325,7 @@ def setting(
         "methods": [spec.label for spec in specs],
         "lossy": [],
         "prompts": len(prompts),
-        "families": sorted({prompt.family for prompt in prompts}),
+        "families": list(dict.fromkeys(prompt.family for prompt in prompts)),
         "skipped": skipped,
         "prompt_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
         "repetitions": config.repetitions,

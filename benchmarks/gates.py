@@ -1,0 +1,96 @@
+"""What a measurement has to show, held against what it showed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A claim with its bound."""
+
+    claim: str
+    measured: float | None  # None: could not be measured
+    bound: float
+    at_least: bool = True
+    unit: str = ""
+
+    @property
+    def holds(self) -> bool:
+        if self.measured is None:
+            return False
+        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "holds": self.holds}
+
+    def cells(self) -> tuple[str, str, str, str]:
+        side = "at least" if self.at_least else "at most"
+        measured = "not measured" if self.measured is None else f"{self.measured:.2f}{self.unit}"
+        verdict = "holds" if self.holds else "fails"
+        return self.claim, f"{side} {self.bound:g}{self.unit}", measured, verdict
+
+
+def show(gates: Sequence[Gate], title: str) -> None:
+    """The verdicts on the terminal."""
+    table = Table("claim", "wanted", "measured", "verdict", title=title)
+    for gate in gates:
+        table.add_row(*gate.cells(), style=None if gate.holds else "red")
+    Console().print(table)
+
+
+def markdown(gates: Sequence[Gate]) -> str:
+    """The verdicts as a table."""
+    lines = ["| claim | wanted | measured | verdict |", "|---|---|---|---|"]
+    return "\n".join(lines + ["| " + " | ".join(gate.cells()) + " |" for gate in gates]) + "\n"
+
+
+def publish(out: Path, name: str, document: Mapping[str, Any], text: str) -> list[Path]:
+    """Write NAME.json and NAME.md."""
+    out.mkdir(parents=True, exist_ok=True)
+    files = [out / f"{name}.json", out / f"{name}.md"]
+    files[0].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    files[1].write_text(text, encoding="utf-8")
+    return files
+
+
+def speed(results: Mapping[str, Any], label: str) -> float | None:
+    """Tokens per second of a row, None where it failed."""
+    row = results["rows"].get(label, {})
+    return row["tokens_per_second"]["value"] if "tokens_per_second" in row else None
+
+
+def ratio(results: Mapping[str, Any], above: str | None, below: str | None) -> float | None:
+    """How many times faster one row is than another; None where either failed."""
+    speeds = [speed(results, label) if label else None for label in (above, below)]
+    return speeds[0] / speeds[1] if speeds[0] is not None and speeds[1] else None
+
+
+def best(results: Mapping[str, Any], wanted: Callable[[str], bool]) -> str | None:
+    """The fastest row that `wanted` accepts."""
+    found = {label: speed(results, label) for label in results["rows"] if wanted(label)}
+    known = {label: value for label, value in found.items() if value is not None}
+    return max(known, key=lambda label: known[label]) if known else None
+
+
+def speeds(results: Mapping[str, Any]) -> str:
+    """Rows with speed and accepted length."""
+    lines = ["| row | tokens/s | over plain | accepted length |", "|---|---:|---:|---:|"]
+    for label, row in results["rows"].items():
+        if "tokens_per_second" not in row:
+            lines.append(f"| {label} | failed: {row['failed']} | | |")
+            continue
+        over = (row["speedup"].get("plain") or {}).get("value")
+        mean = row["accepted_length"]["emitted_per_forward"]
+        values = (row["tokens_per_second"]["value"], over, mean)
+        lines.append(
+            f"| {label} | " + " | ".join("-" if v is None else f"{v:.2f}" for v in values) + " |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,91 @@
+"""The models of these scripts: the shipped pair, its widened form, or a pair of your own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from rich.console import Console
+
+from foretoken import minis
+from foretoken.bench.tasks import Task, from_examples, spread
+from foretoken.errors import ForetokenError
+from foretoken.minis.tasks import FAMILIES, examples
+from foretoken.minis.widen import widen_directory
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+WORK = ROOT / "build" / "benchmarks"  # what an interrupted run goes on from
+SIZES = {"M": 1e6, "B": 1e9}
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where target and draft lie."""
+
+    target: Path | str
+    draft: Path | str
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that every script has."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--target", help="model directory (default: the shipped mini)")
+    options.add_argument("--draft", help="its draft (default: the shipped one)")
+    options.add_argument("--quick", action="store_true", help="few prompts and short texts")
+    options.add_argument("--threads", type=int, help="threads of torch")
+    options.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    return options
+
+
+def size(text: str) -> float:
+    """350M or 7B as a number."""
+    factor = SIZES.get(text[-1:].upper())
+    return float(text[:-1]) * factor if factor else float(text)
+
+
+@contextmanager
+def pair(
+    target: str | None,
+    draft: str | None,
+    params: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[Pair]:
+    """The pair asked for. Without `target` the shipped one, widened to `params` where given; the
+    widened weights are gone afterwards."""
+    small = draft or minis.path("text-draft")
+    if target is not None or params is None:
+        yield Pair(target or minis.path("text-target"), small)
+        return
+    with TemporaryDirectory(prefix="foretoken-") as folder:
+        wide = Path(folder) / f"text-target-{params}"
+        with console.status(f"widening the shipped target to {params}"):
+            widen_directory(
+                minis.path("text-target"), wide, size(params), dtype=dtype, verify=False
+            )
+        yield Pair(wide, small)
+
+
+def prompts(per_family: int, seed: int = 0, limit: int | None = None) -> list[Task]:
+    """Held-out prompts of the six families, families alternating."""
+    found = [from_examples(examples(family, "test", per_family, seed=seed)) for family in FAMILIES]
+    return spread([task for turn in zip(*found, strict=True) for task in turn], limit)
+
+
+def main(run, description: str | None) -> None:
+    """Run a script's `run(arguments)`; a user's mistake is a message, not a traceback."""
+    try:
+        sys.exit(run(description) or 0)
+    except ForetokenError as problem:
+        console.print(str(problem), style="red", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        os._exit(130)

@@ -1,0 +1,54 @@
+"""Names of rows, and settings of the bench."""
+
+from pathlib import Path
+
+import pytest
+
+from foretoken.bench.rows import DEFAULT_METHODS, parse_methods
+from foretoken.bench.run import BenchConfig, writable
+from foretoken.errors import ConfigError
+
+
+def test_options_belong_to_their_row() -> None:
+    text = "plain, chain[depth=4,controller=cost_model],chain[exact_bits=true],hf:plain"
+    plain, chain, exact, peer = parse_methods(text)
+    assert plain.label == "plain" and not plain.options and not plain.needs_draft
+    assert chain.options == {"depth": 4, "controller": "cost_model"} and chain.needs_draft
+    assert exact.model_options == {"exact_bits": True} and exact.method_options == {}
+    assert exact.label == "chain[exact_bits=true]"
+    assert peer.peer and not peer.needs_draft
+
+
+def test_the_default_rows_are_all_methods_and_all_peers() -> None:
+    labels = [spec.label for spec in parse_methods(DEFAULT_METHODS)]
+    assert labels[:4] == ["plain", "chain", "tree", "prompt-lookup"] and len(labels) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("chian", "did you mean chain"),
+        ("plain,plain", "asked for twice"),
+        ("chain[depth]", "written key=value"),
+        ("chain[depth=]", "written key=value"),
+        ("hf:asisted", "hf:assisted"),
+        ("", "without methods"),
+    ],
+)
+def test_misspelt_rows_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_methods(text)
+    assert said in str(caught.value)
+
+
+def test_impossible_numbers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="repetitions"):
+        BenchConfig(target="x", repetitions=0)
+
+
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a-file"
+    file.write_text("")
+    with pytest.raises(ConfigError, match="nothing can be written there"):
+        writable(file / "below")
+    assert list(writable(tmp_path / "new").iterdir()) == []
