@@ -37,9 +37,14 @@ def test_one_pause_of_the_machine_moves_little():
 
 
 def test_copies_learn_apart():
-    prices = Prices(CostTable({1: 1.0, 4: 1.0}, {1: 0.1, 2: 0.2}, 0.01))
+    prices = Prices.of(CostTable({1: 1.0, 4: 1.0}, {1: 0.1, 2: 0.2}, 0.01))
     twin = prices.copy()
-    twin.target.seen(1, 2.0)
-    twin.seen_overhead(True, 0.5)
+    twin.rest.seen(1, 2.0)
+    twin.draft.seen(2, 0.3)
     assert prices.plain(1) == 1.01 and prices.drafted(1, 2, 2) == pytest.approx(1.21)
-    assert twin.plain(1) > 1.05 and twin.drafted_overhead > 0.05
+    assert twin.plain(1) > 1.05 and twin.drafted(1, 2, 2) > 1.25
+
+
+def test_a_single_measured_size_is_a_constant():
+    price = Price({2: 3.0})
+    assert [price.at(n) for n in (1, 2, 9)] == [1.5, 3.0, 3.0]

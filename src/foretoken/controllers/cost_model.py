@@ -31,6 +31,7 @@ from foretoken.types import (
 BELIEF = 0.7  # chance of a slot nobody has tried, worth two trials
 WIDTH = 8  # ranks of children told apart
 NONE = Budget(0, 0)
+HOPELESS = 0.01  # slots that survive less often are not considered
 FORGET = 0.1  # what counts keep of their weight when the alarm rings
 CREDIT = 64.0  # plain steps of winnings the ledger remembers
 
@@ -79,7 +80,7 @@ class CostModel:
         self.step = _Step()
 
     def learn(self, costs: CostTable) -> None:
-        self.prices = {1: Prices(costs)}
+        self.prices = {1: Prices.of(costs)}
 
     def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
         prices = self.priced(len(rows))
@@ -113,21 +114,26 @@ class CostModel:
             survival = 1.0
             for slot, rate in enumerate(record.slots.rates(limit, prior, 4.0), 1):
                 survival *= rate
+                if survival < HOPELESS:
+                    break
                 offers.append((survival, at, slot))
         if rows > 1:
             offers.sort(key=_by_survival)
-        # Every row emits one token in any case.
-        plain = rows / prices.plain(rows) * self.config.margin
-        tokens, deepest, best, best_at = float(rows), 0, plain, 0
+        drafts, draft_drift = prices.draft.reach(limit)
+        scores, score_drift = prices.rest.reach(rows + len(offers))
+        best, best_at = rows / prices.plain(rows) * self.config.margin, 0
+        tokens, deepest = float(rows), 0  # every row emits one token in any case
         for count, (survival, _, slot) in enumerate(offers, 1):
             tokens += survival
-            deepest = max(deepest, slot)
-            rate = tokens / prices.drafted(rows, deepest, count)
-            if rate > best:
-                best, best_at = rate, count
+            if slot > deepest:
+                deepest = slot
+            seconds = drafts[deepest] * draft_drift + scores[rows + count] * score_drift
+            if tokens > best * seconds:
+                best, best_at = tokens / seconds, count
         chosen = [0] * rows
         for _, at, slot in offers[:best_at]:
-            chosen[at] = max(chosen[at], slot)
+            if slot > chosen[at]:
+                chosen[at] = slot
         return chosen
 
     @endless
@@ -171,16 +177,13 @@ class CostModel:
         # A pause of the machine is nobody's loss; a lagging draft's catch-up is the probe's.
         if not step.lagging:
             spent = min(spent, SURPRISE * expected)
-        prices.target.seen(times.nodes, times.target)
+        prices.rest.seen(times.nodes, times.target + times.other)
         if step.depth:
             if not step.lagging:
                 prices.draft.seen(step.depth, max(times.draft, 1e-9))
-            prices.seen_overhead(True, times.other)
             self.ledger += step.emitted * plain / rows - spent
-        else:
-            prices.seen_overhead(False, times.other + times.draft)
-            if self.ledger < 0.0:
-                self.ledger = min(self.ledger + self.config.repay * plain, 0.0)
+        elif self.ledger < 0.0:
+            self.ledger = min(self.ledger + self.config.repay * plain, 0.0)
         # Probes go on when the allowance is used up; their cost must not bury a recovery.
         lowest = -(self.config.allowance + 1.0) * plain
         self.ledger = min(max(self.ledger, lowest), CREDIT * plain)

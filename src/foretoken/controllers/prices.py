@@ -27,9 +27,14 @@ class Price:
         self._draw(0, self.sizes[-1])
 
     def at(self, size: int) -> float:
+        curve, drift = self.reach(size)
+        return curve[size] * drift
+
+    def reach(self, size: int) -> tuple[list[float], float]:
+        """The curve at least up to `size`, and the factor that makes seconds of it."""
         if size >= len(self.curve):
             self._draw(len(self.curve), 2 * size)
-        return self.curve[size] * self.drift
+        return self.curve, self.drift
 
     def seen(self, size: int, seconds: float) -> None:
         """Learn from one measured time."""
@@ -51,55 +56,53 @@ class Price:
 
     def _draw(self, first: int, last: int) -> None:
         """Refresh the curve from `first` to `last`, both included."""
-        self.curve += [0.0] * (last + 1 - len(self.curve))
-        for size in range(first, last + 1):
-            self.curve[size] = self._line(size)
-
-    def _line(self, size: int) -> float:
-        sizes, knots = self.sizes, self.knots
-        if size <= sizes[0]:
-            return knots[0] * size / sizes[0]
-        if len(sizes) == 1:
-            return knots[0]
-        high = min(bisect_left(sizes, size), len(sizes) - 1)
-        low = high - 1
-        slope = (knots[high] - knots[low]) / (sizes[high] - sizes[low])
-        if size > sizes[high]:
-            slope = max(slope, 0.0)
-            return knots[high] + slope * (size - sizes[high])
-        return knots[low] + slope * (size - sizes[low])
+        sizes, knots, curve = self.sizes, self.knots, self.curve
+        curve += [0.0] * (last + 1 - len(curve))
+        size = first
+        while size <= last:
+            high = bisect_left(sizes, size)
+            if high == 0:
+                start, value, slope, end = 0, 0.0, knots[0] / sizes[0], sizes[0]
+            elif high == len(sizes):
+                start, value, end = sizes[-1], knots[-1], last
+                slope = 0.0
+                if high > 1:
+                    slope = max((value - knots[-2]) / (start - sizes[-2]), 0.0)
+            else:
+                start, value, end = sizes[high - 1], knots[high - 1], sizes[high]
+                slope = (knots[high] - value) / (end - start)
+            end = min(end, last)
+            for at in range(size, end + 1):
+                curve[at] = value + slope * (at - start)
+            size = end + 1
 
 
 class Prices:
-    """Target, draft and overhead of steps of one batch size."""
+    """Seconds of steps of one batch size: drafting, and all the rest by nodes scored.
 
-    __slots__ = ("draft", "drafted_overhead", "plain_overhead", "target")
+    What a step does outside both models is counted with the target: on a GPU the time of a forward
+    is waited for wherever its result is read first.
+    """
 
-    def __init__(self, costs: CostTable) -> None:
-        self.target = Price(costs.target)
+    __slots__ = ("draft", "rest")
+
+    def __init__(self, rest: Price, draft: Price) -> None:
+        self.rest, self.draft = rest, draft
+
+    @classmethod
+    def of(cls, costs: CostTable) -> Prices:
+        rest = Price({n: seconds + costs.overhead for n, seconds in costs.target.items()})
         # A drafter that costs nothing measurable still needs a positive price.
-        self.draft = Price({k: max(v, 1e-9) for k, v in costs.draft.items()} or {1: 1e-9})
-        self.plain_overhead = self.drafted_overhead = costs.overhead
+        draft = {depth: max(seconds, 1e-9) for depth, seconds in costs.draft.items()}
+        return cls(rest, Price(draft or {1: 1e-9}))
 
     def copy(self) -> Prices:
-        twin = Prices(CostTable({1: 1.0}, {}))
-        twin.target, twin.draft = self.target.copy(), self.draft.copy()
-        twin.plain_overhead = self.plain_overhead
-        twin.drafted_overhead = self.drafted_overhead
-        return twin
+        return Prices(self.rest.copy(), self.draft.copy())
 
     def plain(self, rows: int) -> float:
         """Seconds of a step without any draft."""
-        return self.target.at(rows) + self.plain_overhead
+        return self.rest.at(rows)
 
     def drafted(self, rows: int, depth: int, nodes: int) -> float:
         """Seconds of a step that drafts `nodes` nodes in all, `depth` deep at most."""
-        return self.draft.at(depth) + self.target.at(rows + nodes) + self.drafted_overhead
-
-    def seen_overhead(self, drafted: bool, seconds: float) -> None:
-        """Learn the time outside both models; it never counts for more than a target forward."""
-        seconds = min(seconds, self.target.at(1))
-        if drafted:
-            self.drafted_overhead += LOCAL * (seconds - self.drafted_overhead)
-        else:
-            self.plain_overhead += LOCAL * (seconds - self.plain_overhead)
+        return self.draft.at(depth) + self.rest.at(rows + nodes)

@@ -1,0 +1,166 @@
+"""Engines from names: a row of METHODS, two models and options, put together or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.engine.loop import Engine
+from foretoken.errors import ConfigError, nearest
+from foretoken.methods import CONTROLLERS, VERIFIERS, Method
+from foretoken.methods import method as method_row
+from foretoken.types import LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigField:
+    """One option of a method's parts."""
+
+    name: str
+    part: str  # "drafter", "verifier" or "controller"
+    type: str
+    default: Any
+
+
+def assemble(
+    method_name: str,
+    target_lm: LanguageModel,
+    draft_lm: LanguageModel | None = None,
+    *,
+    controller: str | None = None,
+    verifier: str | None = None,
+    **config: Any,
+) -> Engine:
+    """The engine of a method; `config` holds fields of its drafter, verifier and controller.
+
+    A controller that needs measured costs gets them later (`engine.measure`), not here.
+    """
+    row = method_row(method_name)
+    parts = _parts(row, controller, verifier)
+    _check_draft(row, target_lm, draft_lm)
+    options = _route(row, parts, config)
+    models = (draft_lm,) if row.needs_draft else ()
+    drafter = parts["drafter"](*models, parts["drafter"].Config(**options["drafter"]))
+    rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
+    control = parts["controller"]
+    if "trees" in _fields(control):  # whether nodes are to be chosen follows from the drafter
+        options["controller"].setdefault("trees", drafter.trees)
+    return Engine(target_lm, drafter, rule, control(control.Config(**options["controller"])))
+
+
+def config_fields(
+    method_name: str, controller: str | None = None, verifier: str | None = None
+) -> dict[str, ConfigField]:
+    """Every option the method takes with this controller and this verifier, by name."""
+    parts = _parts(method_row(method_name), controller, verifier)
+    found: dict[str, ConfigField] = {}
+    for part, cls in parts.items():
+        for name, option in _fields(cls).items():
+            assert name not in found, f"{name} is an option of two parts of {method_name}"
+            found[name] = ConfigField(name, part, str(option.type), option.default)
+    return found
+
+
+def _parts(row: Method, controller: str | None, verifier: str | None) -> dict[str, Any]:
+    """The classes a method is made of, by the part they play."""
+    return {
+        "drafter": _resolve(row.drafter),
+        "verifier": _resolve(_named("verifier", verifier or row.verifier, VERIFIERS)),
+        "controller": _resolve(_named("controller", controller or row.controller, CONTROLLERS)),
+    }
+
+
+def _named(part: str, name: str, known: dict[str, str]) -> str:
+    if name not in known:
+        raise ConfigError(
+            f"{part} {name!r} was asked for.",
+            f"{part}s are {', '.join(known)}.",
+            f"did you mean {nearest(name, known)}?",
+        )
+    return known[name]
+
+
+def _resolve(place: str) -> Any:
+    """The class at "module:Class" below foretoken."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(f"foretoken.{module}"), name)
+
+
+def _check_draft(row: Method, target: LanguageModel, draft: LanguageModel | None) -> None:
+    if row.needs_draft and draft is None:
+        raise ConfigError(
+            f"method {row.name!r} was asked for without a draft model.",
+            f"{row.name!r} guesses with a second, smaller model of the same vocabulary.",
+            "pass a draft model, or use method prompt-lookup, which needs none.",
+        )
+    if draft is not None and not row.needs_draft:
+        raise ConfigError(
+            f"method {row.name!r} was asked for with a draft model.",
+            f"{row.name!r} uses no second model; it would be loaded for nothing.",
+            "leave the draft model out, or use method chain or tree.",
+        )
+    if draft is not None and draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"a target of {target.vocab_size} tokens was paired with a draft model of "
+            f"{draft.vocab_size}.",
+            "guesses are token ids, so both must share one vocabulary; another tokenizer is not "
+            "supported yet.",
+            "use a draft model with the target's tokenizer, or method prompt-lookup.",
+        )
+
+
+def _fields(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+    return {option.name: option for option in dataclasses.fields(cls.Config)}
+
+
+def _route(row: Method, parts: dict[str, Any], config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options handed to the part that knows their name."""
+    options: dict[str, dict[str, Any]] = {part: {} for part in parts}
+    known = {name: part for part, cls in parts.items() for name in _fields(cls)}
+    for name, value in config.items():
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            close = f"did you mean {nearest(name, known)}?" if known else "leave it out."
+            raise ConfigError(
+                f"option {name!r} was asked for with method {row.name!r}.",
+                f"options of this method, with its verifier and controller: {listed}.",
+                close,
+            )
+        cls = parts[known[name]]
+        hint = typing.get_type_hints(cls.Config)[name]
+        options[known[name]][name] = _checked(name, value, hint)
+    return options
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the type its field declares; lists become tuples."""
+    if isinstance(value, list):
+        value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    if not _fits(value, hint):
+        told = getattr(hint, "__name__", str(hint))
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is not None:
+            told = str(hint)
+        raise ConfigError(
+            f"{name}={value!r} was asked for.",
+            f"{name} is of type {told}.",
+            f"pass a {name} of that type.",
+        )
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, one) for one in typing.get_args(hint))
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        inner = typing.get_args(hint)[0]  # tuple[inner, ...]
+        return isinstance(value, tuple) and all(_fits(item, inner) for item in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
