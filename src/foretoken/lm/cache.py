@@ -155,7 +155,7 @@ class SlotCache(Cache):
         lows: Mapping[int, int],
         device: torch.device,
     ) -> None:
-        """Point the next forward at these rows, `slots` ascending; `lows`: layer -> first column."""
+        """Point the next forward at rows of ascending `slots`; `lows`: layer -> first column."""
         first, count = slots[0], len(slots)
         self.target = target = Target(first, count, starts[0], width, longest)
         for index, layer in enumerate(self.rows_of):
