@@ -206,8 +206,8 @@ class PathBlindLaws(WarpedLaws):
 
     __slots__ = ()
 
-    def _processed(self, node: int) -> Tensor:
-        return self._warp._processed(self._tokens, (), self._logits[node])
+    def _paths(self, nodes: Sequence[int]) -> Sequence[Sequence[int]]:
+        return [()] * len(nodes)
 
 
 class BlockEnds(Warp):
@@ -224,8 +224,8 @@ class AllCandidatesLaws(WarpedLaws):
 
     __slots__ = ()
 
-    def _processed(self, node: int) -> Tensor:
-        return self._warp._processed(self._tokens, self._tree.tokens[1:], self._logits[node])
+    def _paths(self, nodes: Sequence[int]) -> Sequence[Sequence[int]]:
+        return [self._tree.tokens[1:]] * len(nodes)
 
 
 class CountsCandidates(Warp):

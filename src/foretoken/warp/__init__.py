@@ -1,0 +1,308 @@
+"""Logits to laws: every sampling option, applied along each tree path, to p and to q alike.
+
+Order: repetition penalty, presence and frequency penalties, minimum length, logit bias and banned
+tokens, then the user's own `LogitsProcessorList`; when sampling, temperature, top-k, top-p, min-p.
+Which tokens survive equals transformers' warpers bit for bit, ties included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.coins import Coins
+from foretoken.errors import ConfigError
+from foretoken.types import SamplingParams, TokenTree
+from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
+from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
+
+ALL_AT_ONCE = 1 << 18  # laws of a whole tree are computed together up to this many numbers
+
+
+class Warp:
+    """The sampling options of one row, ready to use."""
+
+    __slots__ = (
+        "_bias",
+        "_counted",
+        "_counts",
+        "_eos",
+        "_forbids",
+        "_seen",
+        "_source",
+        "greedy",
+        "params",
+        "path_dependent",
+        "prompt_len",
+        "vocab_size",
+    )
+
+    def __init__(self, params: SamplingParams, prompt_len: int, vocab_size: int) -> None:
+        self.params, self.prompt_len, self.vocab_size = params, prompt_len, vocab_size
+        self.greedy = params.temperature == 0.0
+        self._eos = sorted(token for token in params.eos if token < vocab_size)
+        self._bias = self._constant_bias()
+        self.path_dependent = bool(
+            params.repetition_penalty != 1.0
+            or params.presence_penalty
+            or params.frequency_penalty
+            or (params.min_new_tokens and self._eos)
+            or params.processors
+        )
+        # Options that, with others, may leave no token at all somewhere in the text.
+        self._forbids = bool(params.processors or (params.min_new_tokens and self._eos))
+        self._source: Sequence[int] | None = None  # the row's growing list, counted up to _counted
+        self._counted = 0
+        self._seen: set[int] = set()
+        self._counts: Counter[int] = Counter()
+
+    def law(self, tokens: Sequence[int], logits: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
+        """Probabilities of the next token after `tokens`; at temperature 0 a point mass."""
+        if self.greedy:
+            return point_mass(self.choose(tokens, logits), logits)
+        scores = self._processed(tokens, ((),), logits[None])
+        if self._forbids and impossible(scores):
+            raise nothing_left(len(tokens))
+        return self.probabilities(scores[0])
+
+    def choose(self, tokens: Sequence[int], logits: Float[Tensor, "V"]) -> int:
+        """The most likely token after every option: what temperature 0 emits."""
+        scores = self._processed(tokens, ((),), logits[None])
+        if self._forbids and impossible(scores):
+            raise nothing_left(len(tokens))
+        return best_tokens(scores)[0]
+
+    def laws(
+        self, tokens: Sequence[int], tree: TokenTree, logits: Float[Tensor, "N V"]
+    ) -> WarpedLaws:
+        """The laws of all nodes of `tree`, whose root repeats the last of `tokens`."""
+        return WarpedLaws(self, tokens, tree, logits)
+
+    def probabilities(self, scores: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
+        """Temperature, top-k, top-p, min-p, softmax, in transformers' order."""
+        params = self.params
+        if params.temperature != 1.0:
+            scores = scores / params.temperature
+        if params.top_k:
+            scores = keep_top_k(scores, params.top_k)
+        if params.top_p < 1.0:
+            scores = keep_top_p(scores, params.top_p)
+        if params.min_p:
+            scores = keep_min_p(scores, params.min_p)
+        return scores.softmax(-1)
+
+    def biased(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
+        """Logits in a dtype fit for laws, with the options that no token changes."""
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        if self._bias is None:
+            return logits
+        if self._bias.device != logits.device or self._bias.dtype != logits.dtype:
+            self._bias = self._bias.to(logits)
+        return logits + self._bias
+
+    def _processed(
+        self, tokens: Sequence[int], paths: Sequence[Sequence[int]], logits: Float[Tensor, "n V"]
+    ) -> Float[Tensor, "n V"]:
+        """Scores after all options that come before the temperature, one row per path.
+
+        What was written before counts for every row alike, so it is applied to all at once.
+        """
+        if not self.path_dependent:
+            return self.biased(logits)
+        params = self.params
+        scores = logits.clone() if logits.dtype == torch.float64 else logits.float().clone()
+        seen, counts = self._history(tokens)
+        if params.repetition_penalty != 1.0:
+            penalise_repetition(scores, seen, paths, params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            amounts = params.presence_penalty, params.frequency_penalty
+            penalise_counts(scores, counts, paths, *amounts)
+        missing = params.min_new_tokens - (len(tokens) - self.prompt_len)
+        if self._eos and missing > 0:
+            short = [row for row, path in enumerate(paths) if len(path) < missing]
+            cells = [(row, token, 0.0) for row in short for token in self._eos]
+            place(scores, cells, lambda old, _: torch.full_like(old, -math.inf))
+        scores = self.biased(scores)
+        if params.processors:
+            scores = torch.cat(
+                [
+                    self._user_processed([*tokens, *path], scores[row : row + 1])
+                    for row, path in enumerate(paths)
+                ]
+            )
+        return scores
+
+    def _user_processed(self, tokens: list[int], scores: Tensor) -> Tensor:
+        ids = torch.tensor([tokens], dtype=torch.long, device=scores.device)
+        processed: Tensor = self.params.processors(ids, scores.clone())
+        return processed
+
+    def _history(self, tokens: Sequence[int]) -> tuple[set[int], Counter[int]]:
+        """Tokens seen (prompt and text), and counts of generated ones where an option asks.
+
+        The list handed to `laws` is the row's own and only grows, so it is counted once.
+        """
+        counting = bool(self.params.presence_penalty or self.params.frequency_penalty)
+        if tokens is self._source and len(tokens) >= self._counted:
+            self._seen.update(tokens[self._counted :])
+            if counting:
+                self._counts.update(tokens[max(self._counted, self.prompt_len) :])
+            self._counted = len(tokens)
+            return self._seen, self._counts
+        return set(tokens), Counter(tokens[self.prompt_len :] if counting else ())
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Count `tokens` incrementally from now on: it is the row's own, append-only list."""
+        if tokens is not self._source:
+            self._source, self._counted = tokens, 0
+            self._seen, self._counts = set(), Counter()
+
+    def _constant_bias(self) -> Tensor | None:
+        """Logit bias and bans as one row to add, or None."""
+        params = self.params
+        if not params.logit_bias and not params.banned_tokens:
+            return None
+        bias = torch.zeros(self.vocab_size, dtype=torch.float64)
+        for token, value in params.logit_bias.items():
+            self._check_token(token, "logit_bias")
+            if not value < math.inf:  # +inf and NaN make no law
+                raise ConfigError(
+                    f"logit_bias gives token {token} the value {value}.",
+                    "a bias is a finite number, or -inf to ban the token.",
+                    "pass a large finite bias, such as 100, to force a token.",
+                )
+            bias[token] += value
+        for token in params.banned_tokens:
+            self._check_token(token, "banned_tokens")
+            bias[token] = -math.inf
+        if bool((bias == -math.inf).all()):
+            raise ConfigError(
+                "every token of the vocabulary is banned.",
+                "at least one token must stay possible.",
+                "ban fewer tokens.",
+            )
+        return bias
+
+    def _check_token(self, token: int, option: str) -> None:
+        if not 0 <= token < self.vocab_size:
+            raise ConfigError(
+                f"{option} names token {token}.",
+                f"this vocabulary has tokens 0 to {self.vocab_size - 1}.",
+                f"take token {token} out of {option}.",
+            )
+
+
+class WarpedLaws:
+    """Laws of a tree's nodes under one warp, computed when first asked for."""
+
+    __slots__ = (
+        "_all",
+        "_choices",
+        "_dead",
+        "_logits",
+        "_rows",
+        "_tokens",
+        "_tree",
+        "_warp",
+        "greedy",
+    )
+
+    def __init__(
+        self, warp: Warp, tokens: Sequence[int], tree: TokenTree, logits: Float[Tensor, "N V"]
+    ) -> None:
+        self._warp, self._tokens, self._tree, self._logits = warp, tokens, tree, logits
+        self.greedy = warp.greedy
+        self._all: Tensor | None = None
+        self._rows: dict[int, Tensor] = {}
+        self._choices: dict[int, int] = {}
+        self._dead: set[int] = set()  # nodes after which every token is forbidden
+        if warp.path_dependent:
+            warp.follow(tokens)
+
+    def __getitem__(self, node: int) -> Float[Tensor, "V"]:
+        if self._all is None and node not in self._rows:
+            self._rows[node] = self._law(node)
+        if node in self._dead:
+            raise nothing_left(len(self._tokens) + len(self._tree.path(node)))
+        return self._rows[node] if self._all is None else self._all[node]
+
+    def draw(self, node: int, coins: Coins) -> int:
+        return self.choice(node) if self.greedy else coins.draw(self[node])
+
+    def choice(self, node: int) -> int:
+        """The most likely token at `node`."""
+        if node not in self._choices:
+            nodes = self._together(node)
+            found = best_tokens(self._scores(nodes))
+            self._choices.update(zip(nodes, found, strict=True))
+        if node in self._dead:
+            raise nothing_left(len(self._tokens) + len(self._tree.path(node)))
+        return self._choices[node]
+
+    def _law(self, node: int) -> Tensor:
+        if self.greedy:
+            return point_mass(self.choice(node), self._logits[node])
+        nodes = self._together(node)
+        laws = self._warp.probabilities(self._scores(nodes))
+        if len(nodes) == 1:
+            return laws[0]
+        self._all = laws
+        return laws[node]
+
+    def _together(self, node: int) -> Sequence[int]:
+        """Nodes to compute along with `node`: all of them, unless that is too much at once.
+
+        A user's processor is called for the nodes that are asked for, and no others.
+        """
+        few = self._logits.numel() <= ALL_AT_ONCE or (self.greedy and not self._warp.path_dependent)
+        return range(len(self._tree)) if few and not self._warp.params.processors else (node,)
+
+    def _scores(self, nodes: Sequence[int]) -> Float[Tensor, "n V"]:
+        whole = len(nodes) == len(self._tree)
+        logits = self._logits if whole else self._logits[nodes[0] : nodes[0] + 1]
+        scores = self._warp._processed(self._tokens, self._paths(nodes), logits)
+        if self._warp._forbids:
+            self._dead.update(nodes[row] for row in impossible(scores))
+        return scores
+
+    def _paths(self, nodes: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Drafted tokens that lead to each node; not looked up where no option reads them."""
+        if not self._warp.path_dependent:
+            return ()
+        return [[self._tree.tokens[i] for i in self._tree.path(node)] for node in nodes]
+
+
+def impossible(scores: Float[Tensor, "n V"]) -> list[int]:
+    """Rows that leave no token possible."""
+    return [row for row, best in enumerate(scores.amax(-1).tolist()) if best == -math.inf]
+
+
+def nothing_left(length: int) -> ConfigError:
+    return ConfigError(
+        f"the options forbid every token after {length} tokens.",
+        "at least one token must stay possible at every place of the text.",
+        "ban fewer tokens, or lower min_new_tokens.",
+    )
+
+
+def best_tokens(scores: Float[Tensor, "n V"]) -> list[int]:
+    """The most likely token of every row, in one read from the device."""
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+        # numpy's argmax is many times faster than torch's here, and also takes the first of equals.
+        choices: list[int] = scores.detach().numpy().argmax(-1).tolist()
+        return choices
+    return [int(token) for token in scores.argmax(-1).tolist()]
+
+
+def point_mass(token: int, like: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
+    """The law that always gives `token`."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    law = torch.zeros(like.shape, dtype=dtype, device=like.device)
+    law[token] = 1.0
+    return law
