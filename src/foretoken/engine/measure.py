@@ -50,8 +50,9 @@ def measure_costs(
     while done < rounds:
         with closing(_Scratch(engine, context)) as scratch:
             for depth in DEPTHS:
-                if depth <= max_depth and scratch.fits(4 * depth + 1):
-                    watch.step(scratch, depth)
+                budget = Budget(depth, 4 * depth if engine.drafter.trees else depth)
+                if depth <= max_depth and scratch.fits(1 + budget.nodes):
+                    watch.step(scratch, budget)
             for size in sizes:
                 if scratch.fits(size):
                     watch.score(scratch, size)
@@ -80,7 +81,7 @@ class _Scratch:
 
     def fits(self, nodes: int) -> bool:
         room = self.engine.target.max_length
-        return room is None or len(self.row.tokens) + nodes <= room
+        return room is None or len(self.row.tokens) - 1 + nodes <= room
 
     def go_on(self) -> None:
         """The text grows by one token, whatever was scored."""
@@ -100,10 +101,9 @@ class _Stopwatch:
         self.draft: dict[int, list[float]] = defaultdict(list)
         self.other: list[float] = []
 
-    def step(self, scratch: _Scratch, depth: int) -> None:
-        """A whole step with a draft of this depth, of which nothing is accepted."""
+    def step(self, scratch: _Scratch, budget: Budget) -> None:
+        """A whole step with a draft of this size, of which nothing is accepted."""
         engine, row = self.engine, scratch.row
-        budget = Budget(depth, 4 * depth if engine.drafter.trees else depth)
         began = perf_counter()
         drafts = engine.drafter.propose([row], [budget], engine.controller.keep_going)
         drafted = perf_counter()
@@ -142,7 +142,7 @@ class _Stopwatch:
         return CostTable(
             {size: _settled(times) for size, times in sorted(self.target.items())},
             {depth: _settled(times) for depth, times in sorted(self.draft.items())},
-            _settled(self.other),
+            _settled(self.other or [0.0]),
         )
 
 

@@ -1,0 +1,121 @@
+import pytest
+
+from foretoken.controllers.cost_model import CostModel
+from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.chain_model import ChainModel
+from foretoken.engine.assemble import assemble, config_fields
+from foretoken.engine.loop import Engine
+from foretoken.errors import ConfigError, PairingError
+from foretoken.lm.table import TableLM
+from foretoken.methods import CONTROLLERS, METHODS
+from foretoken.verifiers.block import Block
+from foretoken.verifiers.recursive import Recursive
+
+
+def tables(vocab=5, draft=5):
+    return TableLM.random(vocab=vocab, seed=0), TableLM.random(vocab=draft, seed=1)
+
+
+def built(name, controller=None, **options):
+    target, draft = tables()
+    models = (target, draft) if METHODS[name].needs_draft else (target,)
+    return assemble(name, *models, controller=controller, **options)
+
+
+@pytest.mark.parametrize("controller", [None, *CONTROLLERS])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_built_with_every_controller(name, controller):
+    engine = built(name, controller)
+    assert isinstance(engine, Engine)
+    assert type(engine.controller).__name__ in ("Fixed", "CostModel")
+    if controller == "cost_model":
+        assert engine.controller.branching is engine.drafter.trees
+
+
+def test_options_reach_the_part_that_knows_them():
+    engine = built("chain", depth=3, nodes=7)
+    assert isinstance(engine.drafter, ChainModel) and isinstance(engine.controller, Fixed)
+    assert (engine.controller.config.depth, engine.controller.config.nodes) == (3, 7)
+    assert isinstance(engine.verifier, Block)
+    assert isinstance(built("chain", verifier="recursive").verifier, Recursive)
+    engine = built("prompt-lookup", "cost_model", max_ngram=5, max_depth=4, margin=1)
+    assert engine.drafter.config.max_ngram == 5
+    assert isinstance(engine.controller, CostModel) and engine.controller.config.max_depth == 4
+    assert built("tree", template=[[0], [1], [0, 0]]).drafter.config.template == (
+        (0,),
+        (1,),
+        (0, 0),
+    )
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name_and_the_list():
+    with pytest.raises(ConfigError) as refused:
+        built("prompt-lookup", max_ngrams=4)
+    message = str(refused.value)
+    assert "'max_ngrams'" in message and "did you mean max_ngram" in message
+    assert all(name in message for name in ("depth", "nodes", "matches", "min_ngram"))
+    with pytest.raises(ConfigError, match="depth"):  # an option of another controller
+        built("chain", "cost_model", depth=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"depth": "three"}, "int"),
+        ({"depth": 2.5}, "int"),
+        ({"depth": True}, "int"),
+        ({"nodes": "all"}, "int"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(options, told):
+    with pytest.raises(ConfigError, match=told):
+        built("chain", **options)
+    with pytest.raises(ConfigError, match="template"):
+        built("tree", template="wide")
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    target, draft = tables()
+    with pytest.raises(ConfigError, match="did you mean chain"):
+        assemble("chains", target, draft)
+    with pytest.raises(ConfigError, match="did you mean cost_model"):
+        built("chain", "cost-model")
+    with pytest.raises(ConfigError, match="did you mean block"):
+        built("chain", verifier="blocks")
+
+
+def test_a_missing_draft_and_an_idle_one_are_refused():
+    target, draft = tables()
+    for name in ("chain", "tree"):
+        with pytest.raises(ConfigError, match="without a draft model"):
+            assemble(name, target)
+    for name in ("plain", "prompt-lookup"):
+        with pytest.raises(ConfigError, match="uses no second model"):
+            assemble(name, target, draft)
+
+
+def test_vocabularies_that_differ_are_refused_naming_both():
+    target, draft = tables(vocab=5, draft=6)
+    with pytest.raises(ConfigError, match=r"(?s)5 tokens.*6.*another tokenizer is not\s+supported"):
+        assemble("chain", target, draft)
+
+
+def test_a_rule_that_would_change_the_law_is_refused():
+    with pytest.raises(PairingError, match="Point"):
+        built("chain", verifier="point")
+    with pytest.raises(PairingError, match="chains only"):
+        built("tree", verifier="block")
+
+
+def test_option_names_of_a_method_never_collide():
+    for name in METHODS:
+        for controller in CONTROLLERS:
+            fields = config_fields(name, controller)
+            assert {field.part for field in fields.values()} <= {
+                "drafter",
+                "verifier",
+                "controller",
+            }
+    fields = config_fields("prompt-lookup")
+    assert fields["max_ngram"].part == "drafter" and fields["max_ngram"].default == 3
+    assert fields["depth"].part == "controller" and fields["depth"].type == "int"

@@ -1,0 +1,93 @@
+import pytest
+
+from foretoken.engine import measure
+from foretoken.engine.assemble import assemble
+from foretoken.engine.measure import DEPTHS, SIZES, measure_costs
+from foretoken.lm.table import TableLM
+from foretoken.methods import METHODS
+
+
+class Clock:
+    """Time that passes only when a model works."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Timed(TableLM):
+    """A table whose forward takes `base` seconds, and `node` more for each node."""
+
+    def prepare(self, clock, base, node):
+        self.clock, self.base, self.node = clock, base, node
+        return self
+
+    def grow(self, rows, tokens, parents):
+        self.clock.now += self.base + self.node * sum(len(row) for row in tokens)
+        return super().grow(rows, tokens, parents)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(measure, "perf_counter", clock)
+    return clock
+
+
+def pair(clock, base=1e-3, node=1e-4):
+    target = Timed.random(vocab=12, seed=0).prepare(clock, base, node)
+    return target, Timed.random(vocab=12, seed=1).prepare(clock, 2e-4, 0.0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_costs_are_what_the_forwards_take(clock, name):
+    target, draft = pair(clock)
+    models = (target, draft) if METHODS[name].needs_draft else (target,)
+    costs = measure_costs(assemble(name, *models))
+    assert set(SIZES) <= set(costs.target)
+    for size, seconds in costs.target.items():
+        assert seconds == pytest.approx(1e-3 + 1e-4 * size)
+    for depth, seconds in costs.draft.items():  # one draft forward per level
+        assert seconds == pytest.approx(2e-4 * depth if METHODS[name].needs_draft else 0.0)
+    if name != "tree":
+        expected = set() if name == "plain" else {depth for depth in DEPTHS if depth <= 12}
+        assert set(costs.draft) == expected
+    assert target.rows_held == draft.rows_held == 0
+
+
+def test_short_positions_get_a_smaller_table(clock):
+    target, draft = pair(clock)
+    target.max_length = 40
+    costs = measure_costs(assemble("chain", target, draft))
+    assert 1 in costs.target and max(costs.target) <= 40
+    target.max_length = 2
+    tiny = measure_costs(assemble("chain", target, draft)).target
+    assert tiny == {1: pytest.approx(1.1e-3), 2: pytest.approx(1.2e-3)}
+
+
+def test_a_slow_model_gets_fewer_repeats_and_sizes(clock):
+    target, draft = pair(clock, base=0.05, node=0.005)
+    costs = measure_costs(assemble("chain", target, draft), seconds=3.0)
+    assert clock.now < 6.0
+    assert costs.target[16] == pytest.approx(0.13)
+    fast = Clock()
+    target, draft = pair(fast)
+    target.clock = draft.clock = clock
+    began = clock.now
+    measure_costs(assemble("chain", target, draft), seconds=3.0)
+    assert clock.now - began < 3.0
+
+
+def test_a_row_in_flight_is_left_alone(clock):
+    """Measuring uses a row of its own and forgets it."""
+    from foretoken.coins import SeededCoins
+    from foretoken.types import DecodeState, SamplingParams
+    from foretoken.warp import Warp
+
+    target, draft = pair(clock)
+    params = SamplingParams()
+    row = DecodeState([1, 2, 3], 3, params, SeededCoins(0), Warp(params, 3, 12))
+    target.prefill(row)
+    measure_costs(assemble("chain", target, draft))
+    assert target.cached(row) == [1, 2] and target.rows_held == 1 and draft.rows_held == 0
