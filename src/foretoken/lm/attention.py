@@ -46,7 +46,7 @@ def attend(
         fold = 1
     if causal and (fold > 1 or odd):
         mask = triangle(queries, query)
-    if mask is not None and fold > 1 and mask.shape[-2] != fold * queries:
+    if mask is not None and mask.shape[-2] != fold * queries:  # folded otherwise, or not at all
         mask = mask[:, :, :queries].repeat(1, 1, fold, 1)
     folded = query.reshape(batch, heads // fold, fold * queries, -1)
     if odd:

@@ -1,0 +1,220 @@
+"""Logits from the cache are those of a forward without one, whatever was scored and kept before."""
+
+import random
+
+import pytest
+import torch
+from families import CHAINS, FURTHER, REQUIRED
+from play import (
+    VOCAB,
+    closeness,
+    fresh,
+    fresh_tree,
+    point,
+    random_chain,
+    random_path,
+    random_tokens,
+    random_tree,
+    row_of,
+)
+
+from foretoken.errors import CapabilityError
+from foretoken.lm.cached import CachedLM
+from foretoken.types import TokenTree
+
+CLOSE = 2e-5
+TREES = [*REQUIRED, *FURTHER]
+
+
+def keep(lm, row, tree, path, dice):
+    lm.commit([row], [path])
+    row.tokens += [tree.tokens[node] for node in path] + random_tokens(dice, 1)
+
+
+@pytest.mark.parametrize("family", TREES)
+def test_trees_in_ragged_batches_equal_fresh_forwards(family, make_tiny):
+    dice = random.Random(family)
+    model = make_tiny(family)
+    lm = CachedLM(model, kernels="dense")
+    assert lm.caps.tree == "mask" and lm.caps.ragged and lm.vocab_size == VOCAB
+    rows = [row_of(random_tokens(dice, count)) for count in (1, 23, 9)]
+    for row in rows:
+        lm.prefill(row)
+    for turn in range(5):
+        if turn == 2:  # one leaves, one joins: slots move
+            lm.free([rows.pop(0)])
+            rows.append(row_of(random_tokens(dice, 14)))
+            lm.prefill(rows[-1])
+        dice.shuffle(rows)  # any order
+        some = rows if turn != 3 else rows[:2]  # any subset
+        trees = [random_tree(dice, row.tokens[-1], dice.randrange(1, 13)) for row in some]
+        scores = lm.score(some, [point(tree) for tree in trees])
+        for row, tree, score in zip(some, trees, scores, strict=True):
+            assert closeness(score.logits, fresh_tree(model, row.tokens, tree)) < CLOSE
+        for row, tree in zip(some, trees, strict=True):
+            keep(lm, row, tree, random_path(dice, tree), dice)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "gpt2", "phi3"])
+def test_a_tree_grown_in_pieces_equals_fresh_forwards(family, make_tiny):
+    """Drafting: single nodes and whole levels are appended, rows stop early, tokens are missing."""
+    dice = random.Random(family)
+    model = make_tiny(family)
+    lm = CachedLM(model, kernels="dense")
+    rows = [row_of(random_tokens(dice, count)) for count in (4, 17)]
+    for row in rows:
+        lm.prefill(row)
+    for turn in range(4):
+        trees = [random_tree(dice, row.tokens[-1], size) for row, size in zip(rows, (14, 9))]
+        grown = [[], []]
+        for start, stop in ((0, 1), (1, 2), (2, 7), (7, 9), (9, 14)):
+            active = [i for i in range(2) if stop <= len(trees[i])]
+            logits = lm.grow(
+                [rows[i] for i in active],
+                [trees[i].tokens[start:stop] for i in active],
+                [trees[i].parents[start:stop] for i in active],
+            )
+            for i, scored in zip(active, logits, strict=True):
+                grown[i].append(scored)
+        for row, tree, parts in zip(rows, trees, grown, strict=True):
+            assert closeness(torch.cat(parts), fresh_tree(model, row.tokens, tree)) < CLOSE
+            keep(lm, row, tree, random_path(dice, tree), dice)
+        if turn == 1:  # steps without a draft: the cache falls behind and catches up
+            for row in rows:
+                row.tokens += random_tokens(dice, 3)
+
+
+@pytest.mark.parametrize("family", CHAINS)
+def test_families_without_trees_score_chains(family, make_tiny):
+    dice = random.Random(family)
+    model = make_tiny(family)
+    lm = CachedLM(model, kernels="dense")
+    assert lm.caps.tree == "chain" and not lm.caps.ragged
+    assert model.config.model_type in lm.caps.why
+    rows = [row_of(random_tokens(dice, count)) for count in (1, 23)]
+    for row in rows:
+        lm.prefill(row)
+    for _ in range(4):
+        trees = [random_chain(dice, row.tokens[-1], dice.randrange(1, 9)) for row in rows]
+        scores = lm.score(rows, [point(tree) for tree in trees])
+        for row, tree, score in zip(rows, trees, scores, strict=True):
+            assert closeness(score.logits, fresh_tree(model, row.tokens, tree)) < CLOSE
+            keep(lm, row, tree, random_path(dice, tree), dice)
+    forked = TokenTree((rows[0].tokens[-1], 1, 2), (-1, 0, 0))
+    with pytest.raises(CapabilityError, match="chains only"):
+        lm.score(rows[:1], [point(forked)])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "bloom"])
+def test_long_prompts_are_fed_in_chunks(family, make_tiny):
+    dice = random.Random(family)
+    model = make_tiny(family)
+    lm = CachedLM(model, kernels="dense")
+    row = row_of(random_tokens(dice, 700))
+    other = row_of(random_tokens(dice, 40))
+    lm.prefill(other)
+    lm.prefill(row)
+    tree = random_chain(dice, row.tokens[-1], 5)
+    [score] = lm.score([row], [point(tree)])
+    assert closeness(score.logits, fresh_tree(model, row.tokens, tree)) < CLOSE
+    # the neighbour's columns were moved into larger buffers on the way
+    tree = random_chain(dice, other.tokens[-1], 5)
+    [score] = lm.score([other], [point(tree)])
+    assert closeness(score.logits, fresh_tree(model, other.tokens, tree)) < CLOSE
+
+
+def test_a_cache_far_behind_catches_up(make_tiny):
+    dice = random.Random(1)
+    model = make_tiny("mistral")
+    lm = CachedLM(model, kernels="dense")
+    row = row_of(random_tokens(dice, 5))
+    lm.prefill(row)
+    row.tokens += random_tokens(dice, 600)
+    [logits] = lm.grow([row], [row.tokens[-1:]], [[-1]])
+    assert closeness(logits, fresh(model, row.tokens)[-1:]) < CLOSE
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma2"])
+def test_tapped_layers_are_those_of_the_model(family, make_tiny):
+    """The input of layer i + 1 is the output of layer i, whatever the family calls it."""
+    dice = random.Random(3)
+    model = make_tiny(family)
+    lm = CachedLM(model, kernels="dense")
+    row = row_of(random_tokens(dice, 12))
+    seen = lm.prefill(row, taps=(0, -2))
+    tree = random_chain(dice, row.tokens[-1], 4)
+    [score] = lm.score([row], [point(tree)], taps=(0, -2))
+    assert not any(module._forward_hooks for module in model.modules())
+    text = row.tokens[:-1] + list(tree.tokens)
+    with torch.no_grad():
+        states = model(torch.tensor([text]), use_cache=False, output_hidden_states=True)
+    right = torch.stack([states.hidden_states[1][0], states.hidden_states[3][0]], dim=1)
+    assert seen.shape == (11, 2, 64) and score.hidden.shape == (4, 2, 64)
+    assert closeness(torch.cat([seen, score.hidden]), right) < CLOSE
+
+
+def test_taps_of_a_one_token_prompt_are_empty(make_tiny):
+    lm = CachedLM(make_tiny("llama"), kernels="dense")
+    assert lm.prefill(row_of([3]), taps=(1,)).shape == (0, 1, 64)
+
+
+def test_rows_with_nothing_to_feed_ride_along(make_tiny):
+    lm = CachedLM(make_tiny("llama"), kernels="dense")
+    rows = [row_of([3, 4, 5]), row_of([6])]
+    for row in rows:
+        lm.prefill(row)
+    first, none = lm.grow(rows, [[5], []], [[-1], []])
+    assert first.shape == (1, VOCAB) and none.shape == (0, VOCAB)
+
+
+def test_freed_rows_leave_nothing_and_unknown_rows_are_ignored(make_tiny):
+    lm = CachedLM(make_tiny("llama"), kernels="dense")
+    rows = [row_of([3, 4, 5]), row_of([6, 7])]
+    for row in rows:
+        lm.prefill(row)
+    lm.free([row_of([1])])
+    lm.free(rows)
+    lm.free(rows)
+    assert lm.rows_held == 0
+    lm.prefill(rows[0])  # a freed row may come back
+
+
+def test_misuse_is_caught(make_tiny):
+    lm = CachedLM(make_tiny("llama"), kernels="dense")
+    row = row_of([3, 4, 5])
+    with pytest.raises(AssertionError, match="never prefilled"):
+        lm.grow([row], [[5]], [[-1]])
+    lm.prefill(row)
+    with pytest.raises(AssertionError, match="already cached"):
+        lm.prefill(row)
+    lm.grow([row], [[5]], [[-1]])
+    with pytest.raises(AssertionError, match="never fed"):
+        lm.commit([row], [[1]])
+
+
+def test_the_model_is_given_back_as_it_was(make_tiny):
+    model = make_tiny("llama")
+    model.train()
+    text = torch.tensor([[5, 6, 7, 8]])
+    before = model(text).logits
+    with CachedLM(model, kernels="dense") as lm:
+        lm.prefill(row_of([1, 2, 3]))
+        assert model.config._attn_implementation == "sdpa"
+        with torch.no_grad():
+            assert torch.equal(model(text).logits, before)  # also between our forwards
+    assert model.training and lm.rows_held == 0
+    assert not any(p.is_inference() for p in model.buffers())
+
+
+def test_use_inside_and_outside_inference_mode_can_be_mixed(make_tiny):
+    model = make_tiny("llama")
+    lm = CachedLM(model, kernels="dense")
+    row = row_of([5, 6, 7])
+    with torch.inference_mode():
+        lm.prefill(row)
+    with torch.no_grad():
+        lm.score([row], [point(TokenTree((7, 8), (-1, 0)))])
+        lm.commit([row], [[1]])
+    row.tokens += [8, 9]
+    [logits] = lm.grow([row], [[9]], [[-1]])
+    assert closeness(logits, fresh(model, row.tokens)[-1:]) < CLOSE
