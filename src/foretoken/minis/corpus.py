@@ -26,7 +26,7 @@ SHARES = {
     "question answering": 1.0,
     "mathematical reasoning": 1.2,
     "retrieval": 1.0,
-    "code": 0.25,
+    "code": 0.15,
 }
 _PROMPT_WEIGHT, _ANSWER_WEIGHT, _CODE_WEIGHT = 0.1, 1.0, 0.5
 _CODE_LINES = 24

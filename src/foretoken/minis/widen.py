@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -228,8 +227,7 @@ def _read(source: Path) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
         )
     tensors: dict[str, Tensor] = {}
     for path in files:
-        with safe_open(path, framework="pt") as file:
-            tensors |= {name: file.get_tensor(name) for name in file}
+        tensors |= load_file(path)
     return AutoConfig.from_pretrained(source), tensors
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint: tensors and plain values only, never code."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, UnpicklingError) as error:
         raise CheckpointError(
             asked=f"resuming from {path}",
             possible=f"the file cannot be read ({error})",

@@ -10,23 +10,33 @@ from foretoken.errors import ConfigError
 
 
 def split_optimizers(
-    model: nn.Module, *, matrix_rate: float, vector_rate: float, weight_decay: float
+    model: nn.Module,
+    *,
+    matrix_rate: float,
+    vector_rate: float,
+    embedding_rate: float,
+    weight_decay: float,
 ) -> list[optim.Optimizer]:
-    """Muon (Jordan et al., 2024: orthogonalised momentum) where a weight maps hidden to hidden,
-    AdamW elsewhere.
+    """Muon (Jordan et al., 2024: orthogonalised momentum) where a weight maps hidden to hidden.
+
+    AdamW elsewhere, with a rate of its own for embedding tables.
     """
-    embeddings = {
-        id(p)
-        for m in model.modules()
-        if isinstance(m, nn.Embedding)
-        for p in m.parameters(recurse=False)
+    tables = {
+        id(weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for weight in module.parameters(recurse=False)
     }
-    matrices, others = [], []
+    matrices, embeddings, others = [], [], []
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
-        hidden = weight.ndim == 2 and id(weight) not in embeddings and "lm_head" not in name
-        (matrices if hidden and matrix_rate > 0 else others).append(weight)
+        if id(weight) in tables:
+            embeddings.append(weight)
+        elif weight.ndim == 2 and "lm_head" not in name and matrix_rate > 0:
+            matrices.append(weight)
+        else:
+            others.append(weight)
     found: list[optim.Optimizer] = []
     if matrices:
         if not hasattr(optim, "Muon"):
@@ -36,6 +46,11 @@ def split_optimizers(
                 do="install a newer torch, or set matrix_rate=0 to train everything with AdamW",
             )
         found.append(optim.Muon(matrices, lr=matrix_rate, weight_decay=weight_decay))
-    if others:
-        found.append(optim.AdamW(others, lr=vector_rate, betas=(0.9, 0.95), weight_decay=0.0))
+    groups = [
+        {"params": weights, "lr": rate}
+        for weights, rate in ((embeddings, embedding_rate), (others, vector_rate))
+        if weights
+    ]
+    if groups:
+        found.append(optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0))
     return found

@@ -30,6 +30,8 @@ from .optimizers import split_optimizers
 from .schedule import cosine
 from .stream import Stream
 
+_SECONDS_BETWEEN_CURVES = 60.0
+
 Objective = Callable[
     [nn.Module, dict[str, Tensor], random.Random], tuple[Tensor, dict[str, Tensor]]
 ]
@@ -42,6 +44,7 @@ class TrainingPlan:
     steps: int  # optimizer steps
     matrix_rate: float = 0.02  # peak rate of Muon; 0 gives every weight to AdamW
     vector_rate: float = 3e-3  # peak rate of AdamW
+    embedding_rate: float = 0.015  # the same for embedding tables
     weight_decay: float = 0.05  # of the matrices
     warmup: int = 50  # steps
     floor: float = 0.02  # last rate as a part of the peak
@@ -115,6 +118,7 @@ class Trainer:
             model,
             matrix_rate=plan.matrix_rate,
             vector_rate=plan.vector_rate,
+            embedding_rate=plan.embedding_rate,
             weight_decay=plan.weight_decay,
         )
         self.peaks = [group["lr"] for o in optimizers for group in o.param_groups]
@@ -123,6 +127,7 @@ class Trainer:
             _Lesson(model, objective), *optimizers
         )
         self.progress = Progress()
+        self.drawn = time.monotonic()
 
     def run(self, *, resume: bool = True, show: bool = True) -> Progress:
         """Train to the end of the plan, from the newest checkpoint if there is one."""
@@ -194,6 +199,8 @@ class Trainer:
         better = False
         if self.held_out is not None and progress.step % plan.evaluate_every == 0:
             loss = self.evaluate()
+            if not math.isfinite(loss):
+                self._refuse_nan(loss)
             progress.held_out.append((progress.step, loss))
             better = loss < progress.best
             progress.best = min(loss, progress.best)

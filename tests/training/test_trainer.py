@@ -1,0 +1,151 @@
+"""The training loop: exact resume after a kill, and ends that leave the last good checkpoint."""
+
+import math
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from toy import objective, trainer
+
+from foretoken.errors import CheckpointError, ConfigError
+from foretoken.training import checkpoint
+from foretoken.training.schedule import cosine
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_killed_run_ends_with_the_same_weights(tmp_path):
+    straight, model = trainer(tmp_path / "straight")
+    whole = straight.run(show=False)
+    command = [
+        sys.executable,
+        str(Path(__file__).parent / "toy.py"),
+        str(tmp_path / "killed"),
+        "35",
+    ]
+    killed = subprocess.run(command, capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert checkpoint.latest(tmp_path / "killed").name == "step-00000015.pt"  # batch 35 is step 18
+
+    resumed, again = trainer(tmp_path / "killed")
+    with torch.no_grad():  # the checkpoint must supply everything
+        for weight in again.parameters():
+            weight.fill_(0.5)
+    rest = resumed.run(show=False)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+    assert rest.train == whole.train
+    assert rest.held_out == whole.held_out
+    assert rest.tokens == whole.tokens
+
+
+def test_training_learns_and_draws_its_curve(tmp_path):
+    run, _ = trainer(tmp_path, steps=60)
+    progress = run.run(show=False)
+    assert progress.train[-1][1] < 0.8 * progress.train[0][1]
+    assert progress.ended == "steps"
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "loss.png", "step-00000060.pt"]
+
+
+def test_a_nan_keeps_the_last_good_checkpoint(tmp_path):
+    calls = []
+
+    def breaks(model, batch, rng):
+        calls.append(1)
+        loss, metrics = objective(model, batch, rng)
+        return (loss * math.nan, metrics) if len(calls) == 39 else (loss, metrics)
+
+    run, _ = trainer(tmp_path, loss=breaks)
+    with pytest.raises(CheckpointError, match=r"nan(.|\n)*step-00000015") as caught:
+        run.run(show=False)
+    assert "lower the learning rates" in caught.value.do
+    state = checkpoint.load(checkpoint.latest(tmp_path))
+    assert all(torch.isfinite(weight).all() for weight in state["model"].values())
+    again, _ = trainer(tmp_path)
+    assert again.run(show=False).step == 24
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
+    """A limit on file size stands for the disk: the write itself fails, half way through."""
+    run, _ = trainer(tmp_path, steps=5)
+    run.run(show=False)
+    before = checkpoint.latest(tmp_path).read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        more, _ = trainer(tmp_path, steps=10)
+        with pytest.raises(CheckpointError, match=r"step-00000005") as caught:
+            more.run(show=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert "free disk space" in caught.value.do
+    assert checkpoint.latest(tmp_path).read_bytes() == before
+    assert not (tmp_path / ".partial").exists()
+
+
+def test_early_stop_after_patience_runs_out(tmp_path):
+    run, _ = trainer(
+        tmp_path, steps=500, evaluate_every=1, patience=3, matrix_rate=0.0, vector_rate=0.0,
+        embedding_rate=0.0,
+    )  # fmt: skip
+    progress = run.run(show=False)
+    assert progress.ended == "patience"
+    assert progress.step == 4  # the first is the best, three do not improve on it
+
+
+def test_gradients_accumulate_over_batches(tmp_path):
+    """Two batches in one step: the gradient is their mean, so one step of AdamW sees both."""
+    seen = []
+
+    class Counting:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def batch(self, index):
+            seen.append(index)
+            return self.stream.batch(index)
+
+    run, _ = trainer(tmp_path, steps=3, save_every=10)
+    run.stream = Counting(run.stream)
+    assert run.run(show=False).step == 3
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_broken_or_foreign_checkpoint_is_named(tmp_path):
+    run, _ = trainer(tmp_path, steps=5)
+    run.run(show=False)
+    path = checkpoint.latest(tmp_path)
+    state = checkpoint.load(path)
+    torch.save(state | {"model": {"other": torch.ones(1)}}, path)
+    with pytest.raises(CheckpointError, match="another model or plan"):
+        trainer(tmp_path)[0].run(show=False)
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(CheckpointError, match=r"cannot be read"):
+        trainer(tmp_path)[0].run(show=False)
+
+
+def test_an_unwritable_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        trainer(tmp_path / "file" / "run")[0].run(show=False)
+
+
+def test_the_rate_warms_up_and_falls_to_its_floor():
+    rates = [cosine(step, 100, 10, 0.1) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1) and rates[10] == pytest.approx(1.0)
+    assert rates[55] == pytest.approx(0.55)
+    assert rates[100] == pytest.approx(0.1)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
