@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from foretoken.lm.table import Memory, TableLM
 from foretoken.trees.build import chain
 from foretoken.types import (
     Budget,
+    Caps,
     DecodeState,
     Draft,
     Finish,
@@ -243,18 +245,20 @@ class CountsCandidates(Warp):
 class LosesColumn(TableLM):
     """Reads a cache whose last column was lost by the commit before."""
 
+    def __init__(self, logits: Tensor, caps: Caps | None = None) -> None:
+        super().__init__(logits, caps)
+        self.shortened: set[int] = set()
+
     def _context(self, memory: Memory, node: int) -> list[int]:
         context = super()._context(memory, node)
         below = 1
         while memory.parents[node] >= 0:
             node, below = memory.parents[node], below + 1
-        committed = getattr(self, "_committed", set())
-        return [0, *context[-below:]] if id(memory) in committed else context
+        return [0, *context[-below:]] if id(memory) in self.shortened else context
 
     def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
         super().commit(rows, paths)
-        marked = {id(self._memory(row)) for row in rows}
-        self._committed: set[int] = getattr(self, "_committed", set()) | marked
+        self.shortened |= {id(self._memory(row)) for row in rows}
 
 
 class SeesSibling(TableLM):
@@ -275,12 +279,11 @@ def rows_of_one_coin(
     return [make_row(prompt, params, coins, vocab_size) for prompt in prompts]
 
 
+_calls = itertools.count(1)
+
+
 def rows_without_seed(
     prompts: Sequence[Sequence[int]], params: SamplingParams, vocab_size: int, seed: int
 ) -> list[DecodeState]:
     """Rows whose seed changes from call to call."""
-    rows_without_seed.calls += 1
-    return seeded_rows(prompts, params, vocab_size, seed + 97 * rows_without_seed.calls)
-
-
-rows_without_seed.calls = 0  # type: ignore[attr-defined]
+    return seeded_rows(prompts, params, vocab_size, seed + 97 * next(_calls))

@@ -8,7 +8,6 @@ target alone would say, to the last digits of float64. No sampling, so no error 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,10 +115,9 @@ def engine_law(build: Build, make: MakeRow) -> Law:
     def run(coins: Coins) -> tuple[Text, int, int]:
         row, engine = make(coins), build()
         drafted = accepted = 0
-        with closing(decode([row], engine)) as records:
-            for record in records:
-                drafted += len(record.drafts[0].tree) - 1
-                accepted += len(record.verdicts[0].path)
+        for record in decode([row], engine):
+            drafted += len(record.drafts[0].tree) - 1
+            accepted += len(record.verdicts[0].path)
         return tuple(row.new_tokens), drafted, accepted
 
     for (text, drafted, accepted), probability in enumerate_outcomes(run):

@@ -1,47 +1,29 @@
-"""One page: every check on every method, pass or fail, for people and for programs.
-
-Checks that need an exact law run on tables in float64. Greedy equality, cache and seeds run on the
-models handed in as well; the CLI hands in the minis or the user's own pair.
-"""
+"""One page: every check on every method, pass or fail, for people and for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from time import perf_counter
 from typing import Any
 
-import torch
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from foretoken.audit import law as exact
-from foretoken.audit.cache import cache_difference
-from foretoken.audit.drawn_trees import DrawnTree, rule_gap
-from foretoken.audit.greedy import compare_greedy
-from foretoken.audit.mutations import MUTATIONS, Mutation, find
-from foretoken.audit.rows import Build, neighbour_differences, seed_differences
-from foretoken.controllers.fixed import Fixed
-from foretoken.engine.assemble import assemble
-from foretoken.engine.loop import Engine
-from foretoken.errors import CapabilityError, ForetokenError, PairingError
-from foretoken.lm.table import TableLM
-from foretoken.methods import CONTROLLERS, METHODS, Method, method
-from foretoken.types import Draw, LanguageModel, SamplingParams, Verifier
-from foretoken.verifiers.block import Block
-from foretoken.verifiers.point import Point
-from foretoken.verifiers.recursive import Recursive
+from foretoken.audit.checks import Checked, all_jobs
+from foretoken.errors import CapabilityError, ForetokenError
+from foretoken.methods import METHODS, method
+from foretoken.types import LanguageModel
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
-SHAPES = ((2, 1), (1, 2), (2, 2), (3, 1))
-TABLE_PROMPTS = ((0, 1, 2, 0, 1), (2, 2, 1, 2, 2), (1,), (0, 2, 1, 1, 0, 2, 1))
-MODEL_TOKENS = 48  # written after each prompt by a real model
-TABLE_TOKENS = 60
 
-Progress = Callable[[str], None]
-Checked = tuple[bool, str, dict[str, Any]]
+Told = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +52,8 @@ class AuditReport:
     def passed(self) -> bool:
         return bool(self.rows) and not self.failed
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dump`."""
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict and every row as plain data."""
         return {
             "verdict": PASS if self.passed else FAIL,
             "checks": len(self.rows),
@@ -80,8 +62,21 @@ class AuditReport:
             "rows": [asdict(row) for row in self.rows],
         }
 
-    def render(self) -> RenderableType:
-        """The page for a terminal."""
+    def to_json(self) -> str:
+        # An infinite measure (a NaN was seen, nothing was drafted) is written as text.
+        return json.dumps(finite(self.to_dict()), indent=2)
+
+    def render(self, width: int | None = None) -> str:
+        """The page as text, coloured when it goes to a terminal."""
+        terminal = sys.stdout.isatty()
+        width = width or (None if terminal else 150)
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
+        with console.capture() as page:
+            console.print(self.page())
+        return page.get()
+
+    def page(self) -> RenderableType:
+        """The page as a rich object."""
         table = Table(title="foretoken audit", title_justify="left", header_style="bold")
         for name in ("check", "subject", "verdict", "what was seen", "seconds"):
             table.add_column(name, justify="right" if name == "seconds" else "left")
@@ -94,7 +89,7 @@ class AuditReport:
                 "" if row.check == last else row.check,
                 row.subject,
                 Text(row.verdict, style=colour),
-                row.detail,
+                Text(row.detail),
                 f"{row.seconds:.1f}",
             )
             last = row.check
@@ -107,36 +102,37 @@ class AuditReport:
 def run(
     methods: Iterable[str] | None = None,
     mutate: bool = False,
-    target: LanguageModel | None = None,
-    draft: LanguageModel | None = None,
-    progress: Progress | None = None,
+    target: Any = None,
+    draft: Any = None,
+    progress: bool | Told = False,
 ) -> AuditReport:
     """Audit `methods` (all by default); with `mutate`, also find every injected bug.
 
-    `progress` hears the name of each check before it runs. Without `target` real models are left
-    out, and the report says so.
+    `target` and `draft` are language models of `lm`, transformers models, directories or hub
+    names. Without a target real models are left out, and the report says so. `progress` shows a
+    bar, or is called with the name of each check before it runs.
     """
     chosen = [method(name) for name in (methods or METHODS)]
-    jobs: list[tuple[str, str, Callable[[], Checked]]] = []
-    for entry in chosen:
-        jobs += law_jobs(entry)
-    jobs += rule_jobs()
-    jobs.append(("pairing", "wrong pairings", refused_pairings))
-    for entry in chosen:
-        jobs += table_jobs(entry)
-    for entry in chosen:
-        jobs += model_jobs(entry, target, draft)
-    if mutate:
-        jobs += [
-            ("mutation", mutation.name, partial(mutation_found, mutation)) for mutation in MUTATIONS
-        ]
-    order = list(dict.fromkeys(check for check, _, _ in jobs))
+    jobs = all_jobs(
+        chosen, language_model(target, "target"), language_model(draft, "draft"), mutate
+    )
     rows = []
-    for check, subject, job in sorted(jobs, key=lambda job: order.index(job[0])):
-        if progress is not None:
-            progress(f"{check}: {subject}")
-        rows.append(run_one(check, subject, job))
+    with telling(progress, len(jobs)) as told:
+        for check, subject, job in jobs:
+            told(f"{check}: {subject}")
+            rows.append(run_one(check, subject, job))
     return AuditReport(tuple(rows))
+
+
+def language_model(source: Any, name: str) -> LanguageModel | None:
+    """What a check can ask for scores: itself, or the model loaded from where `source` says."""
+    if source is None or hasattr(source, "score"):
+        found: LanguageModel | None = source
+        return found
+    from foretoken.lm.cached import CachedLM
+    from foretoken.lm.load import load_model
+
+    return CachedLM(load_model(source), name=name)
 
 
 def run_one(check: str, subject: str, job: Callable[[], Checked]) -> AuditRow:
@@ -152,225 +148,33 @@ def run_one(check: str, subject: str, job: Callable[[], Checked]) -> AuditRow:
     return AuditRow(check, subject, verdict, detail, values, perf_counter() - began)
 
 
-def table_engine(
-    entry: Method, vocab: int, controller: str, verifier: str | None = None, depth: int = 2
-) -> Engine:
-    """The method's own engine over tables; a controller that reads the clock gets a steady one."""
-    config: dict[str, Any] = {}
-    if controller == "fixed" and entry.name != "plain":
-        config = {"depth": depth, "nodes": 2 * depth}
-    engine = assemble(
-        entry.name,
-        TableLM.random(vocab, seed=21),
-        TableLM.random(vocab, seed=22) if entry.needs_draft else None,
-        controller=controller,
-        verifier=verifier,
-        **config,
-    )
-    engine.controller = exact.Steady(engine.controller)
-    return engine
+@contextmanager
+def telling(progress: bool | Told, total: int) -> Iterator[Told]:
+    """Who hears the name of each check: a bar on the terminal, a function, or nobody."""
+    if callable(progress):
+        yield progress
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not progress) as bar:
+        task = bar.add_task("audit", total=total)
+        begun = False
+
+        def told(name: str) -> None:
+            nonlocal begun
+            bar.update(task, description=name, advance=1 if begun else 0)
+            begun = True
+
+        yield told
+        bar.update(task, description="audit", completed=total)
 
 
-def combinations(entry: Method) -> list[tuple[str, str]]:
-    """The verifiers and controllers a method can be put together with."""
-    if entry.name == "plain":
-        return [(entry.verifier, "fixed")]
-    return [(v, c) for v in (entry.verifier, *entry.verifiers) for c in CONTROLLERS]
-
-
-def law_jobs(entry: Method) -> list[tuple[str, str, Callable[[], Checked]]]:
-    """Exact law of every combination of a lossless method."""
-    if not entry.lossless:
-        return []
-    return [
-        (
-            "exact law",
-            f"{entry.name} ({verifier}, {controller})",
-            partial(method_law, entry, verifier, controller),
-        )
-        for verifier, controller in combinations(entry)
-    ]
-
-
-def method_law(entry: Method, verifier: str, controller: str) -> Checked:
-    """The largest total variation over all sampling settings."""
-    build = partial(table_engine, entry, 4, controller, verifier)
-    gaps = {
-        name: exact.law_gap(build, TableLM.random(4, seed=21), setting)
-        for name, setting in exact.SETTINGS.items()
-    }
-    worst = max(gaps, key=lambda name: gaps[name].variation)
-    value = gaps[worst].variation
-    drafted = sum(gap.law.drafted for gap in gaps.values())
-    outcomes = sum(gap.law.outcomes for gap in gaps.values())
-    detail = f"TV {value:.1e} over {len(gaps)} settings, {outcomes} outcomes"
-    if value > exact.BOUND:
-        detail = f"TV {value:.3g} at {worst}"
-    elif entry.name != "plain" and drafted == 0.0:
-        detail = "nothing was drafted, so nothing was shown"
-        value = float("inf")
-    values = {name: gap.variation for name, gap in gaps.items()}
-    return value <= exact.BOUND, detail, values
-
-
-RULES: tuple[tuple[type[Verifier], Draw, Sequence[tuple[int, ...]]], ...] = (
-    (Point, Draw.POINT, SHAPES),
-    (Recursive, Draw.POINT, SHAPES),
-    (Recursive, Draw.IID, ((2, 1), (1, 2), (3,))),
-    (Recursive, Draw.DISTINCT, ((2, 1), (1, 2), (3,))),
-    (Block, Draw.IID, ((1, 1),)),
-    (Block, Draw.POINT, ((1, 1),)),
-)
-
-
-def rule_jobs() -> list[tuple[str, str, Callable[[], Checked]]]:
-    """Each rule on each kind of children it claims to be exact for, on several tree shapes."""
-    return [
-        ("rule", f"{rule.__name__} on {draw.value} children", partial(rule_law, rule, draw, shapes))
-        for rule, draw, shapes in RULES
-    ]
-
-
-def rule_law(rule: Any, draw: Draw, shapes: Sequence[tuple[int, ...]]) -> Checked:
-    target, guess = TableLM.random(3, seed=31), TableLM.random(3, seed=32)
-    values = {
-        str(widths): rule_gap(rule(), draw, widths, target, guess, {"temperature": 1.0}).variation
-        for widths in shapes
-    }
-    worst = max(values.values())
-    return worst <= exact.BOUND, f"TV {worst:.1e} over shapes {', '.join(values)}", values
-
-
-def refused_pairings() -> Checked:
-    """Every pairing of a rule with children it is not exact for raises PairingError."""
-    lm = TableLM.random(3)
-    wrong = [
-        (rule, draw, widths)
-        for rule in (Point, Recursive, Block)
-        for draw in (Draw.POINT, Draw.IID, Draw.DISTINCT)
-        for widths in ((1,), (2,))
-        if draw not in rule.exact_for or (rule.chains_only and widths == (2,))
-    ]
-    accepted = []
-    for rule, draw, widths in wrong:
-        try:
-            Engine(lm, DrawnTree(lm, widths, draw), rule(), Fixed())
-        except PairingError:
-            continue
-        accepted.append(f"{rule.__name__} on {draw.value}")
-    detail = f"{len(wrong) - len(accepted)} of {len(wrong)} refused"
-    return not accepted, detail, {"accepted": accepted}
-
-
-def table_jobs(entry: Method) -> list[tuple[str, str, Callable[[], Checked]]]:
-    """What is exact on tables: greedy text, cache, neighbours, seeds."""
-    plain = partial(table_engine, METHODS["plain"], 4, "fixed")
-    jobs: list[tuple[str, str, Callable[[], Checked]]] = []
-    for verifier, controller in combinations(entry):
-        build = partial(table_engine, entry, 4, controller, verifier, 4)
-        name = f"{entry.name} ({verifier}, {controller})"
-        jobs += [
-            ("greedy, tables", name, partial(greedy, plain, build, TABLE_PROMPTS, TABLE_TOKENS)),
-            ("cache, tables", name, partial(cache, build, TABLE_PROMPTS, 24)),
-            ("neighbours", name, partial(neighbours, build, TABLE_PROMPTS, TABLE_TOKENS)),
-            ("seeds", name, partial(seeds, build, TABLE_PROMPTS, TABLE_TOKENS)),
-        ]
-    return jobs
-
-
-def model_jobs(
-    entry: Method, target: LanguageModel | None, draft: LanguageModel | None
-) -> list[tuple[str, str, Callable[[], Checked]]]:
-    """The same on the models that were handed in; rows that cannot run say why."""
-    if target is None:
-        return [("models", entry.name, partial(left_out, "no target model was given"))]
-    if entry.needs_draft and draft is None:
-        return [("models", entry.name, partial(left_out, "no draft model was given"))]
-    config = {} if entry.name == "plain" else {"depth": 4}
-    build = partial(
-        assemble,
-        entry.name,
-        target,
-        draft if entry.needs_draft else None,
-        controller="fixed",
-        **config,
-    )
-    plain = partial(assemble, "plain", target)
-    prompts = model_prompts(target.vocab_size)
-    return [
-        ("greedy, models", entry.name, partial(greedy, plain, build, prompts, MODEL_TOKENS)),
-        ("cache, models", entry.name, partial(cache, build, prompts, 8)),
-        ("seeds, models", entry.name, partial(seeds, build, prompts, MODEL_TOKENS)),
-    ]
-
-
-def model_prompts(vocab_size: int) -> list[list[int]]:
-    """Prompts of very different lengths, made of the first tokens of the vocabulary.
-
-    One repeats itself, so that look-up has something to find.
-    """
-    usable = min(vocab_size, 512)
-    mixed = [(37 * i * i + 11 * i + 5) % usable for i in range(90)]
-    return [mixed[:40], mixed[7:8], mixed[10:16] * 4, mixed]
-
-
-def left_out(why: str) -> Checked:
-    raise CapabilityError("a check on real models was asked for.", why, "pass the models.")
-
-
-def greedy(plain: Build, build: Build, prompts: Any, tokens: int) -> Checked:
-    found = compare_greedy(plain, build, prompts, tokens)
-    ties = len(found.divergences) - len(found.errors)
-    detail = f"{found.tokens} tokens equal plain decoding's"
-    if ties:
-        worst = max(d.margin for d in found.divergences if d.near_tie)
-        detail = f"{ties} of {len(prompts)} texts part at a near tie (margin up to {worst:.2g})"
-    if found.errors:
-        worst_error = max(found.errors, key=lambda d: d.margin)
-        detail = f"{len(found.errors)} texts differ, margin {worst_error.margin:.3g}"
-    values = {"divergences": [asdict(d) for d in found.divergences], "tokens": found.tokens}
-    return not found.errors, detail, values
-
-
-def cache(build: Build, prompts: Any, tokens: int) -> Checked:
-    seen = cache_difference(build, prompts, tokens)
-    detail = f"{seen.nodes} nodes recomputed, largest relative difference {seen.relative:.1e}"
-    if not seen.good:
-        detail += f" at {seen.where} (bound {seen.bound:.0e})"
-    return seen.good, detail, {"relative": seen.relative, "bound": seen.bound}
-
-
-def neighbours(build: Build, prompts: Any, tokens: int) -> Checked:
-    """Texts alone and in company; see `follows_the_clock` for what is left out, and says so."""
-    engine = build()
-    temperatures = (0.0,) if follows_the_clock(engine) else (0.0, 1.0)
-    changed = 0
-    for temperature in temperatures:
-        params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
-        with torch.inference_mode():
-            changed += neighbour_differences(build, prompts, params)
-    detail = f"{changed} of {len(temperatures) * len(prompts)} texts changed"
-    if len(temperatures) == 1:
-        detail += "; sampled text keeps its law only: lengths follow measured costs"
-    return changed == 0, detail, {"changed": changed}
-
-
-def follows_the_clock(engine: Engine) -> bool:
-    """Whether a controller of measured costs decides how many coins a sampled text uses.
-
-    Fixed candidates use one coin per token whatever their number; sampled ones use more, so there
-    the text of a seed depends on the lengths chosen, and those on the machine and the neighbours.
-    """
-    return engine.controller.needs_costs and engine.drafter.draws != {Draw.POINT}
-
-
-def seeds(build: Build, prompts: Any, tokens: int) -> Checked:
-    params = SamplingParams(max_new_tokens=tokens, temperature=1.0)
-    changed = seed_differences(build, prompts, params)
-    return changed == 0, f"{changed} of {len(prompts)} texts changed", {"changed": changed}
-
-
-def mutation_found(mutation: Mutation) -> Checked:
-    finding = find(mutation)
-    detail = f"{mutation.what}: {finding.broken:.3g} with the bug, {finding.sound:.1g} without"
-    return finding.caught, detail, asdict(finding)
+def finite(value: Any) -> Any:
+    """Plain data with infinities and NaN as text: JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if (isinstance(value, float) and abs(value) in (float("inf"),)) or value != value:
+        return str(value)
+    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 
 from foretoken.coins import Coins, SeededCoins
 from foretoken.engine.loop import Engine, decode
@@ -31,9 +30,8 @@ def make_row(
 
 def write(engine: Engine, rows: Sequence[DecodeState], max_rows: int = 16) -> list[list[int]]:
     """Decode `rows` to their end; the new tokens of each."""
-    with closing(decode(rows, engine, max_rows)) as records:
-        for _ in records:
-            pass
+    for _ in decode(rows, engine, max_rows):
+        pass
     return [row.new_tokens for row in rows]
 
 
