@@ -15,9 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.lm import attention
+from foretoken.lm.bits import Span, order_of
+from foretoken.lm.bits_probe import promise_bits
 from foretoken.lm.cache import SlotCache
 from foretoken.lm.family import attention_configs, decoder_layers, describe
-from foretoken.lm.fast import choose_kernels, restore
+from foretoken.lm.fast import KernelReport, choose_kernels, restore
 from foretoken.lm.feed import Batch, Feed, Memory, committed_feed, renewed_feed, tree_feed
 from foretoken.lm.hidden import tapping
 from foretoken.lm.masking import Masks
@@ -32,8 +34,9 @@ CHUNK = 512  # tokens of a prompt fed together: a mask of a whole long prompt wo
 class CachedLM:
     """The LanguageModel protocol over an unmodified transformers model.
 
-    `kernels` is a mode of `lm.fast.choose_kernels`. Use as a context manager, or call `close`, to
-    get the model back as it was: dense kernels, training mode.
+    `kernels` is a mode of `lm.fast.choose_kernels`. `exact_bits` promises logits and cache whose
+    bits do not depend on what is scored together (`lm.bits`), or refuses with the reason. Use as a
+    context manager, or call `close`, to get the model back as it was: dense kernels, training mode.
     """
 
     def __init__(
@@ -60,8 +63,13 @@ class CachedLM:
         self._positions_accepted = "position_ids" in accepted
         self._keep_accepted = "logits_to_keep" in accepted
         self.plan: Plan
+        self.span: Span | None = None  # of exact sums; None where bits are not promised
         self.caps, self.vocab_size = choose_plan(self)
-        self.kernels = choose_kernels(model, kernels) if kernels != "dense" else None
+        self.kernels: KernelReport | None = None
+        if exact_bits:
+            self.kernels = promise_bits(self)
+        elif kernels != "dense":
+            self.kernels = choose_kernels(model, kernels)
 
     def __enter__(self) -> CachedLM:
         return self
@@ -284,6 +292,8 @@ class CachedLM:
             lows,
             self.device,
         )
+        if self.span is not None:
+            arguments["order"] = order_of(self.span, feeds, batch.key_positions())
         if self._positions_accepted:
             arguments["position_ids"] = batch.positions
         if self._keep_accepted:

@@ -94,6 +94,8 @@ class Masks:
         if not plan.tree:
             return {"attention_mask": self._places(batch, family, plan)}, {}
         bounds = window_bounds(feeds, family.windows)
+        if plan.ordered:
+            bounds = dict.fromkeys(bounds, 0)
         lone = plan.own and len(feeds) == 1
         first = feeds[0]
         arguments: dict[str, Any] = {}

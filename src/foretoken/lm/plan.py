@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretoken.lm import attention
+from foretoken.lm import attention, bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +19,8 @@ class Plan:
     @property
     def own(self) -> bool:
         return self.attention == attention.NAME
+
+    @property
+    def ordered(self) -> bool:
+        """Sums over keys are cut by position, so that all columns must be there."""
+        return self.attention == bits.NAME
