@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -52,6 +53,18 @@ def split_processors(processors: Any, do_sample: bool) -> tuple[dict[str, Any], 
         order = order[: order.index(name)]  # only what comes before it may stand before it
         kept.pop()
     return options, type(processors)(kept) if kept else None
+
+
+def for_row(processors: Any, row: int) -> Any:
+    """The processors of one row: what they know of each row's padding becomes this row's."""
+    own = []
+    for processor in processors:
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, Tensor):
+            processor = copy(processor)
+            processor.prompt_ignore_length = int(ignored[row])
+        own.append(processor)
+    return type(processors)(own)
 
 
 def split_criteria(criteria: Any, max_length: int) -> tuple[int, frozenset[int], Any]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from foretoken.coins import SeededCoins, seed_from_torch
 from foretoken.engine.handover import (
+    for_row,
     joined,
     left_padding,
     refuse,
@@ -29,8 +30,8 @@ from foretoken.engine.handover import (
 from foretoken.engine.loan import Loan
 from foretoken.engine.loop import Engine, decode
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.requests import row_seeds, stop_texts
 from foretoken.engine.models import check_request, engine_over
+from foretoken.engine.requests import row_seeds, stop_texts
 from foretoken.engine.text import RowText, decoder, silent_stops
 from foretoken.errors import ConfigError
 from foretoken.types import DecodeState, Finish, SamplingParams
@@ -158,11 +159,11 @@ class Inside:
         limit, eos, asked = split_criteria(criteria or [], config.max_length)
         seeds = row_seeds(self.seed, len(padding))
         rows = []
-        for ids, pad, seed in zip(input_ids, padding, seeds, strict=True):
+        for i, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
             tokens = ids[pad:].tolist()
             params = SamplingParams(
                 max_new_tokens=max(limit - width, 1),
-                processors=WithPadding(rest, ids[:pad]) if rest else None,
+                processors=WithPadding(for_row(rest, i), ids[:pad]) if rest else None,
                 eos=eos,
                 **options,
             )
