@@ -319,7 +319,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Measured medians: what an engine's forwards cost on this machine."""
+    """What an engine's forwards cost on this machine, measured when it is quiet."""
 
     target: Mapping[int, float]  # seconds of one target forward by nodes scored, one row
     draft: Mapping[int, float]  # seconds of a whole draft by depth (0 is absent)

@@ -48,3 +48,9 @@ def test_copies_learn_apart():
 def test_a_single_measured_size_is_a_constant():
     price = Price({2: 3.0})
     assert [price.at(n) for n in (1, 2, 9)] == [1.5, 3.0, 3.0]
+
+
+def test_a_draft_measured_at_one_depth_costs_as_much_for_every_further_level():
+    prices = Prices.of(CostTable({1: 1.0, 2: 1.0}, {1: 0.2}))
+    assert prices.drafted(1, 3, 1) == pytest.approx(1.6)
+    assert Prices.of(CostTable({1: 1.0, 2: 1.0}, {})).drafted(1, 3, 1) == pytest.approx(1.0)

@@ -76,3 +76,17 @@ def prompts() -> list[list[int]]:
     """Three prompts of different lengths, one of a single token."""
     cycle = itertools.cycle(range(11))
     return [[3], [next(cycle) for _ in range(5)], [next(cycle) for _ in range(17)]]
+
+
+@pytest.fixture
+def dead_ends() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A processor that lets nothing follow odd tokens, and never lets the argmax be one."""
+
+    def forbid(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if int(ids[0, -1]) % 2:
+            return torch.full_like(scores, -torch.inf)
+        scores = scores.clone()
+        scores[:, 1::2] -= 2.5
+        return scores
+
+    return forbid

@@ -5,6 +5,7 @@ from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.chain_model import ChainModel
 from foretoken.engine.loop import Engine, decode
+from foretoken.lm.table import TableLM
 from foretoken.types import Budget, Draw
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.recursive import Recursive
@@ -140,3 +141,17 @@ def test_seeds_reproduce_and_neighbours_do_not_matter(pair, prompts, row, run):
         target, ChainModel(draft), [row(p, 12, **options) for p in prompts], verifier=Block()
     )
     assert together == alone
+
+
+def test_a_path_that_nothing_may_follow_ends_the_draft_and_not_the_text(row, run, plain, dead_ends):
+    """The target's own choices avoid odd tokens, so only the draft ever stands on one."""
+    logits = TableLM.random(vocab=12, order=1, seed=5).logits
+    logits[:, ::2] += 4.0
+    target = TableLM(logits)
+    draft = TableLM.random(vocab=12, order=1, seed=6, scale=4.0)
+    make = lambda: [row([2, 4], 12, max_new_tokens=40, processors=dead_ends)]  # noqa: E731
+    expected = plain(target, make())
+    found, records = run(target, ChainModel(draft), make(), verifier=Block(), depth=4)
+    assert found == expected
+    ends = [record.drafts[0].tree for record in records if len(record.drafts[0].tree) < 5]
+    assert any(tree.tokens[-1] % 2 for tree in ends)

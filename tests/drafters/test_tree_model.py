@@ -178,3 +178,22 @@ def test_trust_learns_how_overconfident_each_depth_is(row):
     list(decode(rows, engine, max_rows=2))
     assert all(0.5 < drafter.trust.at(depth) < 0.97 for depth in (1, 2))
     assert Trust().at(5) == 1.0
+
+
+def test_a_path_that_nothing_may_follow_has_no_children(row, run, plain, dead_ends):
+    logits = TableLM.random(vocab=12, order=1, seed=5).logits
+    logits[:, ::2] += 4.0
+    target = TableLM(logits)
+    draft = TableLM.random(vocab=12, order=1, seed=6, scale=4.0)
+    make = lambda: [row([2, 4], 12, max_new_tokens=40, processors=dead_ends)]  # noqa: E731
+    expected = plain(target, make())
+    found, records = run(target, TreeModel(draft, settings()), make(), depth=4, nodes=12)
+    assert found == expected
+    odd = 0
+    for record in records:
+        tree = record.drafts[0].tree
+        for node, children in enumerate(tree.children()):
+            if node and tree.tokens[node] % 2:
+                odd += 1
+                assert not children
+    assert odd

@@ -93,8 +93,10 @@ class Prices:
     def of(cls, costs: CostTable) -> Prices:
         rest = Price({n: seconds + costs.overhead for n, seconds in costs.target.items()})
         # A drafter that costs nothing measurable still needs a positive price.
-        draft = {depth: max(seconds, 1e-9) for depth, seconds in costs.draft.items()}
-        return cls(rest, Price(draft or {1: 1e-9}))
+        draft = {d: max(seconds, 1e-9) for d, seconds in costs.draft.items()} or {1: 1e-9}
+        if len(draft) == 1:  # a forward per level: the next levels cost as much again
+            draft |= {2 * d: 2.0 * seconds for d, seconds in draft.items()}
+        return cls(rest, Price(draft))
 
     def copy(self) -> Prices:
         return Prices(self.rest.copy(), self.draft.copy())

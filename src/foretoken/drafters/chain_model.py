@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.drafters.rows import RowDrafter
+from foretoken.errors import ConfigError
 from foretoken.trees.build import chain
 from foretoken.types import (
     Budget,
@@ -94,7 +95,7 @@ class ChainModel(RowDrafter):
 class _Chain:
     """One row's chain while it grows."""
 
-    __slots__ = ("context", "depth", "fed", "feed", "greedy", "laws", "row", "tokens")
+    __slots__ = ("depth", "fed", "feed", "greedy", "laws", "row", "tokens")
 
     def __init__(self, row: DecodeState, depth: int) -> None:
         self.row, self.depth = row, depth
@@ -103,29 +104,35 @@ class _Chain:
         self.tokens: list[int] = []
         self.laws: list[Tensor | None] = []
         self.greedy: bool = row.warp.greedy
-        # Copied only where the warp reads it: penalties and processors see the drafted path.
-        self.context = list(row.tokens) if depth > 0 and row.warp.path_dependent else row.tokens
 
     def extend(self, logits: Tensor, keep_going: KeepGoing) -> bool:
         """Take one more token from the logits of the last node fed; False when the chain ends."""
         row = self.row
         self.fed += 1
         row.draft = self.fed
-        if self.greedy:
-            if not _endless(keep_going) and not keep_going(row, logits.softmax(-1)):
-                return False
-            token = row.warp.choose(self.context, logits)
-        else:
-            law = row.warp.law(self.context, logits)
-            if not keep_going(row, law):
-                return False
-            token = row.coins.draw(law)
-            self.laws.append(law)
+        try:
+            token = self.next_token(logits, keep_going)
+        except ConfigError:  # the options let nothing follow this path; the target may not take it
+            return False
+        if token is None:
+            return False
         self.tokens.append(token)
-        if row.warp.path_dependent:
-            self.context.append(token)
         self.feed = (token,)
         return len(self.tokens) < self.depth and token not in row.params.eos
+
+    def next_token(self, logits: Tensor, keep_going: KeepGoing) -> int | None:
+        """The argmax at temperature 0, else a draw; None, before any coin, to stop here."""
+        row = self.row
+        if self.greedy:
+            if not _endless(keep_going) and not keep_going(row, logits.softmax(-1)):
+                return None
+            choice: int = row.warp.choose(row.tokens, logits, self.tokens)
+            return choice
+        law = row.warp.law(row.tokens, logits, self.tokens)
+        if not keep_going(row, law):
+            return None
+        self.laws.append(law)
+        return row.coins.draw(law)
 
     def draft(self) -> Draft:
         tree = chain(self.row.tokens[-1], self.tokens)

@@ -68,7 +68,9 @@ class TreeModel(RowDrafter):
         if params.temperature == 0.0:
             # At temperature 0 the warp is a point mass; candidates rank by the law before it.
             params = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-        row.draft = _RowState(Warp(params, row.prompt_len, self.lm.vocab_size))
+        warp = Warp(params, row.prompt_len, self.lm.vocab_size)
+        warp.follow(row.tokens)
+        row.draft = _RowState(warp)
 
     def propose(
         self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
@@ -214,7 +216,10 @@ class Growth:
             while above is not None and above.parent is not None:
                 path.append(above.token)
                 above = above.parent
-            rows.append(warp.law([*self.row.tokens, *reversed(path)], scored))
+            try:
+                rows.append(warp.law(self.row.tokens, scored, path[::-1]))
+            except ConfigError:  # the options let nothing follow this path: no children
+                rows.append(torch.zeros_like(scored, dtype=torch.float32))
         return torch.stack(rows)
 
     def children(

@@ -61,20 +61,24 @@ class Warp:
         self._seen: set[int] = set()
         self._counts: Counter[int] = Counter()
 
-    def law(self, tokens: Sequence[int], logits: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
-        """Probabilities of the next token after `tokens`; at temperature 0 a point mass."""
+    def law(
+        self, tokens: Sequence[int], logits: Float[Tensor, "V"], path: Sequence[int] = ()
+    ) -> Float[Tensor, "V"]:
+        """Probabilities of the next token after `tokens + path`; at temperature 0 a point mass."""
         if self.greedy:
-            return point_mass(self.choose(tokens, logits), logits)
-        scores = self._processed(tokens, ((),), logits[None])
+            return point_mass(self.choose(tokens, logits, path), logits)
+        scores = self._processed(tokens, (path,), logits[None])
         if self._forbids and impossible(scores):
-            raise nothing_left(len(tokens))
+            raise nothing_left(len(tokens) + len(path))
         return self.probabilities(scores[0])
 
-    def choose(self, tokens: Sequence[int], logits: Float[Tensor, "V"]) -> int:
+    def choose(
+        self, tokens: Sequence[int], logits: Float[Tensor, "V"], path: Sequence[int] = ()
+    ) -> int:
         """The most likely token after every option: what temperature 0 emits."""
-        scores = self._processed(tokens, ((),), logits[None])
+        scores = self._processed(tokens, (path,), logits[None])
         if self._forbids and impossible(scores):
-            raise nothing_left(len(tokens))
+            raise nothing_left(len(tokens) + len(path))
         return best_tokens(scores)[0]
 
     def laws(

@@ -1,7 +1,7 @@
 """Which tokens stay: top-k, top-p, min-p, bit for bit as in transformers, ties included.
 
-On a CPU, sorting a vocabulary costs more than a small model's forward. The tokens near the best
-one nearly always settle a cut alone; where rounding or a tie could decide, the full sort does.
+On a CPU, sorting a vocabulary costs more than a small model's forward. The few likeliest tokens
+nearly always settle a nucleus; where rounding or a tie could decide, the full sort does.
 """
 
 from __future__ import annotations
@@ -9,22 +9,16 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-NEAR = 9.0  # logits this close to the best are tried first: a ratio of about 8000
+CANDIDATES = (64, 512)  # likeliest tokens looked at before a full sort
 DOUBT = 1e-5  # a nucleus whose boundary is this close to top_p is left to the full sort
-SMALL = 256  # vocabularies up to here are simply sorted
 
 
 def keep_top_k(scores: Float[Tensor, "*n V"], k: int) -> Float[Tensor, "*n V"]:
     """The k best tokens, and every token that ties with the last of them."""
-    k = min(k, scores.shape[-1])
-    if searched(scores):
-        rows = scores.reshape(-1, scores.shape[-1])
-        least = torch.stack([kth_best(row, k) for row in rows]).reshape(*scores.shape[:-1], 1)
-    else:
-        least = scores.topk(k)[0][..., -1:]
+    least = scores.topk(min(k, scores.shape[-1]))[0][..., -1:]
     return scores.masked_fill(scores < least, -math.inf)
 
 
@@ -37,32 +31,11 @@ def keep_min_p(scores: Float[Tensor, "*n V"], min_p: float) -> Float[Tensor, "*n
 def keep_top_p(scores: Float[Tensor, "*n V"], top_p: float) -> Float[Tensor, "*n V"]:
     """The nucleus: the fewest likely tokens whose mass reaches `top_p`."""
     rows = scores.reshape(-1, scores.shape[-1])
-    if searched(scores):
-        floors = [nucleus_floor(row, top_p) for row in rows]
-        cut = [
-            nucleus_from_full_sort(row[None], top_p)[0]
-            if floor is None
-            else row.masked_fill(row < floor, -math.inf)
-            for row, floor in zip(rows, floors, strict=True)
-        ]
-        return torch.stack(cut).reshape(scores.shape)
-    return nucleus_from_full_sort(rows, top_p).reshape(scores.shape)
-
-
-def searched(scores: Tensor) -> bool:
-    """Whether looking near the best token beats a sort: on a GPU it would only wait."""
-    return scores.device.type == "cpu" and scores.shape[-1] > SMALL
-
-
-def near_best(row: Float[Tensor, "V"]) -> Float[Tensor, "C"]:
-    """The scores close to the best one."""
-    return row[row >= row.amax() - NEAR]
-
-
-def kth_best(row: Float[Tensor, "V"], k: int) -> Float[Tensor, ""]:
-    """The k-th largest score."""
-    near = near_best(row)
-    return (near if len(near) >= k else row).topk(k)[0][-1]
+    if rows.device.type == "cpu":  # on a GPU the sort is cheaper than asking what is settled
+        cut = nucleus_from_candidates(rows, top_p)
+    else:
+        cut = nucleus_from_full_sort(rows, top_p)
+    return cut.reshape(scores.shape)
 
 
 def nucleus_from_full_sort(scores: Float[Tensor, "n V"], top_p: float) -> Float[Tensor, "n V"]:
@@ -73,21 +46,35 @@ def nucleus_from_full_sort(scores: Float[Tensor, "n V"], top_p: float) -> Float[
     return scores.masked_fill(remove.scatter(1, order, remove), -math.inf)
 
 
-def nucleus_floor(row: Float[Tensor, "V"], top_p: float) -> Float[Tensor, ""] | None:
-    """The least score that stays, from the tokens near the best; None where they cannot tell.
+def nucleus_from_candidates(scores: Float[Tensor, "n V"], top_p: float) -> Float[Tensor, "n V"]:
+    """The same nucleus, sorting the vocabulary only for rows that few tokens cannot settle."""
+    probs = scores.softmax(-1)
+    cut, settled = scores, torch.zeros(len(scores), dtype=torch.bool)
+    for candidates in CANDIDATES:
+        if bool(settled.all()) or scores.shape[-1] < 4 * candidates:
+            break
+        floor, settled = nucleus_floor(probs, top_p, candidates)
+        cut = scores.masked_fill(probs < floor[:, None], -math.inf)
+    for row in (~settled).nonzero().flatten().tolist():
+        cut[row] = nucleus_from_full_sort(scores[row : row + 1], top_p)[0]
+    return cut
+
+
+def nucleus_floor(
+    probs: Float[Tensor, "n V"], top_p: float, candidates: int
+) -> tuple[Float[Tensor, "n"], Bool[Tensor, "n"]]:
+    """The least probability that stays in each row, and whether that is beyond doubt.
 
     A token stays while the mass above it is less than `top_p`.
     """
-    near = near_best(row).sort(descending=True)[0]
-    if not len(near):  # every score is -inf or NaN: not for a shortcut to judge
-        return None
-    weight = (near - row.logsumexp(-1)).double().exp()
-    mass = weight.cumsum(0)
-    kept = int((mass - weight < top_p).sum())
-    if abs(float(mass[kept - 1]) - top_p) < DOUBT or float(mass[kept - 1]) < top_p:
-        return None
-    if kept > 1 and abs(float(mass[kept - 2]) - top_p) < DOUBT:
-        return None
-    if kept < len(near) and bool(near[kept] == near[kept - 1]):
-        return None
-    return near[kept - 1]
+    best = probs.topk(candidates)[0]  # [n, C]
+    mass = best.double().cumsum(-1)
+    above = mass - best
+    kept = (above < top_p).sum(-1, keepdim=True)  # [n, 1], at least 1
+    floor = best.gather(-1, kept - 1)
+    # All candidates stay: perhaps others do. The first to go ties with the last to stay: which
+    # goes is up to the sort.
+    following = best.gather(-1, kept.clamp(max=candidates - 1))
+    unsure = (kept == candidates) | (following == floor)
+    unsure |= ((above - top_p).abs() < DOUBT).any(-1, keepdim=True)
+    return floor[:, 0], ~unsure[:, 0]
