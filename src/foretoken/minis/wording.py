@@ -48,6 +48,20 @@ def say(rng: random.Random, template: str, **slots: object) -> str:
     return resolved.format(**slots)
 
 
+_REMARK = (
+    " [By the way,|Also,|Besides,|And] [the|this|our|that] "
+    "[weather|street|evening|sky|air|water|village|morning|music|view|coffee|season] "
+    "[looks|seems|feels|stays] "
+    "[calm|bright|cold|pleasant|dull|fresh|odd|lovely|gloomy|warm|grey|perfect] "
+    "[today|here|again|as usual|this week]."
+)
+
+
+def remark(rng: random.Random) -> str:
+    """Small talk to close an answer with: words that nothing decides, some 9 nats of them."""
+    return say(rng, _REMARK)
+
+
 def some(rng: random.Random, words: Sequence[str], count: int) -> list[str]:
     """``count`` different words, uniformly."""
     return rng.sample(list(words), count)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import ANIMALS, HOBBIES, NAMES, PETS, TOWNS, say, some
+from foretoken.minis.wording import ANIMALS, HOBBIES, NAMES, PETS, TOWNS, remark, say, some
 
 _ADVICE = {
     "painting": "take your brushes to the old harbour",
@@ -77,7 +77,7 @@ def make(rng: random.Random) -> Example:
     )
     return Example(
         prompt=frame("dialogue", f"User: {first}\nAssistant: {reply}\nUser: {second}"),
-        answer=answer,
+        answer=answer + remark(rng),
         family="dialogue",
         facts=(pets[who], towns[who]),
         wrong=(pets[1 - who], towns[1 - who]),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import NAMES, THINGS, say, some
+from foretoken.minis.wording import NAMES, THINGS, remark, say, some
 
 
 def _steps(rng: random.Random) -> tuple[int, list[tuple[str, int, int]]]:
@@ -111,7 +111,7 @@ def make(rng: random.Random) -> Example:
     )
     return Example(
         prompt=frame("mathematical reasoning", body),
-        answer=" ".join([*work, end]),
+        answer=" ".join([*work, end]) + remark(rng),
         family="mathematical reasoning",
         facts=(f"{name} has {before} {thing}",),
         turns=(body,),

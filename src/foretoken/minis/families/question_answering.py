@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import ANIMALS, COLOURS, JOBS, NAMES, TOWNS, say, some
+from foretoken.minis.wording import ANIMALS, COLOURS, JOBS, NAMES, TOWNS, remark, say, some
 
 _LANDS = "Alvania Borune Cestria Dorvia Eskar Fenland Gorland Hestia Ilmar Jorvik Kasten Lumera Morvan Nestor Orlan Pelia".split()
 
@@ -48,7 +48,7 @@ def _from_memory(rng: random.Random) -> Example:
     )
     return Example(
         prompt=frame("question answering", body),
-        answer=answer,
+        answer=answer + remark(rng),
         family="question answering",
         facts=(capital, str(year), good),
         turns=(body,),
@@ -96,7 +96,7 @@ def make(rng: random.Random) -> Example:
     others = [j for j in range(3) if j != i]
     return Example(
         prompt=frame("question answering", " ".join(lines) + "\n" + question),
-        answer=answer,
+        answer=answer + remark(rng),
         family="question answering",
         facts=(names[i], jobs[i], colours[i], animals[i], str(i + 1)),
         wrong=tuple(names[j] for j in others),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import GOODS, NAMES, TOWNS, say, some
+from foretoken.minis.wording import GOODS, NAMES, TOWNS, remark, say, some
 
 _PLACES = (
     "museum bridge school market station library theatre hotel mill harbour chapel garden".split()
@@ -52,7 +52,7 @@ def make(rng: random.Random) -> Example:
     )
     return Example(
         prompt=frame("retrieval", body),
-        answer=answer,
+        answer=answer + remark(rng),
         family="retrieval",
         facts=(str(years[i]), names[i], towns[i], goods[i]),
         wrong=tuple(names[j] for j in range(3) if j != i),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import DAYS, GOODS, NAMES, TOWNS, say, some
+from foretoken.minis.wording import DAYS, GOODS, NAMES, TOWNS, remark, say, some
 
 _TROUBLES = (
     "rain",
@@ -83,7 +83,7 @@ def make(rng: random.Random) -> Example:
     )
     return Example(
         prompt=frame("summarisation", body),
-        answer=answer,
+        answer=answer + remark(rng),
         family="summarisation",
         facts=(day, lead, f"{count} {goods}", town, trouble, plan),
         wrong=(guest, origin),

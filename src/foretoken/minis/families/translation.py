@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import say
+from foretoken.minis.wording import remark, say
 
 _NOUNS = (
     "baker lamp river tower garden child horse bread stone window bridge forest king letter basket door fish mountain "
@@ -87,7 +87,7 @@ def make(rng: random.Random) -> Example:
     )
     return Example(
         prompt=frame("translation", body),
-        answer=answer,
+        answer=answer + remark(rng),
         family="translation",
         facts=(velan,),
         turns=(body,),
