@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -197,7 +197,7 @@ def one_by_one(lm: CachedLM, row: DecodeState, text: Sequence[int]) -> Bits:
         if len(row.tokens) == len(text):
             break
         row.tokens.append(text[len(row.tokens)])
-    return torch.stack(logits), [torch.cat(parts, 2) for parts in zip(*states, strict=True)]
+    return torch.stack(logits), [torch.cat(parts, 1) for parts in zip(*states, strict=True)]
 
 
 def together(lm: CachedLM, rows: Sequence[DecodeState], trees: Sequence[Path]) -> list[Bits]:
@@ -211,12 +211,10 @@ def together(lm: CachedLM, rows: Sequence[DecodeState], trees: Sequence[Path]) -
 
 def columns(lm: CachedLM, row: DecodeState, nodes: Sequence[int]) -> list[Tensor]:
     """Copies of the columns of some nodes of a row's open tree, all layers."""
-    memory = lm._memory(row)
+    memory, layers = lm._memory(row), cast(list[Any], lm.cache.layers)
     places = [memory.cached + node for node in nodes]
     return [
-        buffer[:, memory.slot][:, :, places]
-        for group in lm.cache.groups
-        for buffer in (group.keys, group.values)
+        buffer[memory.slot][:, places] for layer in layers for buffer in (layer.keys, layer.values)
     ]
 
 
