@@ -43,7 +43,7 @@ def measure_size(name: str, models: Any, asked: Any, dry: bool) -> dict[str, Any
         draft=models.draft,
         dtype="float32" if dry else "bfloat16",
         device="cpu" if dry else "cuda",
-        methods=METHODS,
+        methods=asked.methods or METHODS,
         out=work,
         repetitions=1 if dry else 2,
         max_new_tokens=8 if dry else asked.max_new_tokens,
@@ -95,6 +95,7 @@ def divergences(config: BenchConfig, tasks: list[Task], cells: list[Cell]) -> li
 def run(description: str | None) -> int:
     options = parser(description)
     options.add_argument("--dry-run", action="store_true", help="small, on the CPU")
+    options.add_argument("--methods", help="other rows, comma separated")
     options.add_argument("--sizes", default="1B,7B", help="sizes to widen the shipped target to")
     options.add_argument("--max-new-tokens", type=int, default=128)
     options.add_argument("--minutes", type=float, default=9.0, help="begin no size after 60 %%")

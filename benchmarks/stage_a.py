@@ -22,9 +22,9 @@ from foretoken.bench.run import BenchConfig, run_bench
 METHODS = (
     "plain", "chain", "chain[depth=3]", "chain[controller=cost_model]",
     "tree", "tree[controller=cost_model]", "prompt-lookup",
+    "plain[exact_bits=true]", "chain[exact_bits=true]", "tree[exact_bits=true]",
     "hf:plain", "hf:compiled", "hf:assisted", "hf:prompt-lookup",
 )  # fmt: skip
-EXACT = ("plain[exact_bits=true]", "chain[exact_bits=true]", "tree[exact_bits=true]")
 
 
 def verdicts(results: dict[str, Any]) -> list[gates.Gate]:
@@ -57,11 +57,11 @@ def run(description: str | None) -> int:
     options.add_argument("--per-family", type=int, default=3, help="prompts of each family")
     options.add_argument("--repetitions", type=int, default=2)
     options.add_argument("--max-new-tokens", type=int, default=96)
-    options.add_argument("--no-exact-bits", action="store_true", help="leave its rows out")
+    options.add_argument("--methods", help="other rows, comma separated")
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
     quick = asked.quick
-    methods = METHODS if asked.no_exact_bits else METHODS + EXACT
+    methods = asked.methods or METHODS
     work = WORK / ("stage_a-quick" if quick else "stage_a")
     with pair(asked.target, asked.draft, asked.params) as models:
         config = BenchConfig(

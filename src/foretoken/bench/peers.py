@@ -179,7 +179,7 @@ class PeerRow:
             seconds=seconds,
             draft=self.draft_clock.seconds if on_cpu else None,
             target=self.target_clock.seconds if on_cpu else None,
-            forwards=self.target_clock.calls if self.counted else None,
+            forwards=self.target_clock.calls if self.counted else len(tokens),
         )
 
 

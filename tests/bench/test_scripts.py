@@ -1,0 +1,131 @@
+"""The measuring scripts run, small, on tiny models."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def folders(make_llama, byte_tokenizer, tmp_path_factory) -> tuple[str, str]:
+    """A pair whose context holds the families' prompts byte by byte."""
+    root = tmp_path_factory.mktemp("script-pair")
+    ends = {
+        "eos_token_id": byte_tokenizer.eos_token_id,
+        "pad_token_id": byte_tokenizer.pad_token_id,
+        "max_position_embeddings": 8192,
+    }
+    for name, layers in (("target", 2), ("draft", 1)):
+        model = make_llama(len(byte_tokenizer), num_hidden_layers=layers, **ends)
+        model.save_pretrained(root / name)
+        byte_tokenizer.save_pretrained(root / name)
+    return str(root / "target"), str(root / "draft")
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path, folders):
+    """Runs a script's `run` with options, its work and results in a folder of the test."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setenv("COLUMNS", "200")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(name: str, *options: str) -> tuple[int, Path]:
+        module = importlib.import_module(name)
+        if hasattr(module, "WORK"):
+            monkeypatch.setattr(module, "WORK", tmp_path / "work")
+        out = tmp_path / "out"
+        given = ["--target", folders[0], "--draft", folders[1], "--out", str(out), *options]
+        monkeypatch.setattr(sys, "argv", [name, *given])
+        return module.run(module.__doc__), out
+
+    yield run
+    torch.set_num_threads(before)
+
+
+def test_stage_a_writes_its_four_files_and_its_verdicts(script, capsys) -> None:
+    code, out = script("stage_a", "--quick", "--methods", "plain,chain,hf:plain,hf:assisted")
+    assert code == 0 and "holds" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {
+        "stage_a.json",
+        "stage_a.md",
+        "stage_a.png",
+        "stage_a.html",
+    }
+    found = json.loads((out / "stage_a.json").read_text())
+    claims = {gate["claim"]: gate for gate in found["gates"]}
+    assert len(claims) == 6
+    assert claims["plain over hf:plain"]["measured"] == pytest.approx(
+        found["rows"]["plain"]["tokens_per_second"]["value"]
+        / found["rows"]["hf:plain"]["tokens_per_second"]["value"]
+    )
+    assert "plots/" not in (out / "stage_a.md").read_text()
+
+
+def test_never_slower_judges_a_useless_and_a_good_draft(script) -> None:
+    code, out = script("never_slower", "--quick")
+    found = json.loads((out / "never_slower.json").read_text())
+    claims = [gate["claim"] for gate in found["gates"]]
+    assert code == 0 and len(claims) == 5
+    assert sum(claim.startswith("useless draft") for claim in claims) == 3
+    useless = found["useless"]["rows"]["chain[depth=5]"]["accepted_length"]["emitted_per_forward"]
+    good = found["good"]["rows"]["chain[depth=3]"]["accepted_length"]["emitted_per_forward"]
+    assert useless < 1.5 and good >= 1.0
+
+
+def test_overhead_is_measured_at_two_contexts(script) -> None:
+    code, out = script("overhead", "--quick", "--contexts", "20,200")
+    found = json.loads((out / "overhead.json").read_text())["ms_per_step"]
+    assert code == 0 and set(found) >= {"plain", "chain", "tree", "prompt-lookup"}
+    for by_length in found.values():
+        for ms in by_length.values():
+            assert 0 < ms["loop"] < ms["whole"] and 0 < ms["outside_forwards"] < ms["whole"]
+
+
+def test_the_gpu_script_runs_dry(script) -> None:
+    code, out = script("gpu", "--dry-run", "--methods", "plain,plain[kernels=dense],chain,hf:plain")
+    found = json.loads((out / "gpu-dry-run.json").read_text())["sizes"]["as given"]
+    assert code == 0 and found["divergences"] == []
+    assert [row["failed"] for row in found["rows"].values()] == [None] * 4
+    assert found["scoring"]["nodes"] == [1, 2, 4, 8]
+    assert "Scoring n nodes" in (out / "gpu-dry-run.md").read_text()
+
+
+def test_divergences_carry_the_targets_own_margin(script, folders, monkeypatch) -> None:
+    gpu = importlib.import_module("gpu")
+    from foretoken.bench.cells import Cell
+    from foretoken.bench.run import BenchConfig
+    from foretoken.bench.tasks import single
+
+    def cell(row: str, tokens: list[int]) -> Cell:
+        return Cell(
+            row=row, prompt="p", family="f", repetition=0, prompt_tokens=3, tokens=tokens,
+            seconds=1.0,
+        )  # fmt: skip
+
+    config = BenchConfig(target=folders[0])
+    task = single([1, 2, 3], id="p", family="f")
+    found = gpu.divergences(config, [task], [cell("plain", [4, 5, 6]), cell("tree", [4, 7, 6])])
+    (entry,) = found
+    assert entry["row"] == "tree" and entry["at"] == 1
+    assert entry["margin"] > 0 and entry["top_two_gap"] >= 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here and would be measured")
+def test_without_a_gpu_the_script_says_so_and_ends_well(script, capsys) -> None:
+    code, out = script("gpu")
+    assert code == 0 and "No CUDA device" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_gates_hold_at_their_bound_and_fail_when_nothing_was_measured(script) -> None:
+    gates = importlib.import_module("gates")
+    assert gates.Gate("faster", 1.1, 1.1).holds
+    assert not gates.Gate("cheap", 2.1, 2.0, at_least=False).holds
+    assert not gates.Gate("lost", None, 0.0).holds
+    assert gates.ratio({"rows": {"a": {"failed": "x"}}}, "a", "b") is None
