@@ -125,7 +125,8 @@ def audit(
         bool, typer.Option("--mutate", help="Inject known bugs and see that each is caught.")
     ] = False,
     target: Annotated[
-        str | None, typer.Option(help="Also compare greedy text on this model with its margins.")
+        str | None,
+        typer.Option(help="For greedy text and cache checks; default: the shipped target."),
     ] = None,
     draft: o.Draft = None,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON report here.")] = None,
@@ -135,6 +136,8 @@ def audit(
     from foretoken.methods import METHODS, method
 
     names = [method(name.strip()).name for name in methods.split(",")] if methods else [*METHODS]
+    if target is None and Path(o.source(o.DEFAULT_TARGET)).is_dir():
+        target = o.DEFAULT_TARGET
     whole, small = (None, None) if target is None else o.pair(target, draft)
     from foretoken.audit.report import run
 

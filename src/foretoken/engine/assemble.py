@@ -52,6 +52,18 @@ def assemble(
     return Engine(target_lm, drafter, rule, control(control.Config(**options["controller"])))
 
 
+def check_options(
+    method_name: str,
+    *,
+    controller: str | None = None,
+    verifier: str | None = None,
+    **config: Any,
+) -> None:
+    """Raise what `assemble` would say about names and types, before any model is loaded."""
+    row = method_row(method_name)
+    _route(row, _parts(row, controller, verifier), config)
+
+
 def config_fields(
     method_name: str, controller: str | None = None, verifier: str | None = None
 ) -> dict[str, ConfigField]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from foretoken.coins import SeededCoins, seed_from_torch
+from foretoken.engine.assemble import check_options
 from foretoken.engine.handover import (
     for_row,
     joined,
@@ -70,6 +71,7 @@ def custom_generate(
             "stop texts are found in text, and generate does not hand its tokenizer on.",
             "pass tokenizer= to custom_generate.",
         )
+    check_options(method, controller=controller, verifier=verifier, **config)
     parts = {"controller": controller, "verifier": verifier, **config}
     return Inside(method, draft, streamer, stops, tokenizer, seed, max_rows, parts, kernels)
 

@@ -53,7 +53,7 @@ def is_number(value: Any, kind: type) -> bool:
     )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_sampling(options: Mapping[str, Any]) -> None:
     """Names and types; ranges are checked by SamplingParams."""
     for name, value in options.items():
         if name not in SAMPLING:
@@ -74,7 +74,7 @@ def sampling_params(
     options: Mapping[str, Any], vocab_size: int, eos: frozenset[int], room: int | None
 ) -> SamplingParams:
     """Checked parameters of one row without its seed; `room` is what the context leaves."""
-    check_options(options)
+    check_sampling(options)
     processors = options.get("processors")
     if processors is not None and not callable(processors):
         raise ConfigError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from foretoken.coins import SeededCoins
-from foretoken.engine.assemble import assemble
+from foretoken.engine.assemble import assemble, check_options
 from foretoken.engine.loop import Engine, decode
 from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_request, end_tokens, engine_over
@@ -18,7 +18,7 @@ from foretoken.engine.requests import (
     Prompt,
     Sampling,
     as_batch,
-    check_options,
+    check_sampling,
     prompt_ids,
     row_seeds,
     sampling_params,
@@ -177,7 +177,7 @@ class Session:
     ) -> list[DecodeState]:
         """Checked rows, ready for the loop; one bad prompt refuses the batch before any work."""
         options = {"max_new_tokens": max_new_tokens, **sampling}
-        check_options(options)
+        check_sampling(options)
         seeds = row_seeds(sampling.get("seed"), len(prompts))
         made = []
         for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
@@ -262,9 +262,11 @@ def load(
     """A session over `target` (directory, hub name or loaded model), decoding with `method`.
 
     `config` holds fields of the method's drafter, verifier and controller. What cannot work is
-    refused here, before any weight is read where that can be known.
+    refused here, before any weight is read where that can be known. A method that needs no draft
+    leaves `draft` alone.
     """
     check_request(method, draft, max_rows)
+    check_options(method, controller=controller, verifier=verifier, **config)
     from foretoken.lm.load import load_model, load_tokenizer
 
     loading = {
@@ -301,6 +303,6 @@ def generate(
 ) -> Any:
     """Load, write once and forget: `options` are those of `load` and of `Session.generate`."""
     sampling = {name: value for name, value in options.items() if name in SAMPLING}
-    check_options(sampling)
+    check_sampling(sampling)
     loading = {name: value for name, value in options.items() if name not in SAMPLING}
     return load(target, method, draft, **loading).generate(prompt, **sampling)

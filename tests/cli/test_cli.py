@@ -1,0 +1,327 @@
+"""The command line: what it prints, what it refuses, which flags it has."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BloomConfig, BloomForCausalLM
+from typer.testing import CliRunner
+
+import foretoken
+from foretoken.cli import app
+from foretoken.cli.catalogue import page
+from foretoken.methods import METHODS
+
+ROOT = Path(__file__).parent.parent.parent
+PROMPT = "the cat is in the "
+runner = CliRunner()
+
+
+def run(*arguments, **more):
+    return runner.invoke(app, [str(a) for a in arguments], **more)
+
+
+@pytest.fixture
+def models(pair_folders):
+    target, draft = pair_folders
+    return ["--target", target, "--draft", draft, "--set", "kernels=dense"]
+
+
+def test_generate_writes_the_text_and_a_line_of_statistics(models):
+    ran = run("generate", PROMPT, *models, "--max-new-tokens", 20)
+    assert ran.exit_code == 0, ran.output
+    plain = run("generate", PROMPT, *models, "--method", "plain", "--max-new-tokens", 20)
+    assert ran.stdout == plain.stdout and ran.stdout.strip()
+    assert "20 tokens in" in ran.stderr and "guesses accepted" in ran.stderr
+    assert "guesses" not in plain.stderr
+
+
+def test_generate_json_holds_text_tokens_and_statistics(models):
+    ran = run("generate", PROMPT, *models, "--max-new-tokens", 9, "--json")
+    found = json.loads(ran.stdout)
+    assert len(found["tokens"]) == 9 == found["stats"]["tokens"]
+    assert found["finish_reason"] == "length" and found["method"] == "chain"
+    assert found["text"] and 0 <= found["stats"]["acceptance_rate"] <= 1
+
+
+def test_sampling_options_reach_the_session(models, pair_folders):
+    options = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 3}
+    flags = [f for k, v in options.items() for f in ("--" + k.replace("_", "-"), str(v))]
+    ran = run("generate", PROMPT, *models, "--max-new-tokens", 15, *flags, "--json")
+    spec = foretoken.load(pair_folders[0], draft=pair_folders[1], kernels="dense")
+    assert json.loads(ran.stdout)["tokens"] == spec.generate(PROMPT, 15, **options).tokens
+
+
+def test_settings_reach_the_method(models):
+    flags = ["--set", "depth=2", "--set", "controller=fixed", "--max-new-tokens", 12, "--json"]
+    ran = run("generate", PROMPT, *models, *flags)
+    assert len(json.loads(ran.stdout)["stats"]["acceptance_per_depth"]) == 2
+
+
+def test_show_colours_without_changing_the_text(models):
+    shown = run("generate", PROMPT, *models, "--show", "--max-new-tokens", 30)
+    plain = run("generate", PROMPT, *models, "--max-new-tokens", 30)
+    legend, text = shown.stdout.split("\n", 1)
+    assert "guessed and accepted" in legend and "corrected" in legend
+    assert text == plain.stdout
+
+
+def test_show_paints_accepted_and_corrected_tokens_differently(pair_folders):
+    from foretoken.cli.colour import ACCEPTED, CORRECTED, coloured
+    from foretoken.engine.session import Piece
+    from foretoken.engine.text import RowText
+
+    brush = RowText(lambda tokens: "".join("abcdef"[t] for t in tokens))
+    text = coloured(brush, Piece("abc", [0, 1, 2], 2, True), frozenset({5}))
+    assert text.plain == "abc"
+    assert [span.style for span in text.spans] == [ACCEPTED, ACCEPTED, CORRECTED]
+    assert coloured(brush, Piece("", [5], 0, False), frozenset({5})).plain == ""
+
+
+def test_a_prompt_may_come_from_a_file_or_a_pipe(models, tmp_path):
+    given = run("generate", PROMPT, *models, "--max-new-tokens", 8).stdout
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    flags = [*models, "--max-new-tokens", 8]
+    assert run("generate", "--file", tmp_path / "prompt.txt", *flags).stdout == given
+    assert run("generate", "-", *flags, input=PROMPT).stdout == given
+
+
+def test_stop_texts_understand_newlines(models):
+    ran = run("generate", PROMPT, *models, "--stop", "\\n", "--stop", "e", "--json")
+    found = json.loads(ran.stdout)
+    assert "\n" not in found["text"] and "e" not in found["text"]
+
+
+def test_chat_answers_until_an_empty_line(models):
+    ran = run("chat", *models, "--max-new-tokens", 5, input="hello\nagain\n\n")
+    assert ran.exit_code == 0, ran.output
+    assert ran.stderr.count("tokens in") == 2
+
+
+def test_chat_uses_the_chat_template(byte_tokenizer):
+    import copy
+
+    from foretoken.cli.write import conversation
+
+    words = copy.deepcopy(byte_tokenizer)
+    words.chat_template = "{% for m in messages %}<turn>{{ m.content }}{% endfor %}"
+    said = [{"role": "user", "content": "hi"}]
+    ids, stop = conversation(words, said)
+    assert words.decode(ids) == "<turn>hi" and stop is None
+    prompt, stop = conversation(byte_tokenizer, said)
+    assert prompt.startswith("### Task: dialogue\nUser: hi\n") and "\nUser:" in stop
+
+
+def test_methods_lists_every_row():
+    shown = run("methods").stdout
+    assert all(name in shown for name in METHODS)
+    rows = json.loads(run("methods", "--json").stdout)
+    assert [row["name"] for row in rows] == list(METHODS)
+
+
+def test_the_methods_page_is_current():
+    assert (
+        (ROOT / "docs" / "methods.md").read_text() == page() == run("methods", "--markdown").stdout
+    )
+
+
+def test_minis_lists_what_ships():
+    rows = json.loads(run("minis", "list", "--json").stdout)
+    assert [row["name"] for row in rows] == ["text-target", "text-draft"]
+
+
+def test_version():
+    assert run("--version").stdout.strip() == foretoken.__version__
+
+
+def test_help_is_quick_and_shows_an_example():
+    code = (
+        "import sys; sys.argv = ['foretoken', '--help']\n"
+        "from foretoken.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "Example: foretoken generate" in ran.stdout and ran.stdout.endswith("False\n")
+
+
+COMMANDS = {
+    "generate": "target draft method set max-new-tokens temperature top-k top-p min-p "
+    "repetition-penalty presence-penalty frequency-penalty stop seed show device dtype exact-bits "
+    "allow-pickle trust-remote-code json file",
+    "chat": "target draft method set max-new-tokens temperature top-k top-p min-p "
+    "repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
+    "allow-pickle trust-remote-code system",
+    "bench": "target draft methods tasks limit repetitions max-new-tokens temperature top-k top-p "
+    "seed ignore-eos out resume threads device dtype allow-pickle trust-remote-code json",
+    "audit": "methods mutate target draft out json",
+    "methods": "markdown json",
+    "minis list": "json",
+    "minis train": "out teacher scale fresh",
+    "minis widen": "out params dtype seed json",
+    "minis evaluate": "draft count seed depth json",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_flags_are_frozen_and_every_help_has_an_example(command):
+    """A new flag is a decision: prefer --set, and change this list on purpose."""
+    import re
+
+    ran = run(*command.split(), "--help", env={"COLUMNS": "200", "TERM": "dumb"})
+    assert ran.exit_code == 0 and "Example: foretoken " + command.split()[0] in ran.stdout
+    flags = set(re.findall(r"^\W*--([a-z][a-z-]+)", ran.stdout, re.MULTILINE)) - {"help"}
+    assert flags == set(COMMANDS[command].split())
+
+
+def refused(ran, *parts):
+    """A clean message on stderr, status 2, nothing on stdout."""
+    assert ran.exit_code == 2, ran.output
+    assert ran.stderr.startswith("error: ") and "Traceback" not in ran.output
+    assert "possible here:" in ran.stderr and "what to do:" in ran.stderr
+    assert ran.stdout == ""
+    told = " ".join(ran.stderr.split())
+    assert all(part in told for part in parts), told
+
+
+def test_a_missing_or_empty_model_directory(tmp_path):
+    flags = ["--method", "prompt-lookup"]
+    refused(run("generate", "x", "--target", tmp_path / "none", *flags), "there is no directory")
+    refused(run("generate", "x", "--target", tmp_path, *flags), "is empty")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_method():
+    refused(run("generate", "x", "--method", "prompt-lokup"), "did you mean prompt-lookup?")
+    refused(run("bench", "--methods", "chian"), "did you mean chain")
+    refused(run("audit", "--methods", "tre"), "did you mean tree")
+
+
+def test_a_method_that_needs_a_draft_without_one(pair_folders):
+    refused(run("generate", "x", "--target", pair_folders[0]), "without a draft model")
+
+
+def test_vocabularies_that_differ(pair_folders, make_llama, tmp_path):
+    make_llama(80).save_pretrained(tmp_path / "other")
+    flags = ["--target", pair_folders[0], "--draft", tmp_path / "other"]
+    refused(run("generate", "x", *flags), "265", "80", "share one vocabulary")
+
+
+def test_prompts_that_are_empty_or_too_long(models):
+    refused(run("generate", "", *models), "is empty")
+    refused(run("generate", "-", *models, input=""), "is empty")
+    refused(run("generate", "cat " * 400, *models), "context of this model is 512 tokens")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--temperature", "-1", "0 (greedy) or more"),
+        ("--top-p", "0", "in (0, 1]"),
+        ("--top-p", "1.2", "in (0, 1]"),
+        ("--max-new-tokens", "0", "1 or more"),
+        ("--min-p", "-0.5", "in [0, 1]"),
+    ],
+)
+def test_sampling_values_out_of_range(models, flag, value, message):
+    refused(run("generate", "x", *models, flag, value), message)
+
+
+def test_settings_that_no_part_knows(models):
+    refused(run("generate", "x", *models, "--set", "dept=3"), "dept", "depth")
+    refused(run("generate", "x", *models, "--set", "depth"), "--set takes key=value")
+    refused(run("generate", "x", *models, "--set", "depth=-2"), "depth=-2")
+    refused(run("generate", "x", *models, "--set", "controller=fixd"), "did you mean fixed?")
+    refused(run("generate", "x", *models, "--set", "verifier=blok"), "did you mean block?")
+
+
+def test_pickled_weights_are_refused_unless_allowed(tiny_pair, byte_tokenizer, tmp_path):
+    folder = tmp_path / "pickled"
+    tiny_pair[0].config.save_pretrained(folder)
+    byte_tokenizer.save_pretrained(folder)
+    torch.save(tiny_pair[0].state_dict(), folder / "pytorch_model.bin")
+    flags = ["--target", folder, "--method", "prompt-lookup", "--set", "kernels=dense"]
+    refused(run("generate", "x", *flags), "pickled weights", "--allow-pickle")
+    ran = run("generate", "x", *flags, "--allow-pickle", "--max-new-tokens", 3)
+    assert ran.exit_code == 0, ran.output
+
+
+def test_remote_code_is_off_unless_asked_for(pair_folders, tmp_path):
+    import shutil
+
+    folder = tmp_path / "remote"
+    shutil.copytree(pair_folders[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {
+        "AutoConfig": "theirs.Config",
+        "AutoModelForCausalLM": "theirs.Model",
+    }
+    config["model_type"] = "something_of_theirs"
+    (folder / "config.json").write_text(json.dumps(config))
+    mark = tmp_path / "it ran"
+    (folder / "theirs.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    flags = ["--target", folder, "--method", "prompt-lookup"]
+    refused(run("generate", "x", *flags), "--trust-remote-code")
+    assert not mark.exists()
+
+
+def test_a_target_that_cannot_score_trees_with_a_tree_method(tmp_path, byte_tokenizer):
+    torch.manual_seed(0)
+    size = len(byte_tokenizer)
+    model = BloomForCausalLM(BloomConfig(vocab_size=size, hidden_size=32, n_layer=2, n_head=4))
+    model.save_pretrained(tmp_path)
+    byte_tokenizer.save_pretrained(tmp_path)
+    flags = ["--target", tmp_path, "--draft", tmp_path, "--set", "kernels=dense"]
+    ran = run("generate", "x", *flags, "--method", "tree")
+    refused(ran, "trees", "use method chain")
+    assert run("generate", "x", *flags, "--max-new-tokens", 3).exit_code == 0
+
+
+def test_a_broken_line_in_a_task_file(tmp_path, models):
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "fine"}\n{"prompt": \n')
+    out = tmp_path / "out"
+    ran = run("bench", *models[:4], "--tasks", tasks, "--out", out)
+    refused(ran, f"{tasks}:2", "is not JSON")
+    refused(run("bench", *models[:4], "--tasks", tmp_path / "none.jsonl"), "cannot be read")
+    assert not out.exists()
+
+
+def test_an_output_path_that_cannot_be_written(tmp_path, models):
+    (tmp_path / "file").write_text("")
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "fine"}\n')
+    out = tmp_path / "file" / "out"
+    refused(
+        run("bench", *models[:4], "--tasks", tasks, "--out", out),
+        "nothing can be written there",
+        "--out",
+    )
+    audited = run("audit", "--methods", "plain", "--json", "--out", out / "audit.json")
+    assert audited.exit_code == 2 and "nothing can be written there" in audited.stderr
+    refused(run("minis", "widen", models[1], "--out", out, "--params", "1M"), "file")
+
+
+def test_sizes_of_minis_are_checked_first(tmp_path):
+    refused(
+        run("minis", "widen", "text-target", "--out", tmp_path / "x", "--params", "big"), "350M"
+    )
+    refused(run("minis", "train", "text-trget", "--out", tmp_path / "x"), "text-target")
+    assert not (tmp_path / "x").exists()
+
+
+def test_audit_says_in_its_exit_status_whether_every_row_passed(monkeypatch, tmp_path):
+    from foretoken.audit import report
+
+    ran = run("audit", "--methods", "plain", "--json", "--out", tmp_path / "deep" / "audit.json")
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert found == json.loads((tmp_path / "deep" / "audit.json").read_text())
+    bad = report.AuditRow("exact law", "plain", report.FAIL, "off by 0.1", {}, 0.1)
+    monkeypatch.setattr(report, "run", lambda *a, **k: report.AuditReport((bad,)))
+    ran = run("audit")
+    assert ran.exit_code == 1 and "off by 0.1" in ran.stdout
