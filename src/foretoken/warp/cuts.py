@@ -49,20 +49,24 @@ def nucleus_from_full_sort(scores: Float[Tensor, "n V"], top_p: float) -> Float[
 def nucleus_from_candidates(scores: Float[Tensor, "n V"], top_p: float) -> Float[Tensor, "n V"]:
     """The same nucleus, sorting the vocabulary only for rows that few tokens cannot settle."""
     probs = scores.softmax(-1)
-    cut, settled = scores, torch.zeros(len(scores), dtype=torch.bool)
+    floors = torch.zeros(len(scores), 1, dtype=scores.dtype)
+    left = list(range(len(scores)))  # rows not settled yet
     for candidates in CANDIDATES:
-        if bool(settled.all()) or scores.shape[-1] < 4 * candidates:
+        if not left or scores.shape[-1] < 4 * candidates:
             break
-        floor, settled = nucleus_floor(probs, top_p, candidates)
-        cut = scores.masked_fill(probs < floor[:, None], -math.inf)
-    for row in (~settled).nonzero().flatten().tolist():
-        cut[row] = nucleus_from_full_sort(scores[row : row + 1], top_p)[0]
+        whole = len(left) == len(scores)
+        floor, settled = nucleus_floor(probs if whole else probs[left], top_p, candidates)
+        floors[left] = floor
+        left = [row for row, done in zip(left, settled.tolist(), strict=True) if not done]
+    cut = scores.masked_fill(probs < floors, -math.inf)
+    if left:
+        cut[left] = nucleus_from_full_sort(scores[left], top_p)
     return cut
 
 
 def nucleus_floor(
     probs: Float[Tensor, "n V"], top_p: float, candidates: int
-) -> tuple[Float[Tensor, "n"], Bool[Tensor, "n"]]:
+) -> tuple[Float[Tensor, "n 1"], Bool[Tensor, "n"]]:
     """The least probability that stays in each row, and whether that is beyond doubt.
 
     A token stays while the mass above it is less than `top_p`.
@@ -77,4 +81,4 @@ def nucleus_floor(
     following = best.gather(-1, kept.clamp(max=candidates - 1))
     unsure = (kept == candidates) | (following == floor)
     unsure |= ((above - top_p).abs() < DOUBT).any(-1, keepdim=True)
-    return floor[:, 0], ~unsure[:, 0]
+    return floor, ~unsure[:, 0]
