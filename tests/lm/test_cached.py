@@ -8,6 +8,7 @@ from families import CHAINS, FURTHER, REQUIRED
 from play import (
     VOCAB,
     closeness,
+    each_node,
     fresh,
     fresh_tree,
     point,
@@ -65,7 +66,9 @@ def test_a_tree_grown_in_pieces_equals_fresh_forwards(family, make_tiny):
     for row in rows:
         lm.prefill(row)
     for turn in range(4):
-        trees = [random_tree(dice, row.tokens[-1], size) for row, size in zip(rows, (14, 9))]
+        trees = [
+            random_tree(dice, row.tokens[-1], size) for row, size in zip(rows, (14, 9), strict=True)
+        ]
         grown = [[], []]
         for start, stop in ((0, 1), (1, 2), (2, 7), (7, 9), (9, 14)):
             active = [i for i in range(2) if stop <= len(trees[i])]
@@ -121,6 +124,32 @@ def test_long_prompts_are_fed_in_chunks(family, make_tiny):
     tree = random_chain(dice, other.tokens[-1], 5)
     [score] = lm.score([other], [point(tree)])
     assert closeness(score.logits, fresh_tree(model, other.tokens, tree)) < CLOSE
+
+
+@pytest.mark.parametrize("start", [30, 36, 39, 40, 41, 60])
+def test_longrope_trees_may_cross_the_switch_of_scaling(start, make_tiny):
+    """Every node's logits are those of its own text, short of position 40 or beyond it."""
+    dice = random.Random(start)
+    model = make_tiny("phi3_longrope")
+    lm = CachedLM(model, kernels="dense")
+    assert not lm.caps.ragged
+    rows = [row_of(random_tokens(dice, start)), row_of(random_tokens(dice, 25))]
+    for row in rows:
+        lm.prefill(row)
+    for turn in range(4):
+        trees = [random_tree(dice, row.tokens[-1], 9) for row in rows]
+        if turn % 2:
+            scores = lm.score(rows, [point(tree) for tree in trees])
+            scored = [score.logits for score in scores]
+        else:
+            parts = [
+                lm.grow(rows, [t.tokens[a:b] for t in trees], [t.parents[a:b] for t in trees])
+                for a, b in ((0, 1), (1, 5), (5, 9))
+            ]
+            scored = [torch.cat(own) for own in zip(*parts, strict=True)]
+        for row, tree, logits in zip(rows, trees, scored, strict=True):
+            assert closeness(logits, each_node(model, row.tokens, tree)) < CLOSE
+            keep(lm, row, tree, random_path(dice, tree), dice)
 
 
 def test_a_cache_far_behind_catches_up(make_tiny):

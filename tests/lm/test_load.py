@@ -1,0 +1,142 @@
+"""Models from directories; bad ones end in an error that says what to do."""
+
+import json
+import shutil
+import socket
+
+import pytest
+import torch
+
+from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+from foretoken.lm import load
+from foretoken.lm.load import load_model, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def good(make_tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "good"
+    make_tiny("llama").save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def copied(good, tmp_path):
+    """A copy to break."""
+    return shutil.copytree(good, tmp_path / "model")
+
+
+def refused(source, error, *words, **options):
+    with pytest.raises(error) as caught:
+        load_model(source, **options)
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    assert caught.value.possible and caught.value.do
+
+
+def test_a_directory_becomes_a_model_in_eval_mode(good, make_tiny, capfd):
+    model = load_model(good)
+    assert not model.training and model.dtype == torch.float32
+    ids = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, make_tiny("llama")(ids).logits)
+    assert load_model(str(good), dtype="bfloat16").dtype == torch.bfloat16
+    assert load_model(good, dtype=torch.float64, device="cpu").dtype == torch.float64
+    assert capfd.readouterr() == ("", "")  # no bars, no warnings
+
+
+def test_half_precision_weights_are_widened_on_a_cpu(make_tiny, tmp_path):
+    make_tiny("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    assert load_model(tmp_path, device="cpu").dtype == torch.float32
+    assert load_model(tmp_path, device="cpu", dtype="auto").dtype == torch.bfloat16
+
+
+def test_gemma2_is_loaded_with_attention_that_knows_its_soft_cap(make_tiny, tmp_path):
+    make_tiny("gemma2").save_pretrained(tmp_path)
+    assert load_model(tmp_path).config._attn_implementation == "eager"
+
+
+def test_a_loaded_model_is_used_as_it_is(make_tiny):
+    model = make_tiny("llama")
+    assert load_model(model) is model
+    assert load_model(model, device="cpu", dtype="float32") is model
+    refused(model, ConfigError, "bfloat16", "used as it is", dtype="bfloat16")
+
+
+def test_missing_directories_name_their_neighbours(good):
+    refused(good.parent / "goood", CheckpointError, "there is no directory", "good")
+    refused("./nowhere/at/all", CheckpointError, "there is no directory")
+    refused(good / "config.json", CheckpointError, "is a file", str(good))
+    refused(7, ConfigError, "int was passed as model")
+
+
+def test_directories_without_a_model(tmp_path, copied):
+    refused(tmp_path / "model" / "..", CheckpointError, "has no config.json")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", CheckpointError, "is empty")
+    (copied / "model.safetensors").unlink()
+    refused(copied, CheckpointError, "has no weights")
+
+
+def test_pickled_weights_are_refused_unless_allowed(copied):
+    model = load_model(copied)
+    torch.save(model.state_dict(), copied / "pytorch_model.bin")
+    (copied / "model.safetensors").unlink()
+    refused(copied, CheckpointError, "pytorch_model.bin", "--allow-pickle")
+    again = load_model(copied, allow_pickle=True)
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+
+
+def test_broken_files(copied):
+    (copied / "model.safetensors").write_bytes(b"not a tensor")
+    refused(copied, CheckpointError, "cannot be read")
+    (copied / "config.json").write_text('{"model_type": "llama",')
+    refused(copied, CheckpointError, "config.json is no JSON")
+    (copied / "config.json").write_text('{"model_type": "zork"}')
+    refused(copied, CapabilityError, "zork", "cannot build")
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(copied):
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
+    refused(copied, CheckpointError, "lacks", "model.layers.4")
+
+
+def test_remote_code_is_off_unless_asked_for(copied):
+    (copied / "config.json").write_text(
+        '{"model_type": "zork",'
+        ' "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}'
+    )
+    (copied / "code.py").write_text("raise SystemExit('this code ran')")
+    refused(copied, CheckpointError, "--trust-remote-code")
+
+
+def test_an_unreachable_hub_is_told_at_once(monkeypatch):
+    def unreachable(*_args, **_kwargs):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    monkeypatch.setattr(load, "getproxies", dict)
+    refused("nobody/no-such-model", CheckpointError, "local hub cache", "cannot be reached")
+
+
+def test_devices_and_types_that_do_not_exist(good):
+    refused(good, ConfigError, "'abacus'", device="abacus")
+    refused(good, ConfigError, "int3", "float32", dtype="int3")
+    if not torch.cuda.is_available():
+        refused(good, ConfigError, "devices of this machine: cpu", device="cuda")
+
+
+def test_tokenizers(good, copied, byte_tokenizer):
+    assert load_tokenizer(good) is None
+    assert load_tokenizer(good, byte_tokenizer) is byte_tokenizer
+    byte_tokenizer.save_pretrained(copied)
+    found = load_tokenizer(copied)
+    assert found.get_vocab() == byte_tokenizer.get_vocab()
+    assert load_tokenizer(load_model(copied)).get_vocab() == byte_tokenizer.get_vocab()
+    assert load_tokenizer(good, copied).get_vocab() == byte_tokenizer.get_vocab()
+    with pytest.raises(CheckpointError, match="no tokenizer files"):
+        load_tokenizer(copied, good)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copied / name).write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_tokenizer(copied)
