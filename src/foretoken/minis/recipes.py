@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from foretoken.training.objectives.language_model import LanguageModel, LayerSki
 from foretoken.training.stream import PackedStream
 from foretoken.training.trainer import Progress, Trainer, TrainingPlan
 
-from . import vocabulary
+from . import card, vocabulary
 from .corpus import Corpus, texts
 
 
@@ -85,9 +85,7 @@ _DRAFT = Recipe(
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
-    plan=TrainingPlan(
-        steps=700, precision="bf16", seconds=180, evaluate_every=100, held_out_batches=2
-    ),
+    plan=TrainingPlan(steps=1200, precision="bf16", evaluate_every=100, held_out_batches=2),
     teacher="text-target",
     teaching=TrainingPlan(
         steps=500,
@@ -170,26 +168,17 @@ def train(
     _make_folder(work)
     tokenizer = _tokenizer(found, source, work / "tokenizer")
     model = build(found, tokenizer)
-    state = _phase(
-        found, model, tokenizer, found.plan, work / "data", None, (resume, scale, progress)
-    )
+    how = (resume, scale, progress)
+    phases = {"data": _phase(found, model, tokenizer, found.plan, work / "data", None, how)}
     if source is not None and found.teaching is not None:
-        master = (
-            AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-            .eval()
-            .requires_grad_(False)
-        )
-        state = _phase(
-            found,
-            model,
-            tokenizer,
-            found.teaching,
-            work / "distill",
-            master,
-            (resume, scale, progress),
+        master = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        master.eval().requires_grad_(False)
+        phases["distill"] = _phase(
+            found, model, tokenizer, found.teaching, work / "distill", master, how
         )
     write(model, tokenizer, out)
-    return state
+    card.write(out, card.describe_run(name, asdict(found), model.num_parameters(), phases))
+    return list(phases.values())[-1]
 
 
 def build(found: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:

@@ -236,9 +236,10 @@ class Trainer:
             "progress": {key: getattr(progress, key) for key in Progress.__slots__} | {"ended": ""},
         }
         checkpoint.save(self.folder, progress.step, state, best=best)
-        draw_curve(
-            self.folder / "loss.png", f"{self.name}: loss", progress.train, progress.held_out
-        )
+        if progress.ended or time.monotonic() - self.drawn > _SECONDS_BETWEEN_CURVES:
+            title = f"{self.name}: loss"
+            draw_curve(self.folder / "loss.png", title, progress.train, progress.held_out)
+            self.drawn = time.monotonic()
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:
         try:

@@ -1,0 +1,80 @@
+"""Recipes: the tiny ones end to end, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from foretoken import minis
+from foretoken.errors import CheckpointError, ConfigError
+from foretoken.minis import card, evaluate, recipes
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    out = tmp_path_factory.mktemp("minis") / "tiny"
+    recipes.train("tiny", out, progress=False)
+    return out
+
+
+def test_a_finished_mini_loads_like_any_model_and_says_how_it_was_made(tiny):
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    assert model.dtype == torch.bfloat16
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    found = json.loads((tiny / "card.json").read_text())
+    assert found["phases"]["data"]["steps"] == 6
+    assert found["parameters"] == model.num_parameters()
+    assert "standard library" in (tiny / "README.md").read_text()
+
+
+def test_a_draft_shares_its_teachers_vocabulary(tiny, tmp_path):
+    recipes.train("tiny-draft", tmp_path / "draft", teacher=tiny, progress=False)
+    draft = json.loads((tmp_path / "draft" / "card.json").read_text())
+    assert list(draft["phases"]) == ["data", "distill"]
+    same = (tiny / "tokenizer.json").read_text() == (tmp_path / "draft/tokenizer.json").read_text()
+    assert same
+    found = evaluate.report(tiny, tmp_path / "draft", count=2, families=["translation"])
+    row = found["families"]["translation"]
+    assert 1.0 <= row["mean_accepted_length"] <= 6.0
+    assert 0.0 <= row["agreement"] <= 1.0
+    assert 0.0 < row["entropy_per_token"] < torch.tensor(512.0).log()
+    card.add_measurements(tiny, found)
+    assert "mean accepted length" in (tiny / "README.md").read_text()
+
+
+def test_scale_shortens_a_run(tmp_path):
+    assert recipes.train("tiny", tmp_path / "short", scale=0.5, progress=False).step == 3
+
+
+def test_bad_requests_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="text-target"):
+        recipes.train("text-targe", tmp_path)
+    with pytest.raises(ConfigError, match="text-draft"):
+        minis.path("text-drafd")
+    with pytest.raises(ConfigError, match="positive"):
+        recipes.train("tiny", tmp_path / "x", scale=0)
+    with pytest.raises(CheckpointError, match="tiny first"):
+        recipes.train("tiny-draft", tmp_path / "x", teacher=tmp_path)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        evaluate.load(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        recipes.train("tiny", tmp_path / "file" / "x")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("agrees", "steps"),
+    [
+        ([True] * 6, 1),  # five accepted and the bonus
+        ([True] * 5 + [False], 1),
+        ([False] * 4, 4),
+        ([True, False, True, True, False], 2),
+        ([True] * 12, 2),
+    ],
+)
+def test_accepted_length_counts_the_bonus(agrees, steps):
+    assert evaluate.accepted_length(agrees, depth=5) == (len(agrees), steps)
