@@ -21,6 +21,7 @@ from foretoken.lm.cache import SlotCache
 from foretoken.lm.family import attention_configs, decoder_layers, describe
 from foretoken.lm.fast import KernelReport, choose_kernels, restore
 from foretoken.lm.feed import Batch, Feed, Memory, committed_feed, renewed_feed, tree_feed
+from foretoken.lm.graphs import Graphs
 from foretoken.lm.hidden import tapping
 from foretoken.lm.masking import Masks
 from foretoken.lm.plan import Plan
@@ -64,12 +65,15 @@ class CachedLM:
         self._keep_accepted = "logits_to_keep" in accepted
         self.plan: Plan
         self.span: Span | None = None  # of exact sums; None where bits are not promised
+        self.graphs: Graphs | None = None
         self.caps, self.vocab_size = choose_plan(self)
         self.kernels: KernelReport | None = None
         if exact_bits:
             self.kernels = promise_bits(self)
         elif kernels != "dense":
             self.kernels = choose_kernels(model, kernels)
+        if self.device.type == "cuda" and self.plan.tree:
+            self.graphs = Graphs(self)
 
     def __enter__(self) -> CachedLM:
         return self
@@ -280,6 +284,10 @@ class CachedLM:
 
     def _forward(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         """The model call: logits [B, kept, V] and tapped features [B, Q, L, H] of a batch."""
+        if self.graphs is not None and not taps:
+            replayed = self.graphs.logits(batch)
+            if replayed is not None:
+                return replayed, None
         feeds, width = batch.feeds, batch.width
         columns = max(feed.start for feed in feeds) + width
         self.cache.reserve(feeds[-1].memory.slot + 1, columns)

@@ -1,0 +1,150 @@
+"""Scoring on fixed buffers: the same logits and cache as ordinary forwards, and no blind trust.
+
+What CUDA adds is a replay; without a GPU a capture that calls again stands in its place, so that
+buckets, buffers, masks and columns are tested everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from families import tiny
+from play import fresh_tree, random_path, random_tokens, random_tree, row_of
+
+from foretoken.lm.cached import CachedLM
+from foretoken.lm.graphs import BUCKETS, COMPARED, Graphs, bucket_of
+from foretoken.types import Draft, Draw
+
+
+def again(run):
+    """A capture that calls again; its output lies in one place, as a graph's does."""
+    output = run().clone()
+    return lambda: output.copy_(run())
+
+
+def play(lm, prompt, sizes, seed):
+    """Score and commit random trees; logits and truth of every step."""
+    dice = random.Random(seed)
+    row = row_of(prompt)
+    lm.prefill(row)
+    steps = []
+    for nodes in sizes:
+        tree = random_tree(dice, row.tokens[-1], nodes)
+        [scores] = lm.score([row], [Draft(tree, Draw.POINT)])
+        path = random_path(dice, tree)
+        steps.append((list(row.tokens), tree, scores.logits))
+        lm.commit([row], [path])
+        row.tokens += [tree.tokens[node] for node in path] + random_tokens(dice, 1)
+    return steps
+
+
+def test_buckets_hold_their_nodes():
+    assert [bucket_of(n) for n in (1, 2, 3, 4, 5, 64, 65, 128)] == [1, 2, 4, 4, 8, 64, 128, 128]
+    assert bucket_of(129) is None and list(BUCKETS) == sorted(BUCKETS)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt", "gpt_neox", "gemma3"])
+def test_fixed_buffers_give_the_logits_of_fresh_forwards(family):
+    model = tiny(family)
+    lm = CachedLM(model, kernels="dense")
+    lm.graphs = Graphs(lm, capture=again)
+    sizes = [1, 7, 3, 1, 12, 40, 2, 5, 1, 30, 8, 60]
+    prompt = random_tokens(random.Random(1), 3)
+    for committed, tree, logits in play(lm, prompt, sizes, seed=5):
+        right = fresh_tree(model, committed, tree)
+        assert logits.shape == right.shape
+        torch.testing.assert_close(logits, right, atol=2e-3, rtol=1e-3)
+    assert not lm.graphs.why
+    if family != "gemma3":  # whose windows leave most of these steps to ordinary forwards
+        assert lm.graphs.made
+
+
+def test_logits_outlive_the_next_replay():
+    lm = CachedLM(tiny("llama"), kernels="dense")
+    lm.graphs = Graphs(lm, capture=again)
+    kept = play(lm, [1, 2, 3], [4, 4, 4, 4], seed=2)
+    plain = play(CachedLM(tiny("llama"), kernels="dense"), [1, 2, 3], [4, 4, 4, 4], seed=2)
+    for (_, _, found), (_, _, right) in zip(kept, plain, strict=True):
+        torch.testing.assert_close(found, right, atol=1e-4, rtol=1e-4)
+
+
+def test_graphs_are_made_once_per_bucket_and_anew_when_the_cache_grows():
+    lm = CachedLM(tiny("llama"), kernels="dense")
+    made = []
+    lm.graphs = Graphs(lm, capture=lambda run: made.append(lm.cache.columns) or again(run))
+    play(lm, [1, 2, 3], [4, 3, 4, 2, 2], seed=3)
+    assert len(made) == 2
+    play(lm, random_tokens(random.Random(0), 90), [4] * 40, seed=3)
+    assert len(made) > 3 and len(set(made)) >= 2
+
+
+def test_a_graph_that_ignores_new_inputs_is_noticed_and_given_up():
+    lm = CachedLM(tiny("llama"), kernels="dense")
+
+    def frozen(run):
+        output = run().clone()
+        return lambda: output
+
+    lm.graphs = Graphs(lm, capture=frozen)
+    with pytest.warns(RuntimeWarning, match="off by"):
+        steps = play(lm, [1, 2, 3], [4] * (COMPARED + 2), seed=2)
+    assert lm.graphs.why and not lm.graphs.made
+    for committed, tree, logits in steps:
+        torch.testing.assert_close(
+            logits, fresh_tree(lm.model, committed, tree), atol=2e-3, rtol=1e-3
+        )
+
+
+def test_a_failing_capture_is_told_and_scoring_goes_on():
+    lm = CachedLM(tiny("llama"), kernels="dense")
+
+    def failing(run):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    lm.graphs = Graphs(lm, capture=failing)
+    with pytest.warns(RuntimeWarning, match="capture failed: operation not permitted"):
+        steps = play(lm, [1, 2, 3], [4, 4], seed=2)
+    committed, tree, logits = steps[1]
+    torch.testing.assert_close(logits, fresh_tree(lm.model, committed, tree), atol=2e-3, rtol=1e-3)
+
+
+def test_batches_of_rows_prompts_and_wide_trees_take_the_ordinary_path():
+    lm = CachedLM(tiny("llama"), kernels="dense")
+    lm.graphs = Graphs(lm, capture=again)
+    dice = random.Random(4)
+    rows = [row_of(random_tokens(dice, n)) for n in (5, 9)]
+    for row in rows:
+        lm.prefill(row)
+    trees = [random_tree(dice, row.tokens[-1], 6) for row in rows]
+    scores = lm.score(rows, [Draft(tree, Draw.POINT) for tree in trees])
+    assert not lm.graphs.made
+    for row, tree, score in zip(rows, trees, scores, strict=True):
+        right = fresh_tree(lm.model, row.tokens, tree)
+        torch.testing.assert_close(score.logits, right, atol=2e-3, rtol=1e-3)
+    wide = random_tree(dice, rows[0].tokens[-1], BUCKETS[-1] + 1)
+    lm.score(rows[:1], [Draft(wide, Draw.POINT)])
+    assert not lm.graphs.made
+
+
+def test_none_are_made_on_a_cpu():
+    assert CachedLM(tiny("llama"), kernels="dense").graphs is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_captured_graphs_equal_ordinary_forwards(family, dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    sizes = [1, 7, 3, 1, 12, 40, 2, 5, 1, 30, 8, 60, 1, 1, 4, 4, 4]
+    model = tiny(family).to("cuda", dtype)
+    lm, plain = CachedLM(model), CachedLM(model)
+    plain.graphs = None
+    found, right = (play(one, [1, 2, 3], sizes, seed=5) for one in (lm, plain))
+    assert lm.graphs is not None and not lm.graphs.why and lm.graphs.made
+    for (_, _, logits), (_, _, truth) in zip(found, right, strict=True):
+        spread = float(truth.float().std())
+        allowed = (1e-3 if dtype is torch.float32 else 0.15) * spread
+        torch.testing.assert_close(logits.float(), truth.float(), atol=allowed, rtol=1e-2)
