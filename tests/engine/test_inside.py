@@ -41,11 +41,11 @@ def encoded(tokenizer, texts):
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_new_tokens": 40},
-        {"max_new_tokens": 40, "repetition_penalty": 1.3},
-        {"max_new_tokens": 40, "no_repeat_ngram_size": 2},
-        {"max_new_tokens": 40, "eos_token_id": [7, 30, 90, 201]},
-        {"max_new_tokens": 40, "eos_token_id": [7, 30, 90, 201], "min_new_tokens": 20},
+        {"max_new_tokens": 24},
+        {"max_new_tokens": 24, "repetition_penalty": 1.3},
+        {"max_new_tokens": 24, "no_repeat_ngram_size": 2},
+        {"max_new_tokens": 24, "eos_token_id": [7, 30, 90, 201]},
+        {"max_new_tokens": 24, "eos_token_id": [7, 30, 90, 201], "min_new_tokens": 12},
         {"max_length": 31},
         {"max_new_tokens": 30, "suppress_tokens": list(range(60)), "sequence_bias": {(70, 3): 5.0}},
     ],
@@ -145,7 +145,7 @@ def test_a_streamer_gets_the_prompt_then_every_token(tiny_pair, byte_tokenizer):
 def test_stop_strings_go_to_custom_generate(tiny_pair, byte_tokenizer):
     inputs = encoded(byte_tokenizer, PROMPTS[:1])
     length = inputs["input_ids"].shape[1]
-    options = {"do_sample": False, "max_new_tokens": 40}
+    options = {"do_sample": False, "max_new_tokens": 24}
     whole = tiny_pair[0].generate(**inputs, **options)[0, length:]
     text = byte_tokenizer.decode(whole)
     at = next(i for i in range(8, len(text)) if "\ufffd" not in text[i : i + 2])
