@@ -7,7 +7,8 @@ machine falls on all rows alike. Each finished cell is on disk before the next b
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,7 +130,8 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     try:
         with shown(config.quiet) as bar:
             rows = prepare(specs, models, prompts, config, journal, bar)
-            measure(rows, prompts, config, models, journal, bar)
+            with settled_heap():
+                measure(rows, prompts, config, models, journal, bar)
     except KeyboardInterrupt:
         kept = f"interrupted: {len(journal.cells)} finished cells are kept in {out}"
         Console(stderr=True).print(f"{kept}; go on with --resume")
@@ -266,6 +268,17 @@ def measure(
                 except FAILURES as problem:
                     journal.fail(row.spec.label, f"{reason(problem)} (prompt {prompt.id})")
                     alive.remove(row)
+
+
+@contextmanager
+def settled_heap() -> Iterator[None]:
+    """Models and modules out of the collector's sight: collecting between cells is then cheap."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def measure_cell(
