@@ -22,9 +22,7 @@ TOWNS = (
     "Quimper Ravenna Sutton Tampa Ulverton Verona Wexford Yarmouth Zadar Brixen Calder Dunmore Evora Fulda"
 ).split()
 ANIMALS = "cat dog parrot rabbit pony turtle goat hamster canary ferret".split()
-PETS = "Kiwi Rex Coco Biscuit Luna Pepper Shadow Ginger Milo Daisy Bruno Hazel Pixie Rusty Clover Ziggy".split()
 HOBBIES = "painting fishing chess cycling gardening sailing baking singing climbing reading knitting skating".split()
-COLOURS = "red blue green yellow white black brown grey purple orange silver pink".split()
 THINGS = (
     "apples pears books coins shells stamps plums buttons candles marbles pencils cards eggs lemons tickets bottles"
 ).split()
@@ -32,7 +30,6 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 JOBS = (
     "baker nurse pilot teacher farmer tailor painter doctor singer lawyer plumber miner sailor potter clerk judge"
 ).split()
-GOODS = "chairs boats lamps clocks kites drums tables bells ropes tents gloves carts mirrors violins barrels nets".split()
 
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 

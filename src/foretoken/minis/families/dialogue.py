@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import ANIMALS, HOBBIES, NAMES, PETS, TOWNS, remark, say, some
+from foretoken.minis.wording import ANIMALS, HOBBIES, NAMES, TOWNS, remark, say, some
 
 _ADVICE = {
     "painting": "take your brushes to the old harbour",
@@ -27,8 +27,8 @@ _ADVICE = {
 
 def make(rng: random.Random) -> Example:
     """Two owners, two pets, two towns: the question asks about one of them."""
-    me, friend = some(rng, NAMES, 2)
-    pets, kinds, towns = some(rng, PETS, 2), some(rng, ANIMALS, 2), some(rng, TOWNS, 2)
+    me, friend, *pets = some(rng, NAMES, 4)
+    kinds, towns = some(rng, ANIMALS, 2), some(rng, TOWNS, 2)
     hobby = rng.choice(HOBBIES)
     mine = say(
         rng,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import ANIMALS, COLOURS, JOBS, NAMES, TOWNS, remark, say, some
+from foretoken.minis.wording import JOBS, NAMES, THINGS, TOWNS, remark, say, some
 
 _LANDS = "Alvania Borune Cestria Dorvia Eskar Fenland Gorland Hestia Ilmar Jorvik Kasten Lumera Morvan Nestor Orlan Pelia".split()
 
@@ -62,43 +62,46 @@ def make(rng: random.Random) -> Example:
     if rng.random() < 0.15:
         return _from_memory(rng)
     names, jobs = some(rng, NAMES, 3), some(rng, JOBS, 3)
-    colours, animals = some(rng, COLOURS, 3), some(rng, ANIMALS, 3)
+    towns, things, counts = some(rng, TOWNS, 3), some(rng, THINGS, 3), rng.sample(range(11, 99), 3)
     lines = [
         say(
             rng,
-            "{name} is a {job}, [lives in the {colour} house|has the {colour} house] and [owns|keeps] a {animal}.",
+            "{name} is a {job}, [lives in|comes from] {town} and [owns|keeps] {n} {thing}.",
             name=names[i],
             job=jobs[i],
-            colour=colours[i],
-            animal=animals[i],
+            town=towns[i],
+            n=counts[i],
+            thing=things[i],
         )
         for i in range(3)
     ]
     i = rng.randrange(3)
     question = say(
         rng,
-        "[Who is the {job}, and what does this person own?|Tell me about {name}.|Who lives in the {colour} house?]",
+        "[Who is the {job}, and what does this person own?|Tell me about {name}.|Who lives in {town}?]",
         name=names[i],
         job=jobs[i],
-        colour=colours[i],
+        town=towns[i],
     )
     answer = say(
         rng,
-        "[That is {name}|The answer is {name}|You mean {name}], [who works as a|who is a|the] {job}. [The home of {name}|{name}'s home] is the {colour} house, "
-        "[and|where] {name} [keeps|owns|has] a {animal}. "
-        "[This is said|It says so|You find this] in sentence {n}[.| of the text.| above.] [The others do not fit.|Nobody else fits.|No one else matches.]",
+        "[That is {name}|The answer is {name}|You mean {name}], [who works as a|who is a|the] {job}. "
+        "[The home of {name}|{name}'s home] is {town}, [and|where] {name} [keeps|owns|has] {n} {thing}. "
+        "[This is said|It says so|You find this] in sentence {i}[.| of the text.| above.] "
+        "[The others do not fit.|Nobody else fits.|No one else matches.]",
         name=names[i],
         job=jobs[i],
-        colour=colours[i],
-        animal=animals[i],
-        n=i + 1,
+        town=towns[i],
+        n=counts[i],
+        thing=things[i],
+        i=i + 1,
     )
-    others = [j for j in range(3) if j != i]
+    body = " ".join(lines) + "\n" + question
     return Example(
-        prompt=frame("question answering", " ".join(lines) + "\n" + question),
+        prompt=frame("question answering", body),
         answer=answer + remark(rng),
         family="question answering",
-        facts=(names[i], jobs[i], colours[i], animals[i], str(i + 1)),
-        wrong=tuple(names[j] for j in others),
-        turns=(" ".join(lines) + "\n" + question,),
+        facts=(names[i], jobs[i], towns[i], f"{counts[i]} {things[i]}", f"sentence {i + 1}"),
+        wrong=tuple(names[j] for j in range(3) if j != i),
+        turns=(body,),
     )

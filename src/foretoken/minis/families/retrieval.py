@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import GOODS, NAMES, TOWNS, remark, say, some
+from foretoken.minis.wording import NAMES, THINGS, TOWNS, remark, say, some
 
 _PLACES = (
     "museum bridge school market station library theatre hotel mill harbour chapel garden".split()
@@ -17,7 +17,7 @@ _PLACES = (
 def make(rng: random.Random) -> Example:
     """Three passages of one shape about three places; the answer cites the passage."""
     places, towns, names = some(rng, _PLACES, 3), some(rng, TOWNS, 3), some(rng, NAMES, 3)
-    years, goods = rng.sample(range(1700, 2000), 3), some(rng, GOODS, 3)
+    years, goods = rng.sample(range(1700, 2000), 3), some(rng, THINGS, 3)
     passages = [
         f"[{i + 1}] "
         + say(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from foretoken.minis.example import Example, frame
-from foretoken.minis.wording import DAYS, GOODS, NAMES, TOWNS, remark, say, some
+from foretoken.minis.wording import DAYS, NAMES, THINGS, TOWNS, remark, say, some
 
 _TROUBLES = (
     "rain",
@@ -38,7 +38,7 @@ def make(rng: random.Random) -> Example:
         some(rng, TOWNS, 2),
         some(rng, DAYS, 2),
     )
-    (goods, toys), (count, visitors) = some(rng, GOODS, 2), rng.sample(range(11, 99), 2)
+    (goods, toys), (count, visitors) = some(rng, THINGS, 2), rng.sample(range(11, 99), 2)
     trouble, plan = rng.choice(_TROUBLES), rng.choice(_NEXT)
     made = say(
         rng,
