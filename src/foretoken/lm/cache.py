@@ -43,6 +43,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         group = Group([self], *self.owner.blank(1, key_states, value_states))
         group.attach()
         self.owner.groups.append(group)
+        self.owner.loose = True
         self.is_initialized = True
 
     def update(
@@ -104,6 +105,7 @@ class SlotCache(Cache):
         super().__init__(layers=list(self.rows_of))
         self.slots, self.columns = slots, columns
         self.groups: list[Group] = []
+        self.loose = False  # layers came with buffers of their own, not shared yet
         self.target = Target(0, 1, 0, 0, 0)
 
     def update(
@@ -118,7 +120,7 @@ class SlotCache(Cache):
 
     def reserve(self, slots: int, columns: int) -> None:
         """Room for `slots` rows of `columns` columns; what is cached stays."""
-        if slots <= self.slots and columns <= self.columns:
+        if slots <= self.slots and columns <= self.columns and not self.loose:
             return
         while self.slots < slots:
             self.slots *= 2
@@ -128,6 +130,7 @@ class SlotCache(Cache):
 
     def rebuild(self) -> None:
         """New buffers of the present size, shared by all layers of a kind."""
+        self.loose = False
         kinds: dict[tuple[Any, ...], list[Group]] = {}
         for group in self.groups:
             kinds.setdefault(group.kind, []).append(group)

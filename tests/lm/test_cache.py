@@ -1,0 +1,108 @@
+"""The slot cache by itself: what is written is read, through growth, moves and compaction."""
+
+import pytest
+import torch
+
+from foretoken.lm.cache import SlotCache
+
+CPU = torch.device("cpu")
+# heads, key dim, value dim of three layers: the last is of another kind
+SHAPES = [(2, 4, 6), (2, 4, 6), (3, 5, 5)]
+
+
+def states(layer, rows, width, start=0):
+    """Keys and values that tell row, head and column apart."""
+    heads, key, value = SHAPES[layer]
+    index = torch.arange(rows * heads * width, dtype=torch.float32).view(rows, heads, width, 1)
+    index = index + 1000 * start + 1
+    return index.expand(-1, -1, -1, key) * 1.0, index.expand(-1, -1, -1, value) * -1.0
+
+
+def write(cache, slots, starts, width, lows=None):
+    """One forward's worth of updates; what each layer was given and what it returned."""
+    cache.reserve(max(slots) + 1, max(starts) + width)
+    cache.aim(slots, starts, width, max(starts) + width, lows or {}, CPU)
+    given = [states(i, len(slots), width, start=starts[0]) for i in range(3)]
+    return given, [cache.update(*own, i) for i, own in enumerate(given)]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def test_a_row_is_read_back_and_grows():
+    cache = SlotCache(3, slots=1, columns=4)
+    written = [[], [], []]
+    for start, width in ((0, 3), (3, 1), (4, 9), (13, 2)):
+        given, read = write(cache, [0], [start], width)
+        for i in range(3):
+            written[i].append(given[i])
+            for side in (0, 1):
+                expected = torch.cat([pair[side] for pair in written[i]], dim=2)
+                assert torch.equal(read[i][side], expected)
+    assert cache.columns == 16 and len(cache.groups) == 2  # two kinds of layers
+    assert read[0][0].data_ptr() == cache.groups[0].keys[0].data_ptr()  # a view, not a copy
+
+
+def test_ragged_rows_in_neighbouring_slots_are_views():
+    cache = SlotCache(3, slots=1, columns=4)
+    write(cache, [0], [0], 5)
+    write(cache, [1], [0], 2)
+    write(cache, [2], [0], 3)
+    given, read = write(cache, [1, 2], [2, 3], 2)
+    for i in range(3):
+        assert torch.equal(read[i][0][0, :, 2:4], given[i][0][0])
+        assert torch.equal(read[i][0][1, :, 3:5], given[i][0][1])
+        assert torch.equal(read[i][0][1, :, :3], states(i, 1, 3)[0][0])
+        assert read[i][0].untyped_storage().data_ptr() in {
+            group.keys.untyped_storage().data_ptr() for group in cache.groups
+        }
+
+
+def test_rows_with_a_gap_between_them_are_read_in_order():
+    cache = SlotCache(3)
+    for slot in range(3):
+        write(cache, [slot], [0], slot + 1)
+    given, read = write(cache, [0, 2], [1, 3], 1)
+    assert read[0][0].shape[0] == 2
+    assert torch.equal(read[0][0][0, :, 1], given[0][0][0, :, 0])
+    assert torch.equal(read[0][0][1, :, 3], given[0][0][1, :, 0])
+    assert torch.equal(read[0][0][1, :, :3], states(0, 1, 3)[0][0])
+
+
+def test_a_path_is_compacted_in_place_and_neighbours_stay():
+    cache = SlotCache(3)
+    write(cache, [0], [0], 8)
+    given, _ = write(cache, [1], [0], 8)
+    cache.keep(1, 2, [0, 2, 3, 5])  # columns 2, 4, 5, 7
+    cache.keep(0, 2, [0, 1, 2])  # nothing to move
+    for i in range(3):
+        assert torch.equal(cache.layers[i].keys[1, :, :6], given[i][0][0, :, [0, 1, 2, 4, 5, 7]])
+        assert torch.equal(cache.layers[i].values[1, :, :6], given[i][1][0, :, [0, 1, 2, 4, 5, 7]])
+        assert torch.equal(cache.layers[i].keys[0, :, :8], states(i, 1, 8)[0][0])
+
+
+def test_a_row_moves_into_a_freed_slot():
+    cache = SlotCache(3)
+    write(cache, [0], [0], 2)
+    given, _ = write(cache, [1], [0], 5)
+    cache.move(1, 0, 5)
+    for i in range(3):
+        assert torch.equal(cache.layers[i].values[0, :, :5], given[i][1][0])
+
+
+def test_windowed_layers_read_from_their_first_visible_column():
+    cache = SlotCache(3)
+    given, read = write(cache, [0], [0], 8, lows={1: 5})
+    assert torch.equal(read[1][0], given[1][0][:, :, 5:]) and read[0][0].shape[2] == 8
+
+
+def test_unwritten_columns_are_zero():
+    """A masked column still takes part as zero times its value: a NaN there would spread."""
+    cache = SlotCache(3, slots=1, columns=4)
+    write(cache, [0], [0], 3)
+    cache.reserve(4, 100)
+    for group in cache.groups:
+        assert not group.keys[:, 1:].any() and not group.values[:, :, :, 3:].any()
