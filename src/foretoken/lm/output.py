@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 
 def decoder_only_output(sequences: Tensor) -> Any:
     """Sequences alone; scores, hidden states and caches are refused before a token is written."""
-    return GenerateDecoderOnlyOutput(sequences=sequences)
+    return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences))
