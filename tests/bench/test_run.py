@@ -227,6 +227,12 @@ def test_every_turn_of_a_dialogue_is_timed_after_plains_answers(pair_folders, tm
     }
 
 
+def test_prompts_of_one_name_are_told_apart(pair_folders, tmp_path) -> None:
+    twins = [single(text, id="same", family="qa") for text in ("then a hen", "in the inn")]
+    rows = run_bench(config(pair_folders, tmp_path, methods="plain"), twins)["rows"]
+    assert rows["plain"]["prompts"] == rows["plain"]["cells"] == 2
+
+
 def test_prompts_longer_than_the_context_are_left_out_and_counted(pair_folders, tmp_path) -> None:
     long = single("the " * 600, id="long", family="qa")
     results = run_bench(config(pair_folders, tmp_path, methods="plain"), [*tasks(1), long])

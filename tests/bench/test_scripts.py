@@ -65,6 +65,8 @@ def test_stage_a_writes_its_four_files_and_its_verdicts(script, capsys) -> None:
         / found["rows"]["hf:plain"]["tokens_per_second"]["value"]
     )
     assert "plots/" not in (out / "stage_a.md").read_text()
+    page = (out / "stage_a.html").read_text()
+    assert page.count("<h2>Bounds</h2>") == 1 and "plain over hf:plain" in page
 
 
 def test_never_slower_judges_a_useless_and_a_good_draft(script) -> None:

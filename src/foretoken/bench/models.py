@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.bench.peers import FORMS, PeerRow
-from foretoken.bench.rows import OwnRow, RowSpec
+from foretoken.bench.rows import OwnRow, RowSpec, Waiting
 from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_vocabularies, end_tokens
@@ -66,6 +66,8 @@ class Models:
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
         if engine.controller.needs_costs:
             engine.controller.learn(measure_costs(engine))
+        if self.device.type == "cuda":
+            engine.target = Waiting(engine.target)  # type: ignore[assignment]
         return OwnRow(spec, engine)
 
     def own(self, role: str, options: Mapping[str, Any] | None = None) -> CachedLM:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -101,6 +101,7 @@ dt { color: var(--faint); } dd { margin: 0; }
 <div class="tiles">$tiles</div>
 <h2>Every row</h2>
 <div class="card"><table><thead><tr>$head</tr></thead><tbody>$body</tbody></table></div>
+$bounds
 <h2>Pictures</h2>
 <div class="plots">$plots</div>
 <div class="two">
@@ -122,6 +123,7 @@ def html(results: Mapping[str, Any], pictures: Mapping[str, Path]) -> str:
         tiles="".join(tiles(results)),
         head="".join(f"<th>{escape(column)}</th>" for column in words.COLUMNS),
         body="".join(table_row(label, row, results) for label, row in results["rows"].items()),
+        bounds=bounds(results.get("gates", [])),
         plots="".join(figure(name, path) for name, path in pictures.items()),
         guide="".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in GUIDE),
         facts="".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items()),
@@ -194,6 +196,25 @@ def table_row(label: str, row: Mapping[str, Any], results: Mapping[str, Any]) ->
         name += f'<small class="bad">{escape(str(row["failed"]))}</small>'
     tds = "".join(f"<td>{cell}</td>" for cell in cells)
     return f'<tr class="{kind}"><td>{name}</td>{tds}</tr>'
+
+
+def bounds(gates: Sequence[Mapping[str, Any]]) -> str:
+    """What was promised and what was measured, where a script judged it."""
+    if not gates:
+        return ""
+    rows = ""
+    for gate in gates:
+        side = "at least" if gate["at_least"] else "at most"
+        measured = gate["measured"]
+        shown = "not measured" if measured is None else f"{measured:.2f}{gate['unit']}"
+        verdict, mark = ("holds", "good") if gate["holds"] else ("fails", "bad")
+        rows += (
+            f"<tr><td>{escape(gate['claim'])}</td><td>{side} {gate['bound']:g}{gate['unit']}</td>"
+            f'<td>{shown}</td><td><span class="{mark}">{verdict}</span></td></tr>'
+        )
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "wanted", "measured", "verdict"))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<h2>Bounds</h2><div class="card">{table}</div>'
 
 
 def bar(value: float, rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -209,7 +209,7 @@ def scoring_line(scoring: Mapping[str, Any] | None) -> Figure | None:
     axes.set_xlabel("nodes scored in one target forward, the root included", fontsize=9)
     axes.set_ylabel("cost in forwards of one node", fontsize=9)
     axes.grid(color=GRID)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    legend_outside(figure, axes, 2)
     return figure
 
 

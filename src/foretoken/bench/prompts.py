@@ -6,6 +6,7 @@ once, by `plain` at temperature 0, before anything is timed. Each turn is then a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +42,15 @@ def timed_prompts(
     prompts: list[TimedPrompt] = []
     skipped: list[str] = []
     answers = journal.notes.setdefault("answer", {})
+    taken: Counter[str] = Counter()
     for task in tasks:
+        taken[task.id] += 1  # cells are told apart by these names
+        unique = task.id if taken[task.id] == 1 else f"{task.id}#{taken[task.id]}"
         cap = task.max_new_tokens or max_new_tokens
         said: list[str] = []
         for turn in range(len(task.turns)):
             last = turn == len(task.turns) - 1
-            name = task.id if len(task.turns) == 1 else f"{task.id}/turn {turn + 1}"
+            name = unique if len(task.turns) == 1 else f"{unique}/turn {turn + 1}"
             ids = encode(task, turn, said, tokenizer)
             if max_length is not None and len(ids) + cap > max_length:
                 skipped.append(name)

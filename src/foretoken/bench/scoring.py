@@ -23,15 +23,16 @@ from foretoken.warp import Warp
 
 
 def scoring_costs(
-    lm: LanguageModel, context: Sequence[int], nodes: Sequence[int], rounds: int = 7
+    lm: LanguageModel, context: Sequence[int], nodes: Sequence[int], seconds: float = 3.0
 ) -> dict[str, Any]:
-    """Median seconds of one forward over n nodes after `context`, sizes interleaved.
+    """Median seconds of one forward over n nodes after `context`, sizes interleaved; 7 to 31
+    rounds, in about `seconds` where that is enough.
 
-    Nodes form a binary tree where the model scores trees, else a chain; what is scored is thrown
-    away, so the context stays as long as it is.
+    Nodes form a binary tree where the model scores trees, else a chain. Nothing is committed, so
+    the context stays as long as it is.
     """
     room = None if lm.max_length is None else lm.max_length - len(context)
-    sizes = [n for n in nodes if room is None or n <= room]
+    sizes = [n for n in nodes if room is None or n <= room] or [1]
     params = SamplingParams(max_new_tokens=10**6)
     row = DecodeState(
         list(context),
@@ -40,18 +41,22 @@ def scoring_costs(
         SeededCoins(0),
         Warp(params, len(context), lm.vocab_size),
     )
-    seconds: dict[int, list[float]] = {n: [] for n in sizes}
+    seconds_of: dict[int, list[float]] = {n: [] for n in sizes}
+    took = 0.0
     with torch.inference_mode():
         lm.prefill(row)
         try:
-            for turn in range(rounds + 1):
-                for n in sizes:
+            for warm in (True, False):
+                rounds = 1 if warm else max(7, min(31, int(seconds / max(took, 1e-9))))
+                began = perf_counter()
+                for n in sizes * rounds:
                     spent = _score(lm, row, _tree(row.tokens[-1], n, lm))
-                    if turn:  # the first round warms
-                        seconds[n].append(spent)
+                    if not warm:
+                        seconds_of[n].append(spent)
+                took = perf_counter() - began
         finally:
             lm.free([row])
-    medians = {n: median(values) for n, values in seconds.items()}
+    medians = {n: median(values) for n, values in seconds_of.items()}
     return {
         "context": len(context),
         "nodes": sizes,
@@ -69,10 +74,6 @@ def _tree(root: int, n: int, lm: LanguageModel) -> TokenTree:
 def _score(lm: LanguageModel, row: DecodeState, tree: TokenTree) -> float:
     finish_device()
     began = perf_counter()
-    scores = lm.score([row], [Draft(tree, Draw.POINT)])
+    lm.score([row], [Draft(tree, Draw.POINT)])
     finish_device()
-    spent = perf_counter() - began
-    # Keep the root, as every step does, and take one token back in its place.
-    lm.commit([row], [()])
-    row.extend([int(scores[0].logits[0].argmax())])
-    return spent
+    return perf_counter() - began
