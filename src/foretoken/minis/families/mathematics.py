@@ -10,6 +10,22 @@ from foretoken.minis.example import Example, frame
 from foretoken.minis.wording import NAMES, THINGS, remark, say, some
 
 
+_MOVES = {  # kind -> (how the story tells it, how the answer works it out)
+    "gain": (
+        "[{friend} brings {n} more.|Then {name} buys {n} more.|{n} more arrive.]",
+        "[Adding|With] {n} more [gives|makes|we get] {b} + {n} = {a}.",
+    ),
+    "lose": (
+        "[{name} gives {n} to {friend}.|Then {n} are lost.|{friend} takes {n}.]",
+        "[Taking away|Without|Losing] {n} [leaves|gives|makes] {b} - {n} = {a}.",
+    ),
+    "double": (
+        "Then the number doubles.",
+        "[Doubling|Twice as many] [gives|makes] {b} * 2 = {a}.",
+    ),
+}
+
+
 def _steps(rng: random.Random) -> tuple[int, list[tuple[str, int, int]]]:
     """A starting count and two or three moves (kind, amount, count after), all counts within 2
     to 60.
@@ -55,49 +71,10 @@ def make(rng: random.Random) -> Example:
     ]
     before = start
     for kind, amount, after in steps:
-        if kind == "gain":
-            story.append(
-                say(
-                    rng,
-                    "[{friend} brings {n} more.|Then {name} buys {n} more.|{n} more arrive.]",
-                    friend=friend,
-                    name=name,
-                    n=amount,
-                )
-            )
-            work.append(
-                say(
-                    rng,
-                    "[Adding|With] {n} more [gives|makes|we get] {b} + {n} = {a}.",
-                    n=amount,
-                    b=before,
-                    a=after,
-                )
-            )
-        elif kind == "lose":
-            story.append(
-                say(
-                    rng,
-                    "[{name} gives {n} to {friend}.|Then {n} are lost.|{friend} takes {n}.]",
-                    friend=friend,
-                    name=name,
-                    n=amount,
-                )
-            )
-            work.append(
-                say(
-                    rng,
-                    "[Taking away|Without|Losing] {n} [leaves|gives|makes] {b} - {n} = {a}.",
-                    n=amount,
-                    b=before,
-                    a=after,
-                )
-            )
-        else:
-            story.append("Then the number doubles.")
-            work.append(
-                say(rng, "[Doubling|Twice as many] [gives|makes] {b} * 2 = {a}.", b=before, a=after)
-            )
+        slots = {"name": name, "friend": friend, "n": amount, "b": before, "a": after}
+        told, worked = _MOVES[kind]
+        story.append(say(rng, told, **slots))
+        work.append(say(rng, worked, **slots))
         before = after
     body = " ".join(story) + say(
         rng, " How many {thing} does {name} have [now|in the end]?", thing=thing, name=name
