@@ -232,6 +232,15 @@ def test_without_a_tokenizer_ids_work_and_texts_are_refused(tiny_pair):
         session.generate([1, 2], stop="x")
 
 
+def test_a_closed_session_gives_loaded_models_back_as_they_were(tiny_pair):
+    target, draft = tiny_pair
+    before = [sorted(module.__dict__) for module in target.modules()]
+    with foretoken.load(target, draft=draft, kernels="packed") as session:
+        assert len(session.generate([1, 2, 3], 5).tokens) == 5
+        assert any("forward" in module.__dict__ for module in target.modules())
+    assert [sorted(module.__dict__) for module in target.modules()] == before
+
+
 def test_the_one_shot_form(tiny_pair, byte_tokenizer, spec):
     target, draft = tiny_pair
     out = foretoken.generate(

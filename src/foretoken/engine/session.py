@@ -153,6 +153,12 @@ class Session:
         self.prepare()
         return Stream(self, row)
 
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Give loaded models back as they were: their own kernels, their own mode."""
         for lm in (self.target, self.draft):

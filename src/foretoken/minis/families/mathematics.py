@@ -9,7 +9,6 @@ import random
 from foretoken.minis.example import Example, frame
 from foretoken.minis.wording import NAMES, THINGS, remark, say, some
 
-
 _MOVES = {  # kind -> (how the story tells it, how the answer works it out)
     "gain": (
         "[{friend} brings {n} more.|Then {name} buys {n} more.|{n} more arrive.]",
