@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -166,7 +167,9 @@ def train(
     source = _teacher_path(found, teacher)
     work = out / "training"
     _make_folder(work)
-    tokenizer = _tokenizer(found, source, work / "tokenizer")
+    processes = PartialState()
+    with processes.main_process_first():
+        tokenizer = _tokenizer(found, source, work / "tokenizer")
     model = build(found, tokenizer)
     how = (resume, scale, progress)
     phases = {"data": _phase(found, model, tokenizer, found.plan, work / "data", None, how)}
@@ -176,8 +179,9 @@ def train(
         phases["distill"] = _phase(
             found, model, tokenizer, found.teaching, work / "distill", master, how
         )
-    write(model, tokenizer, out)
-    card.write(out, card.describe_run(name, asdict(found), model.num_parameters(), phases))
+    if processes.is_main_process:
+        write(model, tokenizer, out)
+        card.write(out, card.describe_run(name, asdict(found), model.num_parameters(), phases))
     return list(phases.values())[-1]
 
 

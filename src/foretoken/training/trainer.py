@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, ConfigError
@@ -111,8 +111,12 @@ class Trainer:
             name,
         )
         self.judge = held_out_objective or objective
+        # Layer dropout leaves weights without a gradient in some steps; DDP must expect that.
+        uneven = DistributedDataParallelKwargs(find_unused_parameters=True)
         self.accelerator = Accelerator(
-            mixed_precision=plan.precision, gradient_accumulation_steps=plan.accumulate
+            mixed_precision=plan.precision,
+            gradient_accumulation_steps=plan.accumulate,
+            kwargs_handlers=[uneven],
         )
         optimizers = split_optimizers(
             model,
@@ -139,7 +143,7 @@ class Trainer:
             while not self._over():
                 started = time.monotonic()
                 loss = self._step()
-                self.progress.seconds += time.monotonic() - started
+                self.progress.seconds += self._agreed(time.monotonic() - started)
                 advance(self.progress, loss)
                 self._look_and_save()
         if self.progress.step:
@@ -157,6 +161,7 @@ class Trainer:
             batch = {
                 key: value.to(accelerator.device) for key, value in self.stream.batch(index).items()
             }
+            self._seed(turn)
             with accelerator.accumulate(self.lesson):
                 loss, metrics = self.lesson(batch, random.Random(f"{plan.seed}/{turn}"))
                 value = float(metrics["loss"])
@@ -173,6 +178,18 @@ class Trainer:
         progress.step += 1
         progress.train.append((progress.step, total))
         return total
+
+    def _seed(self, turn: int) -> None:
+        """Give dropout inside the model a seed of its own per batch and process."""
+        place = f"{self.plan.seed}/{turn}/{self.accelerator.process_index}"
+        torch.manual_seed(random.Random(place).getrandbits(62))
+
+    def _agreed(self, seconds: float) -> float:
+        """The same duration for all processes, so that they stop at the same step."""
+        if self.accelerator.num_processes == 1:
+            return seconds
+        spent = torch.tensor(seconds, device=self.accelerator.device)
+        return float(self.accelerator.reduce(spent, "mean"))
 
     def _set_rates(self) -> None:
         plan, step = self.plan, float(self.progress.step)
@@ -232,7 +249,6 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
-            "torch_rng": torch.get_rng_state(),
             "progress": {key: getattr(progress, key) for key in Progress.__slots__} | {"ended": ""},
         }
         checkpoint.save(self.folder, progress.step, state, best=best)
@@ -254,7 +270,6 @@ class Trainer:
             ) from error
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
-        torch.set_rng_state(state["torch_rng"])
         self.progress = Progress(**state["progress"])
 
     def _check_folder(self) -> None:
