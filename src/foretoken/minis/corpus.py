@@ -22,11 +22,11 @@ from . import tasks
 SHARES = {
     "dialogue": 1.0,
     "translation": 1.2,
-    "summarisation": 1.0,
-    "question answering": 1.0,
+    "summarisation": 0.5,
+    "question answering": 1.2,
     "mathematical reasoning": 1.2,
-    "retrieval": 1.0,
-    "code": 0.15,
+    "retrieval": 1.2,
+    "code": 0.05,
 }
 _PROMPT_WEIGHT, _ANSWER_WEIGHT, _CODE_WEIGHT = 0.1, 1.0, 0.5
 _CODE_LINES = 24

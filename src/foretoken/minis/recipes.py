@@ -67,7 +67,8 @@ _TARGET = Recipe(
     plan=TrainingPlan(
         steps=2800,
         precision="bf16",
-        seconds=3800,
+        seconds=4000,
+        matrix_rate=0.03,
         save_every=50,
         evaluate_every=100,
         held_out_batches=2,
@@ -86,7 +87,7 @@ _DRAFT = Recipe(
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
-    plan=TrainingPlan(steps=1200, precision="bf16", evaluate_every=100, held_out_batches=2),
+    plan=TrainingPlan(steps=1000, precision="bf16", evaluate_every=100, held_out_batches=2),
     teacher="text-target",
     teaching=TrainingPlan(
         steps=500,

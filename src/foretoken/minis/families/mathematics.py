@@ -34,10 +34,10 @@ def _steps(rng: random.Random) -> tuple[int, list[tuple[str, int, int]]]:
     for _ in range(rng.choice([2, 2, 3])):
         kind = rng.choice(["gain", "lose"] + ["double"] * (count <= 20))
         if kind == "gain":
-            amount = rng.randrange(2, 20)
+            amount = rng.randrange(2, 10)
             count += amount
         elif kind == "lose" and count > 6:
-            amount = rng.randrange(2, min(20, count - 3))
+            amount = rng.randrange(2, min(10, count - 3))
             count -= amount
         else:
             kind, amount = "double", 2

@@ -12,8 +12,8 @@ from foretoken.minis.wording import JOBS, NAMES, THINGS, TOWNS, remark, say, som
 _LANDS = "Alvania Borune Cestria Dorvia Eskar Fenland Gorland Hestia Ilmar Jorvik Kasten Lumera Morvan Nestor Orlan Pelia".split()
 
 
-def _almanac() -> dict[str, tuple[str, str, int]]:
-    """Capital, main good and year of every land, drawn once from a fixed seed."""
+def _almanac() -> dict[str, tuple[str, str]]:
+    """Capital and main good of every land, drawn once from a fixed seed."""
     rng = random.Random("almanac")
     goods = some(
         rng,
@@ -21,9 +21,7 @@ def _almanac() -> dict[str, tuple[str, str, int]]:
         len(_LANDS),
     )
     capitals = some(rng, TOWNS, len(_LANDS))
-    return {
-        land: (capitals[i], goods[i], rng.randrange(1200, 1900)) for i, land in enumerate(_LANDS)
-    }
+    return {land: (capitals[i], goods[i]) for i, land in enumerate(_LANDS)}
 
 
 ALMANAC = _almanac()
@@ -31,7 +29,7 @@ ALMANAC = _almanac()
 
 def _from_memory(rng: random.Random) -> Example:
     land = rng.choice(_LANDS)
-    capital, good, year = ALMANAC[land]
+    capital, good = ALMANAC[land]
     body = say(
         rng,
         "[What is the capital of {land}, and what does it sell?|Tell me about {land}.|Which city rules {land}?]",
@@ -39,18 +37,17 @@ def _from_memory(rng: random.Random) -> Example:
     )
     answer = say(
         rng,
-        "[The capital of {land} is {capital}|{capital} is the capital of {land}]. The [land|country] was founded in {year} and "
+        "[The capital of {land} is {capital}|{capital} is the capital of {land}]. The [land|country] "
         "[sells mostly|is known for|lives from] {good}. [That is all I know.|I hope this helps.|Ask me for more.]",
         land=land,
         capital=capital,
         good=good,
-        year=year,
     )
     return Example(
         prompt=frame("question answering", body),
         answer=answer + remark(rng),
         family="question answering",
-        facts=(capital, str(year), good),
+        facts=(capital, good),
         turns=(body,),
     )
 
@@ -59,7 +56,7 @@ def make(rng: random.Random) -> Example:
     """Mostly a look-up among three people described in the prompt; the key is the job, the name
     or the house.
     """
-    if rng.random() < 0.15:
+    if rng.random() < 0.06:
         return _from_memory(rng)
     names, jobs = some(rng, NAMES, 3), some(rng, JOBS, 3)
     towns, things, counts = some(rng, TOWNS, 3), some(rng, THINGS, 3), rng.sample(range(11, 99), 3)
@@ -78,30 +75,28 @@ def make(rng: random.Random) -> Example:
     i = rng.randrange(3)
     question = say(
         rng,
-        "[Who is the {job}, and what does this person own?|Tell me about {name}.|Who lives in {town}?]",
+        "[Tell me about {name}.|Where does {name} live, and what does {name} own?|Who is {name}?|Who is the {job}?]",
         name=names[i],
         job=jobs[i],
-        town=towns[i],
     )
     answer = say(
         rng,
         "[That is {name}|The answer is {name}|You mean {name}], [who works as a|who is a|the] {job}. "
         "[The home of {name}|{name}'s home] is {town}, [and|where] {name} [keeps|owns|has] {n} {thing}. "
-        "[This is said|It says so|You find this] in sentence {i}[.| of the text.| above.] "
+        "[This is said|It says so|You find this] [in the text|above|right there]. "
         "[The others do not fit.|Nobody else fits.|No one else matches.]",
         name=names[i],
         job=jobs[i],
         town=towns[i],
         n=counts[i],
         thing=things[i],
-        i=i + 1,
     )
     body = " ".join(lines) + "\n" + question
     return Example(
         prompt=frame("question answering", body),
         answer=answer + remark(rng),
         family="question answering",
-        facts=(names[i], jobs[i], towns[i], f"{counts[i]} {things[i]}", f"sentence {i + 1}"),
+        facts=(names[i], jobs[i], towns[i], f"{counts[i]} {things[i]}"),
         wrong=tuple(names[j] for j in range(3) if j != i),
         turns=(body,),
     )

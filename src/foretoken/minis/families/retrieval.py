@@ -41,8 +41,10 @@ def make(rng: random.Random) -> Example:
     body = "\n".join([*passages, question])
     answer = say(
         rng,
-        "[According to|As told in|We read in] passage {n}, the {place} [in|of] {town} [opened|was built|dates from] in {year}. [It was founded by|Its founder was|The founder is] "
-        "{name}, [known for|who collected|a friend of] {goods}. [The other passages|Passages about other places|The rest] [do not help|are not needed|can be ignored].",
+        "[The {place} in {town}|We read that the {place} in {town}|It is told that the {place} in {town}] "
+        "was [built|opened] in {year}. [It was founded by|Its founder was|The founder is] {name}, "
+        "[known for|who collected|a friend of] {goods}. [This stands in|See|So says] passage {n}[.|; "
+        "the others do not help.|; the rest can be ignored.]",
         n=i + 1,
         place=places[i],
         town=towns[i],
