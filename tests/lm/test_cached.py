@@ -20,6 +20,7 @@ from play import (
 )
 
 from foretoken.errors import CapabilityError
+from foretoken.lm import cached
 from foretoken.lm.cached import CachedLM
 from foretoken.types import TokenTree
 
@@ -108,7 +109,7 @@ def test_families_without_trees_score_chains(family, make_tiny):
         lm.score(rows[:1], [point(forked)])
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "bloom", "gpt_oss"])
 def test_long_prompts_are_fed_in_chunks(family, make_tiny):
     dice = random.Random(family)
     model = make_tiny(family)
@@ -150,6 +151,19 @@ def test_longrope_trees_may_cross_the_switch_of_scaling(start, make_tiny):
         for row, tree, logits in zip(rows, trees, scored, strict=True):
             assert closeness(logits, each_node(model, row.tokens, tree)) < CLOSE
             keep(lm, row, tree, random_path(dice, tree), dice)
+
+
+def test_a_longrope_prompt_beyond_the_switch_is_fed_at_once(make_tiny, monkeypatch):
+    """In chunks, those before the switch would be scaled as if the text ended there."""
+    monkeypatch.setattr(cached, "CHUNK", 16)
+    dice = random.Random(1)
+    model = make_tiny("phi3_longrope")
+    lm = CachedLM(model, kernels="dense")
+    for count in (35, 90):
+        row = row_of(random_tokens(dice, count))
+        lm.prefill(row)
+        [score] = lm.score([row], [point(TokenTree((row.tokens[-1],), (-1,)))])
+        assert closeness(score.logits, fresh(model, row.tokens)[-1:]) < CLOSE
 
 
 def test_a_cache_far_behind_catches_up(make_tiny):
