@@ -314,6 +314,17 @@ def test_sizes_of_minis_are_checked_first(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_bench_prints_a_table_and_writes_its_files(models, tmp_path):
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out"
+    tasks.write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    flags = ["--methods", "plain,prompt-lookup", "--tasks", tasks, "--out", out]
+    ran = run("bench", *models[:2], *flags, "--repetitions", 1, "--max-new-tokens", 8)
+    assert ran.exit_code == 0, ran.output
+    assert "prompt-lookup" in ran.stdout and "report.html" in ran.stdout
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert set(rows) == {"plain", "prompt-lookup"}
+
+
 def test_audit_says_in_its_exit_status_whether_every_row_passed(monkeypatch, tmp_path):
     from foretoken.audit import report
 

@@ -107,11 +107,13 @@ def show_results(results: dict[str, Any], out: Path, as_json: bool) -> None:
         o.print_json(results)
         return
     from rich.console import Console
-    from rich.markdown import Markdown
 
-    console = Console()
+    # The Markdown as it stands: a terminal's own tables cut columns that do not fit.
+    console = Console(soft_wrap=True, highlight=False)
     for path in sorted(out.glob("*.md")):
-        console.print(Markdown(path.read_text(encoding="utf-8")))
+        lines = path.read_text(encoding="utf-8").splitlines()
+        shown = "\n".join(line for line in lines if not line.startswith("!["))
+        console.print(shown, markup=False)
     for path in sorted(out.glob("*.html")):
         console.print(f"page: {path}", style="dim")
 
