@@ -26,6 +26,7 @@ from foretoken.types import TokenTree
 
 CLOSE = 2e-5
 TREES = [*REQUIRED, *FURTHER]
+OWN_ATTENTION_ONLY = ("falcon", "gptj")  # their modules never ask which attention to use
 
 
 def keep(lm, row, tree, path, dice):
@@ -39,6 +40,7 @@ def test_trees_in_ragged_batches_equal_fresh_forwards(family, make_tiny):
     model = make_tiny(family)
     lm = CachedLM(model, kernels="dense")
     assert lm.caps.tree == "mask" and lm.caps.ragged and lm.vocab_size == VOCAB
+    assert lm.plan.own == (family not in OWN_ATTENTION_ONLY)
     rows = [row_of(random_tokens(dice, count)) for count in (1, 23, 9)]
     for row in rows:
         lm.prefill(row)
@@ -114,6 +116,7 @@ def test_long_prompts_are_fed_in_chunks(family, make_tiny):
     dice = random.Random(family)
     model = make_tiny(family)
     lm = CachedLM(model, kernels="dense")
+    assert lm.plan.own == (family != "bloom")
     row = row_of(random_tokens(dice, 700))
     other = row_of(random_tokens(dice, 40))
     lm.prefill(other)
