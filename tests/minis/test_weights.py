@@ -1,4 +1,4 @@
-"""The shipped minis: they load, belong together, fit the repository, and do what their cards say."""
+"""The shipped minis load, belong together, fit the repository, and do what their cards say."""
 
 import json
 import subprocess

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,11 @@ def write(folder: Path, card: Mapping[str, Any]) -> None:
     (folder / "README.md").write_text(_text(card))
 
 
-def add_measurements(folder: Path, found: Mapping[str, Any]) -> None:
-    """Put the result of ``evaluate.report`` into the card of a mini."""
+def add_measurements(folder: Path, found: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
+    """Put the result of ``evaluate.report``, and what else should be known, into a mini's card."""
     card = json.loads((folder / "card.json").read_text())
     card["measured"] = found
+    card["notes"] = [*card.get("notes", []), *notes]
     write(folder, card)
 
 
@@ -82,6 +83,8 @@ def _text(card: Mapping[str, Any]) -> str:
         loss = "none" if run["held_out_loss"] is None else f"{run['held_out_loss']:.3f}"
         numbers = " | ".join(f"{run[k]:,}" for k in ("steps", "tokens", "seconds_of_training"))
         lines.append(f"| {name} | {numbers} | {loss} |")
+    if card.get("notes"):
+        lines += ["", *card["notes"]]
     if "measured" in card:
         lines += _measured(card["measured"])
     return "\n".join(lines) + "\n"
