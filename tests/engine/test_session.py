@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 import foretoken
-from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+from foretoken.errors import CheckpointError, ConfigError
 
 PROMPT = "the cat is in the "
 METHODS = ["plain", "chain", "tree", "prompt-lookup"]
@@ -336,7 +336,7 @@ def test_bad_loads_are_refused(tiny_pair, tmp_path, pair_folders):
 
 
 def test_drafts_with_another_vocabulary_are_refused(tiny_pair, pair_folders, tmp_path, make_llama):
-    with pytest.raises(CapabilityError, match="share one vocabulary"):
+    with pytest.raises(ConfigError, match="share one vocabulary"):
         foretoken.load(tiny_pair[0], draft=make_llama(100), kernels="dense")
     renamed = tmp_path / "renamed"
     shutil.copytree(pair_folders[1], renamed)
@@ -345,5 +345,5 @@ def test_drafts_with_another_vocabulary_are_refused(tiny_pair, pair_folders, tmp
     vocab = table["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     words.write_text(json.dumps(table))
-    with pytest.raises(CapabilityError, match="other meanings"):
+    with pytest.raises(ConfigError, match="other meanings"):
         foretoken.load(pair_folders[0], draft=renamed, kernels="dense")

@@ -102,13 +102,18 @@ def _resolve(place: str) -> Any:
     return getattr(importlib.import_module(f"foretoken.{module}"), name)
 
 
-def _check_draft(row: Method, target: LanguageModel, draft: LanguageModel | None) -> None:
+def require_draft(row: Method, draft: Any) -> None:
+    """A method that guesses with a second model is refused without one."""
     if row.needs_draft and draft is None:
         raise ConfigError(
             f"method {row.name!r} was asked for without a draft model.",
             f"{row.name!r} guesses with a second, smaller model of the same vocabulary.",
             "pass a draft model, or use method prompt-lookup, which needs none.",
         )
+
+
+def _check_draft(row: Method, target: LanguageModel, draft: LanguageModel | None) -> None:
+    require_draft(row, draft)
     if draft is not None and not row.needs_draft:
         raise ConfigError(
             f"method {row.name!r} was asked for with a draft model.",
@@ -119,8 +124,8 @@ def _check_draft(row: Method, target: LanguageModel, draft: LanguageModel | None
         raise ConfigError(
             f"a target of {target.vocab_size} tokens was paired with a draft model of "
             f"{draft.vocab_size}.",
-            "guesses are token ids, so both must share one vocabulary; another tokenizer is not "
-            "supported yet.",
+            "guesses are token ids, so both models must share one vocabulary; drafts with another "
+            "tokenizer are not supported yet.",
             "use a draft model with the target's tokenizer, or method prompt-lookup.",
         )
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foretoken.engine.assemble import assemble
+from foretoken.engine.assemble import assemble, require_draft
 from foretoken.engine.loop import Engine
-from foretoken.errors import CapabilityError, ConfigError
+from foretoken.errors import ConfigError
 from foretoken.methods import Method
 from foretoken.methods import method as method_row
 
@@ -16,12 +16,7 @@ from foretoken.methods import method as method_row
 def check_request(method: str, draft: Any, max_rows: int) -> Method:
     """What can be refused without reading a weight."""
     row = method_row(method)
-    if row.needs_draft and draft is None:
-        raise ConfigError(
-            f"method {method!r} was asked for without a draft model.",
-            f"{method!r} guesses with a second, smaller model of the same vocabulary.",
-            "pass draft=, or use method prompt-lookup, which needs none.",
-        )
+    require_draft(row, draft)
     if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
         raise ConfigError(
             f"max_rows={max_rows!r} was asked for.",
@@ -31,23 +26,13 @@ def check_request(method: str, draft: Any, max_rows: int) -> Method:
     return row
 
 
-def check_vocabularies(
-    target: Any, draft: Any, words: Any, source: Any, load_tokenizer: Any
-) -> None:
-    """A guess is a token id: it must mean the same to both models."""
-    if target.vocab_size != draft.vocab_size:
-        raise CapabilityError(
-            f"a target of {target.vocab_size} tokens was paired with a draft of "
-            f"{draft.vocab_size}.",
-            "guesses are token ids, so both models must share one vocabulary; drafts with another "
-            "tokenizer are not supported yet.",
-            "use a draft trained with the target's tokenizer, or method prompt-lookup.",
-        )
+def check_tokenizers(words: Any, source: Any, load_tokenizer: Any) -> None:
+    """Equal ids must mean equal text; how many there are is checked when the parts are joined."""
     if words is None or not isinstance(source, str | Path):
         return
     other = load_tokenizer(source)
     if other is not None and other.get_vocab() != words.get_vocab():
-        raise CapabilityError(
+        raise ConfigError(
             f"the draft {source} has a tokenizer of its own.",
             "guesses are token ids, and these tokenizers give the same ids other meanings.",
             "use a draft trained with the target's tokenizer, or method prompt-lookup.",
@@ -86,5 +71,7 @@ def engine_over(
     if method_row(method).needs_draft:
         kernels = {k: v for k, v in (lm_options or {}).items() if k == "kernels"}
         draft_lm = CachedLM(load_model(draft, **(loading or {})), name="draft", **kernels)
-        check_vocabularies(target_lm, draft_lm, words, draft, load_tokenizer)
-    return assemble(method, target_lm, draft_lm, **parts), draft_lm
+    engine = assemble(method, target_lm, draft_lm, **parts)
+    if draft_lm is not None:
+        check_tokenizers(words, draft, load_tokenizer)
+    return engine, draft_lm
