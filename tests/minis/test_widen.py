@@ -1,6 +1,8 @@
 """Widening keeps the function and changes the size."""
 
 import json
+import resource
+import signal
 
 import pytest
 import torch
@@ -107,3 +109,25 @@ def test_bad_requests_are_refused_and_leave_nothing(tmp_path):
     with pytest.raises(CapabilityError, match="gpt2"):
         widen.plan(GPT2Config(), 1e9)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "small"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path):
+    """A limit on file size stands for the disk."""
+    model = small()
+    model.save_pretrained(tmp_path / "small")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(ConfigError, match="cannot be written"):
+            widen.widen_directory(tmp_path / "small", tmp_path / "wide", 1e6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [p.name for p in tmp_path.iterdir()] == ["small"]
+
+
+def test_the_given_model_is_left_as_it_was():
+    model = small().to(torch.bfloat16)
+    widen.widen(model, params=widen.count(model.config, 2, 0))
+    assert model.dtype == torch.bfloat16

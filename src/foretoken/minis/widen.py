@@ -20,10 +20,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -32,6 +34,12 @@ from foretoken.errors import CapabilityError, CheckpointError, ConfigError
 
 _NOISE = 0.1  # of a weight matrix's own standard deviation
 _SHARD_BYTES = 2_000_000_000
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
 _READS_AND_WRITES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -49,7 +57,7 @@ def widen(
     wide.tie_weights()
     _rebuild_rotary(wide, config)
     wide.eval()
-    difference = logit_difference(model.float(), wide)
+    difference = logit_difference(copy.deepcopy(model).float(), wide)
     return wide, report(model.config, config, factor, difference, torch.float32)
 
 
@@ -72,49 +80,46 @@ def widen_directory(
     source, out, dtype = Path(source), Path(out), _dtype(dtype)
     config, tensors = _read(source)
     factor, layers = plan(config, params)
-    wide_config = widened_config(config, factor, layers)
-    wide_config.dtype = dtype
+    wide = widened_config(config, factor, layers)
+    wide.dtype = dtype
+    with _whole_or_nothing(out) as partial:
+        made = widened_tensors(tensors, config, factor, layers, seed)
+        stored = ((name, tensor.to(dtype)) for name, tensor in made)
+        _write_shards(partial, stored, _expected(config, layers) if progress else 0)
+        wide.save_pretrained(partial)
+        for name in _COPIED:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, partial / name)
+        difference = _measure(source, partial, dtype) if verify else None
+        found = report(config, wide, factor, difference, dtype)
+        (partial / "widening.json").write_text(json.dumps(found, indent=2) + "\n")
+        (partial / "README.md").write_text(describe(found))
+    return found
+
+
+@contextmanager
+def _whole_or_nothing(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that becomes `out` at the end, or disappears on failure."""
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise ConfigError(
             asked=f"widening into {out}",
             possible="it exists and is not empty",
             do="name a new folder",
         )
+    partial = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=out.parent, prefix=".widening-"))
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    try:
-        made = widened_tensors(tensors, config, factor, layers, seed)
-        _write_shards(
-            partial,
-            ((name, t.to(dtype)) for name, t in made),
-            _expected(config, layers) if progress else 0,
-        )
-        wide_config.save_pretrained(partial)
-        for name in (
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "special_tokens_map.json",
-            "generation_config.json",
-        ):
-            if (source / name).is_file():
-                shutil.copyfile(source / name, partial / name)
-        found = report(
-            config, wide_config, factor, _measure(source, partial, dtype) if verify else None, dtype
-        )
-        (partial / "widening.json").write_text(json.dumps(found, indent=2) + "\n")
-        (partial / "README.md").write_text(describe(found))
+        yield partial
         partial.chmod(0o755)
         if out.is_dir():
             out.rmdir()
         os.replace(partial, out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise _unwritable(out, error) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return found
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _dtype(name: torch.dtype | str) -> torch.dtype:
@@ -328,7 +333,7 @@ def describe(found: Mapping[str, Any]) -> str:
     )
 
 
-def _unwritable(out: Path, error: OSError) -> ConfigError:
+def _unwritable(out: Path, error: Exception) -> ConfigError:
     return ConfigError(
         asked=f"widening into {out}",
         possible=f"it cannot be written ({error})",
