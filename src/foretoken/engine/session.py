@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Unpack
 
 from foretoken.coins import SeededCoins
@@ -271,9 +272,12 @@ def load(
     refused here, before any weight is read where that can be known. A method that needs no draft
     leaves `draft` alone.
     """
-    check_request(method, draft, max_rows)
     check_options(method, controller=controller, verifier=verifier, **config)
-    from foretoken.lm.load import load_model, load_tokenizer
+    from foretoken.lm.load import check_source, load_model, load_tokenizer
+
+    if isinstance(target, str | Path):
+        check_source(target, allow_pickle)
+    check_request(method, draft, max_rows)
 
     loading = {
         "device": device,

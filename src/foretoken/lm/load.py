@@ -51,9 +51,7 @@ def load_model(
         return same_model(source, device, dtype)
     place = find_device(device)
     kind = find_dtype(dtype, place)
-    where = locate(source, "model")
-    if isinstance(where, Path):
-        check_directory(where, allow_pickle)
+    where = check_source(source, allow_pickle)
     options = {"trust_remote_code": trust_remote_code, "local_files_only": isinstance(where, Path)}
     with quiet():
         config = read_config(where, options)
@@ -69,6 +67,14 @@ def load_model(
         )
     loaded: PreTrainedModel = model.to(place).eval()
     return loaded
+
+
+def check_source(source: Any, allow_pickle: bool) -> Path | str:
+    """Where a model lies: a directory that can be loaded, or a hub name."""
+    where = locate(source, "model")
+    if isinstance(where, Path):
+        check_directory(where, allow_pickle)
+    return where
 
 
 def load_tokenizer(source: Any, tokenizer: Any = None) -> Any:
