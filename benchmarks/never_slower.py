@@ -54,6 +54,8 @@ def verdicts(useless: dict[str, Any], good: dict[str, Any]) -> list[gates.Gate]:
 def run(description: str | None) -> int:
     options = parser(description)
     options.add_argument("--params", help="widen the shipped target to this size first")
+    options.add_argument("--per-family", type=int, default=2, help="prompts of each family")
+    options.add_argument("--repetitions", type=int, default=2)
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
     quick = asked.quick
@@ -61,7 +63,7 @@ def run(description: str | None) -> int:
     adaptive = ["chain[controller=cost_model]", "tree[controller=cost_model]"]
     fixed = [f"chain[depth={n}]" for n in lengths] + [f"tree[depth=6,nodes={n}]" for n in nodes]
     work = WORK / ("never_slower-quick" if quick else "never_slower")
-    tasks = prompts(1, limit=3) if quick else prompts(4)
+    tasks = prompts(1, limit=3) if quick else prompts(asked.per_family)
     with pair(asked.target, asked.draft, asked.params) as models:
 
         def bench(draft: Any, methods: list[str], name: str) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def run(description: str | None) -> int:
                     dtype="float32",
                     methods=methods,
                     out=work / name,
-                    repetitions=1 if quick else 3,
+                    repetitions=1 if quick else asked.repetitions,
                     max_new_tokens=24 if quick else 128,
                     threads=asked.threads,
                     resume=asked.resume,

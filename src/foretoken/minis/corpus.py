@@ -20,12 +20,12 @@ from . import tasks
 
 # Share of documents; code comes in long pieces, so its share of tokens is larger.
 SHARES = {
-    "dialogue": 1.0,
+    "dialogue": 0.6,
     "translation": 1.2,
-    "summarisation": 0.5,
-    "question answering": 1.2,
-    "mathematical reasoning": 1.2,
-    "retrieval": 1.2,
+    "summarisation": 0.4,
+    "question answering": 2.0,
+    "mathematical reasoning": 1.4,
+    "retrieval": 2.0,
     "code": 0.05,
 }
 _PROMPT_WEIGHT, _ANSWER_WEIGHT, _CODE_WEIGHT = 0.1, 1.0, 0.5
