@@ -16,6 +16,7 @@ from rich.console import Console
 
 from foretoken import minis
 from foretoken.bench.tasks import Task, from_examples, spread
+from foretoken.cli.minis import size
 from foretoken.errors import ForetokenError
 from foretoken.minis.tasks import FAMILIES, examples
 from foretoken.minis.widen import widen_directory
@@ -23,7 +24,6 @@ from foretoken.minis.widen import widen_directory
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "build" / "benchmarks"  # what an interrupted run goes on from
-SIZES = {"M": 1e6, "B": 1e9}
 console = Console(stderr=True)
 
 
@@ -44,12 +44,6 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     options.add_argument("--threads", type=int, help="threads of torch")
     options.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     return options
-
-
-def size(text: str) -> float:
-    """350M or 7B as a number."""
-    factor = SIZES.get(text[-1:].upper())
-    return float(text[:-1]) * factor if factor else float(text)
 
 
 @contextmanager
