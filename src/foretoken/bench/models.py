@@ -15,7 +15,7 @@ from foretoken.bench.peers import FORMS, PeerRow
 from foretoken.bench.rows import OwnRow, RowSpec, Waiting
 from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.models import check_vocabularies, end_tokens
+from foretoken.engine.models import check_tokenizers, end_tokens
 from foretoken.errors import ConfigError
 from foretoken.lm.cached import CachedLM
 from foretoken.lm.load import load_model, load_tokenizer
@@ -60,9 +60,7 @@ class Models:
         if spec.needs_draft:
             kernels = {k: v for k, v in spec.model_options.items() if k == "kernels"}
             draft_lm = self.own("draft", kernels)
-            check_vocabularies(
-                target, draft_lm, self.tokenizer, self._sources["draft"], load_tokenizer
-            )
+            check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
         if engine.controller.needs_costs:
             engine.controller.learn(measure_costs(engine))
