@@ -43,7 +43,7 @@ class CostModel:
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        max_depth: int = 12  # longest draft
+        max_depth: int = 10  # longest draft; survival of slots nobody reaches is guesswork
         max_nodes: int = 64  # largest tree, per row
         trees: bool = False  # the drafter makes trees: choose nodes, not only lengths
         margin: float = 1.02  # drafting must promise this many times plain's rate
