@@ -16,10 +16,16 @@ class Method:
     drafter: str  # "module:Class" below foretoken
     verifier: str
     controller: str = "fixed"
-    needs_draft: bool = False  # a second model
+    models: tuple[str, ...] = ()  # what the drafter is handed: "target", "draft", both or nothing
     lossless: bool = True
     paper: str = ""
     verifiers: tuple[str, ...] = ()  # other rules the `verifier` option may name
+    loop: str = "loop:decode"  # "module:function" below engine
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether a second model is needed."""
+        return "draft" in self.models
 
 
 CONTROLLERS = {
@@ -49,7 +55,7 @@ METHODS: dict[str, Method] = {
             drafter="drafters.chain_model:ChainModel",
             verifier="block",
             verifiers=("recursive",),
-            needs_draft=True,
+            models=("draft",),
             paper="arXiv 2211.17192, 2302.01318; block verification arXiv 2403.10444",
         ),
         Method(
@@ -57,7 +63,7 @@ METHODS: dict[str, Method] = {
             "a draft model grows a tree of likely continuations, best first",
             drafter="drafters.tree_model:TreeModel",
             verifier="point",
-            needs_draft=True,
+            models=("draft",),
             paper="arXiv 2406.17276, 2402.12374",
         ),
         Method(

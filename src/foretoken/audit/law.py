@@ -16,7 +16,6 @@ from torch import Tensor
 
 from foretoken.audit.rows import Build, make_row
 from foretoken.coins import Coins, enumerate_outcomes
-from foretoken.engine.loop import decode
 from foretoken.lm.table import TableLM
 from foretoken.types import (
     Budget,
@@ -115,7 +114,7 @@ def engine_law(build: Build, make: MakeRow) -> Law:
     def run(coins: Coins) -> tuple[Text, int, int]:
         row, engine = make(coins), build()
         drafted = accepted = 0
-        for record in decode([row], engine):
+        for record in engine.run([row]):
             drafted += len(record.drafts[0].tree) - 1
             accepted += len(record.verdicts[0].path)
         return tuple(row.new_tokens), drafted, accepted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from foretoken.coins import Coins, SeededCoins
-from foretoken.engine.loop import Engine, decode
+from foretoken.engine.loop import Engine
 from foretoken.types import DecodeState, Finish, SamplingParams
 from foretoken.warp import Warp
 
@@ -30,7 +30,7 @@ def make_row(
 
 def write(engine: Engine, rows: Sequence[DecodeState], max_rows: int = 16) -> list[list[int]]:
     """Decode `rows` to their end; the new tokens of each."""
-    for _ in decode(rows, engine, max_rows):
+    for _ in engine.run(rows, max_rows):
         pass
     return [row.new_tokens for row in rows]
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from foretoken.coins import SeededCoins
-from foretoken.engine.loop import Engine, decode
+from foretoken.engine.loop import Engine
 from foretoken.engine.record import StepTrace, traces
 from foretoken.errors import ConfigError, nearest
 from foretoken.methods import METHODS, method
@@ -89,7 +89,7 @@ class OwnRow:
         found: list[StepTrace] = []
         draft = target = prefill = 0.0
         began = perf_counter()
-        for record in decode([row], self.engine):
+        for record in self.engine.run([row]):
             times = record.times
             if not found:  # what the first step's own clock did not see is the prompt's forward
                 prefill = perf_counter() - began - times.draft - times.target - times.other

@@ -43,13 +43,19 @@ def assemble(
     parts = _parts(row, controller, verifier)
     _check_draft(row, target_lm, draft_lm)
     options = _route(row, parts, config)
-    models = (draft_lm,) if row.needs_draft else ()
+    models = [{"target": target_lm, "draft": draft_lm}[name] for name in row.models]
     drafter = parts["drafter"](*models, parts["drafter"].Config(**options["drafter"]))
     rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
     control = parts["controller"]
     if "trees" in _fields(control):  # whether nodes are to be chosen follows from the drafter
         options["controller"].setdefault("trees", drafter.trees)
-    return Engine(target_lm, drafter, rule, control(control.Config(**options["controller"])))
+    return Engine(
+        target_lm,
+        drafter,
+        rule,
+        control(control.Config(**options["controller"])),
+        loop=_resolve(f"engine.{row.loop}"),
+    )
 
 
 def check_options(

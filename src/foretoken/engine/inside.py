@@ -29,7 +29,7 @@ from foretoken.engine.handover import (
     split_processors,
 )
 from foretoken.engine.loan import Loan
-from foretoken.engine.loop import Engine, decode
+from foretoken.engine.loop import Engine
 from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_request, engine_over
 from foretoken.engine.requests import row_seeds, stop_texts
@@ -192,7 +192,7 @@ class Inside:
     def _run(self, rows: list[DecodeState], engine: Engine, input_ids: Tensor) -> None:
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
-        with closing(decode(rows, engine, self.max_rows)) as records:
+        with closing(engine.run(rows, self.max_rows)) as records:
             for record in records:
                 if self.streamer is not None:
                     for token in record.emitted[0]:

@@ -22,6 +22,7 @@ from foretoken.types import (
 )
 
 Listener = Callable[[StepRecord], None]
+Loop = Callable[..., Iterator[StepRecord]]  # (requests, engine, max_rows)
 
 
 @dataclass(slots=True)
@@ -33,9 +34,14 @@ class Engine:
     verifier: Verifier
     controller: Controller
     listeners: list[Listener] = field(default_factory=list)
+    loop: Loop | None = None  # None: `decode`
 
     def __post_init__(self) -> None:
         check_pairing(self.target, self.drafter, self.verifier)
+
+    def run(self, requests: Iterable[DecodeState], max_rows: int = 16) -> Iterator[StepRecord]:
+        """Run rows to their end under this engine's own loop."""
+        return (self.loop or decode)(requests, self, max_rows)
 
 
 def step(rows: Sequence[DecodeState], engine: Engine) -> StepRecord:

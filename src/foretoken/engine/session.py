@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble, check_options
-from foretoken.engine.loop import Engine, decode
+from foretoken.engine.loop import Engine
 from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_request, end_tokens, engine_over
 from foretoken.engine.record import Recorder, Stats, StepTrace
@@ -75,7 +75,7 @@ class Stream(Iterator[Piece]):
         row, session = self.row, self.session
         text = row.ended if isinstance(row.ended, RowText) else None
         self.recorder.resume()
-        with closing(decode([row], session.engine, session.max_rows)) as records:
+        with closing(session.engine.run([row], session.max_rows)) as records:
             for record in records:
                 self.recorder(record)
                 trace = self.recorder.steps[row.uid][-1]
@@ -128,7 +128,7 @@ class Session:
         rows = self.rows(prompts, max_new_tokens, **sampling)
         self.prepare()
         recorder = Recorder(rows)
-        with closing(decode(rows, self.engine, self.max_rows)) as records:
+        with closing(self.engine.run(rows, self.max_rows)) as records:
             for record in records:
                 recorder(record)
         return [self.result(row, recorder) for row in rows]
