@@ -1,0 +1,1 @@
+"""Trainable parts that read hidden layers: modules only, and how they are kept in folders."""
