@@ -37,6 +37,8 @@ VERIFIERS = {
     "point": "verifiers.point:Point",
     "recursive": "verifiers.recursive:Recursive",
     "block": "verifiers.block:Block",
+    "traversal": "verifiers.traversal:Traversal",
+    "mixed": "verifiers.mixed:Mixed",
 }
 
 METHODS: dict[str, Method] = {

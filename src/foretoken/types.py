@@ -31,7 +31,7 @@ class Draw(Enum):
     POINT = "point"  # no proposal law: top-k, n-gram, retrieval, or the argmax at temperature 0
     IID = "iid"  # independent draws from q
     DISTINCT = "distinct"  # draws from q without replacement, in node order
-    MIXED = "mixed"  # some children fixed, one sampled
+    MIXED = "mixed"  # at most one child sampled, from q; the others fixed, and q is zero on them
 
 
 @dataclass(frozen=True, slots=True)

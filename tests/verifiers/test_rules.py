@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from two_tables import pair
 
 from foretoken.audit.drawn_trees import DrawnTree, rule_gap
 from foretoken.audit.law import BOUND
@@ -20,16 +21,6 @@ from foretoken.verifiers.recursive import Recursive
 from foretoken.warp import Warp
 
 HOT = {"temperature": 1.0}
-
-
-def pair(vocab: int, seed: int, holes: bool = False) -> tuple[TableLM, TableLM]:
-    """Target and draft tables; with `holes`, tokens that one of them thinks impossible."""
-    target, guess = TableLM.random(vocab, seed=seed), TableLM.random(vocab, seed=seed + 1)
-    if holes:
-        for at in itertools.product(range(vocab), repeat=2):
-            target.logits[(*at, sum(at) % vocab)] = -math.inf
-            guess.logits[(*at, (at[0] + 2 * at[1] + 1) % vocab)] = -math.inf
-    return target, guess
 
 
 def case(draw: Draw, widths: tuple[int, ...], vocab: int) -> tuple[Draw, tuple[int, ...], int]:

@@ -27,8 +27,10 @@ from foretoken.lm.table import TableLM
 from foretoken.methods import CONTROLLERS, METHODS, Method
 from foretoken.types import Draw, LanguageModel, SamplingParams, Verifier
 from foretoken.verifiers.block import Block
+from foretoken.verifiers.mixed import Mixed
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
+from foretoken.verifiers.traversal import Traversal
 
 SHAPES = ((2, 1), (1, 2), (2, 2), (3, 1))
 TABLE_PROMPTS = ((0, 1, 2, 0, 1), (2, 2, 1, 2, 2), (1,), (0, 2, 1, 1, 0, 2, 1))
@@ -129,6 +131,11 @@ RULES: tuple[tuple[type[Verifier], Draw, Sequence[tuple[int, ...]]], ...] = (
     (Recursive, Draw.DISTINCT, ((2, 1), (1, 2), (3,))),
     (Block, Draw.IID, ((1, 1),)),
     (Block, Draw.POINT, ((1, 1),)),
+    (Traversal, Draw.POINT, SHAPES),
+    (Traversal, Draw.IID, ((2, 1), (1, 2), (3,))),
+    (Traversal, Draw.DISTINCT, ((2, 1), (1, 2), (3,))),
+    (Traversal, Draw.MIXED, SHAPES),
+    (Mixed, Draw.MIXED, SHAPES),
 )
 
 
@@ -155,8 +162,8 @@ def refused_pairings() -> Checked:
     lm = TableLM.random(3)
     wrong = [
         (rule, draw, widths)
-        for rule in (Point, Recursive, Block)
-        for draw in (Draw.POINT, Draw.IID, Draw.DISTINCT)
+        for rule in (Point, Recursive, Block, Mixed, Traversal)
+        for draw in Draw
         for widths in ((1,), (2,))
         if draw not in rule.exact_for or (rule.chains_only and widths == (2,))
     ]

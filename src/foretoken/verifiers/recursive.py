@@ -78,11 +78,16 @@ class Recursive:
         return rest / mass if float(mass) > 0.0 else None
 
     def without(self, q: Tensor, token: int) -> Tensor:
-        """q of the next draw without replacement; all zero when `token` was all it had."""
-        rest = q.clone()
-        rest[token] = 0.0
-        mass = rest.sum()
-        return rest / mass if float(mass) > 0.0 else rest
+        """q of the next draw without replacement."""
+        return without(q, token)
+
+
+def without(q: Tensor, token: int) -> Tensor:
+    """q without one token; all zero when that was all it had."""
+    rest = q.clone()
+    rest[token] = 0.0
+    mass = rest.sum()
+    return rest / mass if float(mass) > 0.0 else rest
 
 
 def fixed(token: int, like: Tensor) -> Tensor:

@@ -1,0 +1,63 @@
+"""The greedy multi-draft rule, from the top down (Hu et al., arXiv 2502.18779; SpecHub for two).
+
+The ordinary rule for one candidate is applied to the sampled child x alone, with the law qt it came
+from; whatever token comes out, the walk goes on in the child that carries it. Since qt is zero on
+the fixed children, the residual norm(relu(p - qt)) gives them all of p: the chance to go on is
+p(fixed) + sum of min(p, qt) elsewhere, the best any rule can do with such candidates. Trying the
+fixed children first and x by what is left would lose some of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretoken.coins import Coins
+from foretoken.trees.mixed import sampled_and_fixed
+from foretoken.types import Draft, Draw, Laws, Scores, Verdict
+from foretoken.verifiers.block import law_drawn_from, repaired
+from foretoken.verifiers.point import walk
+
+
+class Mixed:
+    """Keep or correct the sampled child, then descend by value."""
+
+    exact_for = frozenset({Draw.POINT, Draw.MIXED})
+    chains_only = False
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        pass
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+
+    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+        laws = scores.p
+        assert laws is not None, "the loop sets the laws before a verdict is asked"
+        if laws.greedy or draft.draw is Draw.POINT:
+            return walk(draft, scores, coins)
+        tokens, children = draft.tree.tokens, draft.tree.children()
+        path: list[int] = []
+        node = 0
+        while children[node]:
+            token = self.next_token(draft, node, children[node], laws, coins)
+            child = next((c for c in children[node] if tokens[c] == token), None)
+            if child is None:
+                return Verdict(tuple(path), token)
+            path.append(child)
+            node = child
+        return Verdict(tuple(path), laws.draw(node, coins))
+
+    def next_token(
+        self, draft: Draft, node: int, children: list[int], laws: Laws, coins: Coins
+    ) -> int:
+        """A token from p: the sampled child's if its coin says so, else the correction."""
+        q = law_drawn_from(draft, node)
+        child, _ = sampled_and_fixed(draft.tree.tokens, children, q)
+        if child is None:
+            return laws.draw(node, coins)
+        token, p = draft.tree.tokens[child], laws[node]
+        if coins.flip(float(p[token]) / float(q[token])):
+            return token
+        owed = (p - q).clamp_(min=0.0)
+        return coins.draw(repaired(owed, float(owed.sum()), p))
