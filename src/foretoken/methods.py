@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from foretoken.errors import ConfigError, nearest
 
@@ -21,6 +23,8 @@ class Method:
     paper: str = ""
     verifiers: tuple[str, ...] = ()  # other rules the `verifier` option may name
     loop: str = "loop:decode"  # "module:function" below engine
+    # options of its parts whose own default does not suit it; a part without the option ignores it
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def needs_draft(self) -> bool:
@@ -74,6 +78,15 @@ METHODS: dict[str, Method] = {
             drafter="drafters.prompt_lookup:PromptLookup",
             verifier="point",
             paper="github.com/apoorvumang/prompt-lookup-decoding",
+        ),
+        Method(
+            "token-recycling",
+            "reuse what the target said about every token it scored, right or wrong",
+            drafter="drafters.token_recycling:TokenRecycling",
+            verifier="point",
+            models=("target",),
+            defaults={"depth": 6, "nodes": 80},
+            paper="arXiv 2408.08696",
         ),
     )
 }

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
@@ -294,6 +294,15 @@ class Drafter(Protocol):
         ...
 
     def finish(self, row: DecodeState) -> None: ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """A drafter that learns across requests and can keep that in a file."""
+
+    def save(self) -> None:
+        """Write it to the file the options name; without one, do nothing."""
+        ...
 
 
 class Verifier(Protocol):

@@ -61,6 +61,18 @@ def test_settings_reach_the_method(models):
     assert len(json.loads(ran.stdout)["stats"]["acceptance_per_depth"]) == 2
 
 
+def test_what_a_method_learns_is_kept_in_the_file_its_options_name(models, tmp_path):
+    memory = tmp_path / "memory"
+    flags = ["--method", "token-recycling", "--set", f"memory={memory}", "--max-new-tokens", 40]
+    steps = []
+    for _ in range(2):
+        ran = run("generate", PROMPT, *models, *flags, "--json")
+        assert ran.exit_code == 0, ran.output
+        steps.append(json.loads(ran.stdout)["stats"]["target_steps"])
+    assert memory.is_file() and steps[1] < steps[0]
+    assert run("chat", *models, *flags, input="\n").exit_code == 0
+
+
 def test_show_colours_without_changing_the_text(models):
     shown = run("generate", PROMPT, *models, "--show", "--max-new-tokens", 30)
     plain = run("generate", PROMPT, *models, "--max-new-tokens", 30)

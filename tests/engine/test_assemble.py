@@ -48,6 +48,16 @@ def test_options_reach_the_part_that_knows_them():
     )
 
 
+def test_a_rows_own_defaults_stand_in_until_the_user_says_otherwise():
+    budget = built("token-recycling").controller.budget
+    assert (budget.depth, budget.nodes) == (6, 80)
+    budget = built("token-recycling", depth=3).controller.budget
+    assert (budget.depth, budget.nodes) == (3, 80)
+    assert built("token-recycling", nodes=9).controller.budget.nodes == 9
+    assert config_fields("token-recycling")["nodes"].default == 80
+    built("token-recycling", "cost_model")  # has neither option
+
+
 def test_an_unknown_option_is_refused_with_the_nearest_name_and_the_list():
     with pytest.raises(ConfigError) as refused:
         built("prompt-lookup", max_ngrams=4)

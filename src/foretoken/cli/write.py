@@ -77,6 +77,7 @@ def generate(
     )
     if json_:
         o.print_json(as_document(session.generate(text, **sampling), method))
+        session.save()
         return
     from foretoken.cli.colour import consoles, legend, paint
 
@@ -85,6 +86,7 @@ def generate(
         out.print(legend(method))
     result = paint(session, text, sampling, out, show)
     err.print(summary(result.stats), style="dim")
+    session.save()
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
@@ -185,7 +187,10 @@ def chat(
     if show:
         out.print(legend(method))
     messages = [] if system is None else [{"role": "system", "content": system}]
-    converse(session, messages, sampling, (out, err), show)
+    try:
+        converse(session, messages, sampling, (out, err), show)
+    finally:
+        session.save()
 
 
 def converse(

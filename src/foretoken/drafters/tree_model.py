@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.drafters.rows import RowDrafter
 from foretoken.errors import ConfigError
 from foretoken.trees.build import root
-from foretoken.trees.templates import Template
+from foretoken.trees.templates import Form, Template
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -30,8 +30,6 @@ from foretoken.types import (
     Verdict,
 )
 from foretoken.warp import Warp
-
-Form = tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 
 class TreeModel(RowDrafter):

@@ -74,12 +74,14 @@ def config_fields(
     method_name: str, controller: str | None = None, verifier: str | None = None
 ) -> dict[str, ConfigField]:
     """Every option the method takes with this controller and this verifier, by name."""
-    parts = _parts(method_row(method_name), controller, verifier)
+    row = method_row(method_name)
+    parts = _parts(row, controller, verifier)
     found: dict[str, ConfigField] = {}
     for part, cls in parts.items():
         for name, option in _fields(cls).items():
             assert name not in found, f"{name} is an option of two parts of {method_name}"
-            found[name] = ConfigField(name, part, str(option.type), option.default)
+            default = row.defaults.get(name, option.default)
+            found[name] = ConfigField(name, part, str(option.type), default)
     return found
 
 
@@ -156,6 +158,9 @@ def _route(row: Method, parts: dict[str, Any], config: dict[str, Any]) -> dict[s
         cls = parts[known[name]]
         hint = typing.get_type_hints(cls.Config)[name]
         options[known[name]][name] = _checked(name, value, hint)
+    for name, value in row.defaults.items():
+        if name in known:
+            options[known[name]].setdefault(name, value)
     return options
 
 

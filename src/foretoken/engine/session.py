@@ -26,7 +26,7 @@ from foretoken.engine.requests import (
 )
 from foretoken.engine.text import RowText, decoder, silent_stops, text_of
 from foretoken.errors import ConfigError
-from foretoken.types import DecodeState, SamplingParams
+from foretoken.types import DecodeState, Remembers, SamplingParams
 from foretoken.warp import Warp
 
 
@@ -165,6 +165,11 @@ class Session:
         for lm in (self.target, self.draft):
             if lm is not None:
                 lm.close()
+
+    def save(self) -> None:
+        """Keep what the method has learnt, where it learns and its options name a file."""
+        if isinstance(self.engine.drafter, Remembers):
+            self.engine.drafter.save()
 
     def using(self, method: str, **parts: Any) -> Session:
         """The same models with another method around them; `parts` as in `load`."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from foretoken.errors import ConfigError
 
+Form = tuple[int, ...] | tuple[tuple[int, ...], ...]
+
 
 class Template:
     """A shape from branching factors per depth, or from a list of rank paths (closed upwards)."""
@@ -46,3 +48,29 @@ class Template:
             "such as ((0,), (1,), (0, 0)).",
             "pass one of these forms, or None to grow trees.",
         )
+
+
+def level_order(template: Template) -> tuple[list[int], list[int]]:
+    """Parents and ranks of a template's nodes, level by level, the root first."""
+    parents, ranks = [-1], [-1]
+    paths: list[tuple[int, ...]] = [()]
+    for node, path in enumerate(paths):  # grows while it is walked
+        for rank in template.children(path):
+            parents.append(node)
+            ranks.append(rank)
+            paths.append((*path, rank))
+    return parents, ranks
+
+
+def paths_of_counts(*levels: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Rank paths of a template given by how many children each node has, level by level."""
+    paths: list[tuple[int, ...]] = []
+    above: list[tuple[int, ...]] = [()]
+    for counts in levels:
+        above = [
+            (*path, rank)
+            for path, count in zip(above, counts, strict=True)
+            for rank in range(count)
+        ]
+        paths += above
+    return tuple(paths)

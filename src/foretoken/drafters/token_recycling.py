@@ -1,0 +1,181 @@
+"""Recycle what the target said about tokens it scored: a tree for nothing (arXiv 2408.08696).
+
+A matrix keeps, for every token, the followers that were likeliest the last time the target scored
+that token, accepted or not. A fixed template of ranks is walked through it from the last token on.
+The matrix is shared by all requests. Four differences: an unknown follower makes no node (the
+released code drafts token 0); rows nobody has scored yet know the followers seen in prompts; of
+several nodes with one token the accepted one is believed, else the last; and under a small node
+budget the template is cut to the ranks that were accepted most often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretoken.drafters.adjacency import Adjacency
+from foretoken.drafters.rows import RowDrafter
+from foretoken.errors import ConfigError
+from foretoken.trees.counts import Counts
+from foretoken.trees.select import best_first_shape, best_nodes
+from foretoken.trees.templates import Form, Template, level_order, paths_of_counts
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Draw,
+    KeepGoing,
+    LanguageModel,
+    Scores,
+    Verdict,
+)
+
+# Children of each node, level by level: the released template of 80 nodes below the root.
+PAPER = paths_of_counts(
+    (8,),
+    (8, 4, 3, 2, 1, 1, 1, 1),
+    (8, 3, 2, 1, 1, 1, 1, 1, 2, 1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 0, 0),
+    (5, 2, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0),
+    (3, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0),
+    (2, 0, 0, 1, 0, 0, 0, 0),
+)
+
+
+class TokenRecycling(RowDrafter):
+    """One matrix for all rows, one template for all trees."""
+
+    trees = True
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        keep: int = 8  # followers remembered per token; paper default
+        # None is the paper's template of 80 nodes, six deep; other forms as in method tree
+        template: Form | None = None
+        free: bool = False  # no template: trees from the running acceptance of ranks alone
+        from_prompt: bool = True  # tokens never scored follow each other as they did in prompts
+        memory: str | None = None  # file the matrix is loaded from, if it exists, and saved to
+
+    def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+        settings = self.config
+        if settings.keep < 1:
+            raise ConfigError(
+                f"keep={settings.keep} was asked for.",
+                "keep counts the followers remembered per token: 1 or more.",
+                "pass keep=8 or leave it out.",
+            )
+        self.known = Adjacency(target.vocab_size, settings.keep)
+        if settings.memory is not None and Path(settings.memory).exists():
+            self.known.load(settings.memory)
+        template = None if settings.free else Template(settings.template or PAPER)
+        self.shapes = RankShapes(template, self.known.keep)
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Write the matrix to `path`, or to the configured file; without either, do nothing."""
+        path = path if path is not None else self.config.memory
+        if path is not None:
+            self.known.save(path)
+
+    def start(self, row: DecodeState, seen: Tensor | None) -> None:
+        if self.config.from_prompt:
+            for token, follower in pairwise(row.tokens):
+                self.known.hint(token, follower)
+
+    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
+        parents, ranks = self.shapes.within(budget)
+        tree, row.draft = self.known.fill(row.tokens[-1], parents, ranks, row.params.eos)
+        return Draft(tree, Draw.POINT)
+
+    def observe(
+        self,
+        rows: Sequence[DecodeState],
+        drafts: Sequence[Draft],
+        scores: Sequence[Scores],
+        verdicts: Sequence[Verdict],
+    ) -> None:
+        tokens: list[int] = []
+        tops: list[Tensor] = []
+        for row, draft, score, verdict in zip(rows, drafts, scores, verdicts, strict=True):
+            self.shapes.update(draft.tree.parents, row.draft, verdict.path)
+            nodes = believed(draft.tree.tokens, verdict.path)
+            logits = score.logits
+            if len(nodes) < len(logits):
+                logits = logits[list(nodes.values())]
+            tokens += nodes
+            tops.append(logits.topk(self.known.keep).indices)
+        for token, followers in zip(tokens, torch.cat(tops).tolist(), strict=True):
+            self.known.put(token, followers)
+
+
+def believed(tokens: Sequence[int], path: Sequence[int]) -> dict[int, int]:
+    """The node whose scores each token's row takes: on the path, else the last of that token."""
+    nodes = {token: node for node, token in enumerate(tokens)}
+    for node in (0, *path):
+        nodes[tokens[node]] = node
+    return dict(sorted(nodes.items(), key=_by_node))
+
+
+def _by_node(item: tuple[int, int]) -> int:
+    return item[1]
+
+
+class RankShapes:
+    """Shapes of ranks within a budget; the best ranks are those that were accepted before."""
+
+    FIRST, FALL, WEIGHT = 0.6, 0.4, 4.0  # prior of rank 0, of the next ones, and its worth
+    EVERY = 32  # steps between looks at what the ranks have become
+
+    def __init__(self, template: Template | None, keep: int) -> None:
+        self.whole = None if template is None else level_order(template)
+        self.counts = Counts(half_life=512.0)
+        self.keep = keep
+        self.steps = 0
+        self.made: dict[Budget, tuple[Sequence[int], Sequence[int]]] = {}
+
+    def within(self, budget: Budget) -> tuple[Sequence[int], Sequence[int]]:
+        """Parents and ranks of the shape for this budget, the root first."""
+        if budget not in self.made:
+            self.made[budget] = self.make(budget)
+        return self.made[budget]
+
+    def make(self, budget: Budget) -> tuple[Sequence[int], Sequence[int]]:
+        """The best nodes of the template, or of all trees if there is none."""
+        rates = self.rates()
+        if self.whole is None:
+            shape = best_first_shape(rates, budget.nodes, budget.depth)
+            return shape.parents, shape.ranks
+        parents, ranks = self.whole
+        values, depths = [1.0], [0]
+        for parent, rank in zip(parents[1:], ranks[1:], strict=True):
+            rate = rates[rank] if rank < len(rates) else 0.0
+            depths.append(depths[parent] + 1)
+            values.append(values[parent] * rate if depths[-1] <= budget.depth else 0.0)
+        kept = [i for i in best_nodes(values, parents, budget.nodes) if values[i] > 0.0]
+        place = {node: i for i, node in enumerate(kept)}
+        return [place.get(parents[i], -1) for i in kept], [ranks[i] for i in kept]
+
+    def rates(self) -> list[float]:
+        """Chance of each rank, falling, so that a better sibling is never left out for a worse."""
+        rates: list[float] = []
+        prior, best = self.FIRST, 1.0
+        for rank in range(self.keep):
+            best = min(best, self.counts.rate(rank, prior, self.WEIGHT))
+            rates.append(best)
+            prior = best * self.FALL
+        return rates
+
+    def update(self, parents: Sequence[int], ranks: Sequence[int], path: Sequence[int]) -> None:
+        """Each rank below a reached node was tried; the one on the path was right."""
+        self.counts.fade()
+        reached = {0, *path}
+        for node in range(1, len(parents)):
+            if parents[node] in reached:
+                self.counts.tried(ranks[node], node in reached)
+        self.steps += 1
+        if self.steps % self.EVERY == 0:
+            self.made.clear()

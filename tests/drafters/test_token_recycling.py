@@ -1,0 +1,163 @@
+import pytest
+import torch
+
+from foretoken.drafters.adjacency import UNKNOWN
+from foretoken.drafters.token_recycling import PAPER, RankShapes, TokenRecycling, believed
+from foretoken.errors import ConfigError
+from foretoken.lm.table import TableLM
+from foretoken.trees.templates import Template, level_order
+from foretoken.types import Budget, Draft, Draw, Scores, TokenTree, Verdict
+
+WHOLE = Budget(6, 80)
+
+
+def always(*_):
+    return True
+
+
+def cycle(period, vocab, jitter=0.0, seed=0):
+    """A target that counts round and round; `jitter` lets other tokens come close."""
+    noise = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed))
+    logits = jitter * noise.double()
+    for token in range(vocab):
+        logits[token, (token + 1) % period] += 8.0
+    return TableLM(logits)
+
+
+def test_the_papers_template_has_80_nodes_in_the_right_levels():
+    parents, _ = level_order(Template(PAPER))
+    depths = TokenTree(tuple(range(81)), tuple(parents)).depths()
+    assert [depths.count(d) for d in range(8)] == [1, 8, 21, 25, 15, 8, 3, 0]
+    assert len(set(PAPER)) == 80
+    assert all(parent < node for node, parent in enumerate(parents))
+    assert len(set(range(81)) - set(parents)) == 40, "leaves"
+    assert all(path[:-1] in PAPER for path in PAPER if len(path) > 1)
+
+
+@pytest.mark.parametrize("content", ["nothing", "noise", "warm"])
+@pytest.mark.parametrize("template", [None, (3, 2, 1), ((0,), (2,), (2, 1), (2, 1, 0))])
+def test_greedy_text_is_plains_for_any_matrix(prompts, row, run, plain, content, template):
+    target = TableLM.random(vocab=12, order=2, seed=3)
+    make = lambda: [row(p, 12, max_new_tokens=40 + 7 * i) for i, p in enumerate(prompts)]  # noqa: E731
+    drafter = TokenRecycling(target, TokenRecycling.Config(template=template))
+    if content == "noise":
+        generator = torch.Generator().manual_seed(5)
+        for token in range(12):
+            drafter.known.put(token, torch.randperm(12, generator=generator)[:8].tolist())
+    if content == "warm":
+        run(target, drafter, make(), depth=6, nodes=80)
+    found, _ = run(target, drafter, make(), depth=6, nodes=80)
+    assert found == plain(target, make())
+
+
+def test_after_a_step_the_rows_of_scored_tokens_are_the_targets_top(row):
+    target = TableLM.random(vocab=40, order=1, seed=2)
+    drafter = TokenRecycling(target, TokenRecycling.Config(from_prompt=False))
+    one = row([3, 4], 40, max_new_tokens=9)
+    tree = TokenTree((4, 7, 9, 7, 30, 30), (-1, 0, 0, 1, 2, 3))
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    drafter.start(one, None)
+    drafter.propose_one(one, WHOLE, always)
+    one.draft = [-1, 0, 1, 0, 0, 0]
+    draft = Draft(tree, Draw.POINT)
+    drafter.observe([one], [draft], [Scores(logits)], [Verdict((1,), 5)])
+    top = logits.topk(8).indices.tolist()
+    assert drafter.known.followers(4) == top[0]
+    assert drafter.known.followers(9) == top[2]
+    assert drafter.known.followers(7) == top[1], "the accepted node is believed"
+    assert drafter.known.followers(30) == top[5], "else the last one"
+    assert drafter.known.followers(8) == []
+
+
+def test_of_several_nodes_with_one_token_one_is_believed():
+    assert believed((5, 6, 5, 6), ()) == {5: 0, 6: 3}
+    assert believed((5, 6, 5, 6), (2,)) == {5: 2, 6: 3}
+
+
+def test_a_period_is_followed_as_deep_as_the_template_goes(row, run):
+    target = cycle(period=9, vocab=30, jitter=0.3)
+    drafter = TokenRecycling(target, TokenRecycling.Config(from_prompt=False))
+    one = row([0], 30, max_new_tokens=100)
+    _, records = run(target, drafter, [one], depth=6, nodes=80)
+    lengths = [len(record.emitted[0]) for record in records]
+    after = next(i for i in range(len(lengths)) if sum(lengths[:i]) >= 9)
+    assert set(lengths[after + 1 : -1]) == {7}
+    assert lengths[0] == 1
+
+
+def test_a_warm_matrix_is_no_slower_and_rows_share_it(row, run):
+    target = TableLM.random(vocab=50, order=2, seed=8, scale=2.0)
+    drafter = TokenRecycling(target)
+    make = lambda: row([1, 2, 3], 50, max_new_tokens=60)  # noqa: E731
+    cold = len(run(target, drafter, [make()], depth=6, nodes=80)[1])
+    warm = len(run(target, drafter, [make()], depth=6, nodes=80)[1])
+    assert warm <= cold
+    other = TokenRecycling(target)
+    batch = len(run(target, other, [make() for _ in range(3)], depth=6, nodes=80)[1])
+    assert batch <= cold
+
+
+def test_a_prompt_says_what_follows_tokens_never_scored(row):
+    drafter = TokenRecycling(TableLM.random(20))
+    one = row([1, 2, 3, 1, 4, 1], 20, max_new_tokens=9)
+    drafter.start(one, None)
+    assert drafter.known.followers(1) == [4, 2], "the latest leads"
+    tree = drafter.propose_one(one, WHOLE, always).tree
+    assert set(tree.tokens[1:3]) == {4, 2}
+    silent = TokenRecycling(TableLM.random(20), TokenRecycling.Config(from_prompt=False))
+    silent.start(one, None)
+    assert len(silent.propose_one(one, WHOLE, always).tree) == 1, "nothing known, nothing drafted"
+
+
+def test_nothing_follows_an_end_token(row):
+    drafter = TokenRecycling(TableLM.random(20))
+    one = row([1, 2, 3, 1], 20, max_new_tokens=9, eos=frozenset({2}))
+    drafter.start(one, None)
+    assert drafter.propose_one(one, WHOLE, always).tree.tokens == (1, 2)
+
+
+def test_every_budget_is_kept(row):
+    target = cycle(period=20, vocab=20)
+    for config in (TokenRecycling.Config(), TokenRecycling.Config(free=True)):
+        drafter = TokenRecycling(target, config)
+        for token in range(20):
+            drafter.known.put(token, [(token + i) % 20 for i in range(1, 9)])
+        one = row([0], 20, max_new_tokens=9)
+        sizes = []
+        for budget in (
+            Budget(0, 0),
+            Budget(0, 80),
+            Budget(6, 0),
+            Budget(1, 80),
+            *(Budget(depth, nodes) for depth in (2, 6, 9) for nodes in (1, 5, 16, 79, 80, 200)),
+        ):
+            tree = drafter.propose_one(one, budget, always).tree
+            assert len(tree) - 1 <= budget.nodes and max(tree.depths()) <= budget.depth
+            sizes.append(len(tree) - 1)
+        assert sizes[:4] == [0, 0, 0, 8]
+        assert max(sizes) == (200 if config.free else 80)
+
+
+def test_small_budgets_go_to_the_ranks_that_were_accepted():
+    shapes = RankShapes(Template(((0,), (1,), (0, 0), (0, 1), (1, 0))), 8)
+    chain = shapes.within(Budget(2, 2))
+    assert chain == ([-1, 0, 1], [-1, 0, 0])
+    for step in range(320):  # rank 0 and rank 1 take turns
+        shapes.update([-1, 0, 0], [-1, 0, 1], (1 + step % 2,))
+    assert shapes.within(Budget(2, 2)) == ([-1, 0, 0], [-1, 0, 1])
+
+
+def test_a_template_may_ask_for_more_ranks_than_are_kept(row):
+    drafter = TokenRecycling(cycle(5, 5), TokenRecycling.Config(keep=2, template=((3,), (0,))))
+    drafter.known.put(1, [2, 3])
+    one = row([1], 5, max_new_tokens=9)
+    assert drafter.propose_one(one, WHOLE, always).tree.tokens == (1, 2)
+
+
+def test_the_matrix_is_small_and_impossible_options_are_refused():
+    known = TokenRecycling(TableLM(torch.zeros(600, 600)), TokenRecycling.Config()).known
+    assert known.ids.itemsize == 4 and len(known.ids) == 600 * 8
+    assert known.ids.itemsize * 8 * 32_000 < 2_000_000
+    assert set(known.ids) == {UNKNOWN}
+    with pytest.raises(ConfigError, match="keep"):
+        TokenRecycling(TableLM.random(4), TokenRecycling.Config(keep=0))
