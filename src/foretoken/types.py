@@ -116,10 +116,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much a drafter may propose for one row. Zero nodes means plain decoding."""
+    """How much a drafter may propose for one row. Zero nodes means plain decoding.
+
+    Prices are in expected tokens. Only drafters that value their own nodes look at them: they draft
+    what is worth more than it costs.
+    """
 
     depth: int  # longest path below the root
     nodes: int  # nodes below the root
+    level_price: float = 0.0  # of one more draft forward
+    node_prices: tuple[float, ...] = ()  # [n]: of scoring n nodes; empty: they are free
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +284,7 @@ class Drafter(Protocol):
     draws: frozenset[Draw]
     taps: tuple[int, ...]  # hidden layers it wants to see; negative counts from the last
     trees: bool  # emits trees that are no chains
+    valued: bool  # knows the chance of each of its nodes, and honours the prices of a budget
 
     def start(self, row: DecodeState, seen: Tensor | None) -> None: ...
     def propose(

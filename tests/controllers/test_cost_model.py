@@ -18,6 +18,8 @@ from foretoken.drafters.tree_model import TreeModel
 from foretoken.engine.loop import Engine, decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
+from foretoken.trees.select import best_first_shape
+from foretoken.trees.worth import paying
 from foretoken.types import (
     Budget,
     CostTable,
@@ -234,15 +236,17 @@ def test_greedy_text_is_the_same_with_the_controller(drafter):
 
 def tree_run(share, slope, draft_cost, controller, steps=600):
     """The b-th candidate is right with chance share[b]; trees as a drafter grows them."""
-    from foretoken.trees.select import best_first_shape
-
     chance = random.Random(0)
     row = state()
     tokens = seconds = 0.0
     sizes = []
     for _ in range(steps):
         (budget,) = controller.budgets([row])
-        shape = best_first_shape(share, budget.nodes, budget.depth)
+        depth = deep_enough(share, budget)
+        kept, _ = paying(
+            best_first_shape(share, budget.nodes, depth).values[1:], budget.node_prices
+        )
+        shape = best_first_shape(share, kept, depth)
         order = sorted(range(len(shape.parents)), key=lambda i: len_path(shape.parents, i))
         place = {node: i for i, node in enumerate(order)}
         parents = tuple(place.get(shape.parents[node], -1) for node in order)
@@ -265,8 +269,21 @@ def tree_run(share, slope, draft_cost, controller, steps=600):
         controller.timed(times)
         tokens += len(path) + 1
         seconds += times.draft + times.target + times.other
-        sizes.append(budget.nodes)
+        sizes.append(len(tree) - 1)
     return tokens / seconds * 1.02, sizes
+
+
+def deep_enough(share, budget):
+    """Levels that pay, where every level keeps the same share of the one above."""
+    if not budget.node_prices:
+        return budget.depth
+    worth = 0.0
+    for depth in range(1, budget.depth + 1):
+        values = best_first_shape(share, budget.nodes, depth).values[1:]
+        before, worth = worth, paying(values, budget.node_prices)[1]
+        if worth - before < budget.level_price:
+            return depth - 1
+    return budget.depth
 
 
 def len_path(parents, node):
@@ -286,7 +303,8 @@ def tree_table(slope, draft_cost):
 @pytest.mark.parametrize(
     ("slope", "draft_cost"), [(0.0, 0.05), (0.02, 0.05), (0.1, 0.05), (0.02, 0.3)]
 )
-def test_a_tree_gets_the_nodes_its_costs_allow(slope, draft_cost):
+@pytest.mark.parametrize("valued", [False, True])
+def test_a_tree_gets_the_nodes_its_costs_allow(slope, draft_cost, valued):
     share = (0.6, 0.15, 0.08, 0.04)
     fixed = [
         tree_run(share, slope, draft_cost, Fixed(Fixed.Config(depth=d, nodes=n)), 1500)[0]
@@ -294,15 +312,16 @@ def test_a_tree_gets_the_nodes_its_costs_allow(slope, draft_cost):
         for n in (1, 2, 4, 8, 16, 32, 64)
         if n >= d
     ]
-    controller = CostModel(CostModel.Config(trees=True))
+    controller = CostModel(CostModel.Config(trees=True, valued=valued))
     controller.learn(tree_table(slope, draft_cost))
     rate, sizes = tree_run(share, slope, draft_cost, controller)
     assert rate >= 0.93 * max(fixed)
     assert mean(sizes[-200:]) > 30 if slope == 0.0 else mean(sizes[-200:]) < 25
 
 
-def test_a_tree_that_does_not_pay_is_given_up():
-    controller = CostModel(CostModel.Config(trees=True))
+@pytest.mark.parametrize("valued", [False, True])
+def test_a_tree_that_does_not_pay_is_given_up(valued):
+    controller = CostModel(CostModel.Config(trees=True, valued=valued))
     controller.learn(tree_table(1.0, 0.1))
     rate, sizes = tree_run((0.6, 0.15, 0.08), 1.0, 0.1, controller)
     assert mean(size == 0 for size in sizes[-300:]) > 0.95

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from foretoken.controllers.fixed import Fixed
-from foretoken.drafters.tree_model import TreeModel, Trust
+from foretoken.drafters.tree_model import TreeModel
 from foretoken.engine.loop import Engine, decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.templates import Template
+from foretoken.trees.worth import Trust, cheapest, paying
 from foretoken.types import Budget, Draw
 from foretoken.verifiers.point import Point
 
@@ -167,8 +168,8 @@ def test_a_level_without_hope_is_not_drafted(row):
     assert flat.forwards == 1 and len(found.tree) == 3
 
 
-def test_trust_learns_how_overconfident_each_depth_is(row):
-    """The draft promises its own law; the target's law is flatter. The factor finds the ratio."""
+def test_trust_learns_how_overconfident_the_draft_is(row):
+    """The draft promises its own law; the target's law is flatter. The chance finds the truth."""
     target = TableLM.random(vocab=6, order=2, seed=0, scale=1.0)
     draft = TableLM(3.0 * target.logits)
     drafter = TreeModel(draft, settings(calibrate=True, branch=6))
@@ -176,8 +177,39 @@ def test_trust_learns_how_overconfident_each_depth_is(row):
     # Ranked by the sharpened law, accepted by the flat one.
     engine = Engine(target, drafter, Point(), Fixed(Fixed.Config(depth=3, nodes=6)))
     list(decode(rows, engine, max_rows=2))
-    assert all(0.5 < drafter.trust.at(depth) < 0.97 for depth in (1, 2))
-    assert Trust().at(5) == 1.0
+    for law, most in ((0.97, 0.9), (0.9, 0.7)):
+        assert 0.3 < drafter.trust.chance(law, 0, greedy=False) < most
+    fresh = Trust()
+    assert fresh.chance(0.4, 1, greedy=True) == pytest.approx(0.4)
+    assert drafter.trust.chance(0.4, 1, greedy=True) == pytest.approx(0.4), "nothing greedy ran"
+
+
+def test_a_greedy_target_takes_favourites_more_often_than_their_law_says(row):
+    logits = TableLM.random(vocab=8, order=2, seed=3).logits
+    drafter = TreeModel(TableLM(logits), settings(calibrate=True, branch=4))
+    rows = [row([i], 8, max_new_tokens=300, seed=i) for i in range(4)]
+    engine = Engine(TableLM(logits), drafter, Point(), Fixed(Fixed.Config(depth=3, nodes=6)))
+    list(decode(rows, engine, max_rows=2))
+    assert drafter.trust.chance(0.4, 0, greedy=True) > 0.6
+    assert drafter.trust.chance(0.25, 1, greedy=True) < 0.15
+
+
+def test_prices_cut_what_does_not_pay(pair, row):
+    _, draft = pair
+    grow = lambda **prices: grown(  # noqa: E731
+        draft, row([1, 2], 12, max_new_tokens=30), Budget(4, 12, **prices), min_gain=0.0
+    )[1]
+    free = grow()
+    assert len(free.tree) == 13
+    steep = grow(node_prices=tuple(0.12 * n for n in range(13)))
+    assert 1 < len(steep.tree) < 13
+    assert grow(node_prices=tuple(2.0 * n for n in range(13))).tree.tokens == (2,)
+    before = draft.forwards
+    assert max(grow(level_price=1.0).tree.depths()) == 1, "no level is worth a whole token"
+    assert draft.forwards == before + 1
+    assert paying([0.5, 0.4, 0.3], (0.0, 0.6, 0.7, 0.8))[0] == 3, "a dear first node may still pay"
+    assert paying([0.5, 0.1], (0.0, 0.2, 0.4)) == (1, 0.3)
+    assert cheapest((0.0, 0.6, 0.7, 0.9)) == pytest.approx(0.3)
 
 
 def test_a_path_that_nothing_may_follow_has_no_children(row, run, plain, dead_ends):

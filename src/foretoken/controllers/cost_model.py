@@ -9,15 +9,14 @@ choices look at past steps only, so the law of the text does not change.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from foretoken.controllers.prices import SURPRISE, Prices
-from foretoken.controllers.survival import Alarm, Ranks, Slots
+from foretoken.controllers.shapes import NONE, Bargain, Shapes
+from foretoken.controllers.survival import BELIEF, Alarm, Ranks, Slots
 from foretoken.errors import ConfigError
-from foretoken.trees.select import best_first_shape
 from foretoken.types import (
     Budget,
     CostTable,
@@ -28,9 +27,6 @@ from foretoken.types import (
     endless,
 )
 
-BELIEF = 0.7  # chance of a slot nobody has tried, worth two trials
-WIDTH = 8  # ranks of children told apart
-NONE = Budget(0, 0)
 HOPELESS = 0.01  # slots that survive less often are not considered
 FORGET = 0.1  # what counts keep of their weight when the alarm rings
 CREDIT = 64.0  # plain steps of winnings the ledger remembers
@@ -46,6 +42,7 @@ class CostModel:
         max_depth: int = 10  # longest draft; survival of slots nobody reaches is guesswork
         max_nodes: int = 64  # largest tree, per row
         trees: bool = False  # the drafter makes trees: choose nodes, not only lengths
+        valued: bool = False  # the drafter values its nodes: name prices, not numbers
         margin: float = 1.02  # drafting must promise this many times plain's rate
         half_life: float = 64.0  # of counts, in steps of a row
         probe_every: int = 32  # plain steps between probes, doubled up to four times that
@@ -74,7 +71,9 @@ class CostModel:
         self.slots = Slots(4.0 * self.config.half_life)  # over all rows: the prior of each
         self.ranks = Ranks(self.config.half_life)
         self.branching = self.config.trees  # or a tree was seen
-        self.shapes = _Shapes(self.config)
+        limits = (self.config.max_depth, self.config.max_nodes, self.config.margin)
+        self.shapes = Shapes(*limits, self.config.half_life)
+        self.bargain = Bargain(*limits, self.config.half_life / 2.0)
         self.probes = _Probes(self.config.probe_every)
         self.ledger = 0.0  # seconds won against plain decoding
         self.step = _Step()
@@ -88,12 +87,15 @@ class CostModel:
         broke = self.ledger < -self.config.allowance * prices.plain(len(rows))
         if broke:
             chosen = [NONE] * len(rows)
+        elif self.config.valued:
+            chosen = [self.bargain.best(prices, len(rows))] * len(rows)
         elif self.branching:
             chosen = [self.shapes.best(self.ranks, prices, len(rows))] * len(rows)
         else:
             chosen = [Budget(k, k) for k in self.lengths(records, prices)]
         self.step = _Step(len(rows))
         self._probe(records, chosen, broke)
+        self.step.asked = any(budget.depth for budget in chosen)
         for record, budget in zip(records, chosen, strict=True):
             if budget.depth:
                 self.step.lagging |= record.idle > 2
@@ -160,6 +162,7 @@ class CostModel:
             record.slots.scale(FORGET)
             self.slots.scale(1.0 - (1.0 - FORGET) / max(step.rows, 1))
             self.shapes.age = 0
+            self.bargain.scale(FORGET)
             if self.branching:
                 self.ranks.scale(FORGET)
         if row.uid == self.probes.row:
@@ -178,9 +181,11 @@ class CostModel:
         if not step.lagging:
             spent = min(spent, SURPRISE * expected)
         prices.rest.seen(times.nodes, times.target + times.other)
-        if step.depth:
-            if not step.lagging:
-                prices.draft.seen(step.depth, max(times.draft, 1e-9))
+        if step.asked and not step.lagging:
+            self.bargain.update(step.emitted / rows, spent / plain)
+        if step.depth and not step.lagging:
+            prices.draft.seen(step.depth, max(times.draft, 1e-9))
+        if step.depth or (step.asked and self.config.valued):  # made, or made and found too dear
             self.ledger += step.emitted * plain / rows - spent
         elif self.ledger < 0.0:
             self.ledger = min(self.ledger + self.config.repay * plain, 0.0)
@@ -215,6 +220,10 @@ class CostModel:
         depth = min(self.probes.depth, self.config.max_depth)
         nodes = min(2 * depth, self.config.max_nodes) if self.branching else depth
         chosen[at] = Budget(depth, nodes)
+        if self.config.valued:  # at the speed of plain decoding a draft has most to offer
+            chosen[at] = replace(
+                self.bargain.offer(self.priced(len(records)), len(records), 1.0), depth=depth
+            )
 
 
 @dataclass(slots=True)
@@ -233,6 +242,7 @@ class _Step:
 
     rows: int = 1
     emitted: int = 0
+    asked: bool = False  # a draft was asked for; it may have found nothing worth its price
     depth: int = 0  # deepest draft really made
     lagging: bool = False  # a draft model first has to catch up
 
@@ -272,47 +282,6 @@ class _Probes:
             return
         self.interval = self.every if self.won else min(2 * self.interval, 4 * self.every)
         self.waited, self.row = 0, None
-
-
-class _Shapes:
-    """The node budget of a tree from the chances of its ranks, refreshed now and then."""
-
-    def __init__(self, config: CostModel.Config) -> None:
-        self.config = config
-        self.age = 0  # steps since the last change of regime
-        self.rows = 0
-        self.choice = NONE
-        self.curve = [0.0]  # accepted tokens the static shape promises, by nodes
-        self.promised = self.found = 2.0
-
-    def update(self, accepted: int, nodes: int) -> None:
-        """Compare what a grown tree brought with what the best static one promised."""
-        if len(self.curve) > 1:
-            fade = 0.5 ** (1.0 / self.config.half_life)
-            self.promised = self.promised * fade + self.curve[min(nodes, len(self.curve) - 1)]
-            self.found = self.found * fade + accepted
-
-    def best(self, ranks: Ranks, prices: Prices, rows: int) -> Budget:
-        """The budget with the most tokens per second; found again at ages 1, 2, 4, 8, ..."""
-        self.age += 1
-        if rows == self.rows and self.age % 32 and self.age & (self.age - 1):
-            return self.choice
-        self.rows = rows
-        rates = ranks.rates(WIDTH, BELIEF, 2.0)
-        lift = min(max(self.found / self.promised, 0.25), 2.0)
-        best_rate = self.config.margin / prices.plain(rows)
-        self.choice, depth = NONE, 1
-        while depth <= self.config.max_depth:
-            shape = best_first_shape(rates, self.config.max_nodes, depth)
-            curve = list(accumulate(shape.values[1:], initial=0.0))
-            for nodes in range(1, len(curve)):
-                seconds = prices.drafted(rows, depth, rows * nodes)
-                rate = (1.0 + lift * curve[nodes]) / seconds
-                if rate > best_rate:
-                    best_rate, self.curve = rate, curve
-                    self.choice = Budget(depth, nodes)
-            depth += 1 if depth < 4 else 2
-        return self.choice
 
 
 def _by_survival(offer: tuple[float, int, int]) -> tuple[float, int]:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from foretoken.trees.counts import Counts
 from foretoken.types import TokenTree
 
+BELIEF = 0.7  # chance of a slot nobody has tried, worth two trials
+
 
 class Slots(Counts):
     """Slots of a chain."""

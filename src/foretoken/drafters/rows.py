@@ -15,6 +15,7 @@ class RowDrafter:
     draws: frozenset[Draw] = frozenset({Draw.POINT})
     taps: tuple[int, ...] = ()
     trees = False
+    valued = False
 
     def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
         raise NotImplementedError

@@ -3,7 +3,8 @@
 The value V of a node is the product of the draft's probabilities along its path. V never grows
 downwards, so the n largest values form a prefix-closed tree, and that tree has the largest expected
 number of accepted tokens of all trees of n nodes. One draft forward per level scores those nodes of
-the level that are among the n best so far. The draft is POINT: its laws only rank.
+the level that are among the n best so far. The draft is POINT: its laws only rank. Where the
+budget names prices, a level or a node is drafted only if its value pays for it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from foretoken.drafters.rows import RowDrafter
 from foretoken.errors import ConfigError
 from foretoken.trees.build import root
 from foretoken.trees.templates import Form, Template
+from foretoken.trees.worth import Decline, Trust, cheapest, paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -31,17 +33,20 @@ from foretoken.types import (
 )
 from foretoken.warp import Warp
 
+FEED = 0.25  # share of a forward's price that feeding one more node to it may cost
+
 
 class TreeModel(RowDrafter):
     """Best-first growth under a node budget, or a static template of ranks."""
 
     trees = True
+    valued = True
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         branch: int = 8  # children considered per node
         min_gain: float = 0.05  # no further level once it can add fewer expected tokens than this
-        calibrate: bool = True  # correct the draft's confidence per depth by what was accepted
+        calibrate: bool = True  # correct the draft's confidence by what was accepted of it
         # None grows trees; (3, 2, 1) gives every node of a depth that many children;
         # ((0,), (1,), (0, 0)) lists paths of ranks, as Medusa's and Sequoia's files do
         template: Form | None = None
@@ -57,6 +62,7 @@ class TreeModel(RowDrafter):
             )
         self.shape = None if self.config.template is None else Template(self.config.template)
         self.trust = Trust()
+        self.decline = Decline()
 
     def start(self, row: DecodeState, seen: Tensor | None) -> None:
         # A prompt beyond the draft model's positions is decoded plainly; see `allowed`.
@@ -77,7 +83,7 @@ class TreeModel(RowDrafter):
         for row, budget in zip(rows, budgets, strict=True):
             state: _RowState = row.draft
             depth = self.allowed(row, budget)
-            state.growth = Growth(row, state.warp, depth, budget.nodes) if depth > 0 else None
+            state.growth = Growth(row, state.warp, depth, budget) if depth > 0 else None
             if state.growth is not None:
                 growing.append(state.growth)
         while growing:
@@ -120,7 +126,7 @@ class TreeModel(RowDrafter):
             if growth is None or row.finish is not None:
                 continue
             if self.config.calibrate and self.shape is None:
-                self.trust.update(growth, verdict.path)
+                growth.teach(self.trust, verdict.path)
             fed = [growth.kept[node].fed for node in verdict.path]
             opened.append(row)
             paths.append([node for node in fed if node > 0])  # fed nodes are prefix-closed
@@ -156,17 +162,22 @@ class Node:
 class Growth:
     """One row's tree while it grows."""
 
-    __slots__ = ("best", "budget", "context", "created", "depth", "fed", "frontier", "kept", "row",
-                 "warp")  # fmt: skip
+    __slots__ = ("best", "budget", "created", "depth", "fed", "floor", "frontier", "gain",
+                 "kept", "level_price", "node_prices", "row", "warp", "worth")  # fmt: skip
 
-    def __init__(self, row: DecodeState, warp: Warp, depth: int, budget: int) -> None:
-        self.row, self.warp, self.depth, self.budget = row, warp, depth, budget
+    def __init__(self, row: DecodeState, warp: Warp, depth: int, budget: Budget) -> None:
+        self.row, self.warp, self.depth, self.budget = row, warp, depth, budget.nodes
+        self.level_price, self.node_prices = budget.level_price, budget.node_prices
+        # No node below its cheapest price can ever pay.
+        self.floor = cheapest(budget.node_prices)
         top = Node(row.tokens[-1], None, 0, 1.0, 1.0, fed=0)
         self.frontier = [top]  # nodes fed to the draft model next
         self.best: list[Node] = []  # the `budget` best so far, largest value first
         self.kept: list[Node] = [top]  # the final tree in node order
         self.fed = 0
         self.created = 0
+        self.worth = 0.0  # expected tokens above their price
+        self.gain = 0.0  # what the last level added to it
 
     def feed_tokens(self) -> list[int]:
         return [node.token for node in self.frontier]
@@ -176,7 +187,8 @@ class Growth:
 
     def level(self, logits: Tensor, drafter: TreeModel, keep_going: KeepGoing) -> bool:
         """Take in the children of the nodes just fed; False when the tree is complete."""
-        for node in self.frontier:
+        parents = self.frontier
+        for node in parents:
             node.fed = self.fed
             self.fed += 1
         laws = self.laws(logits)  # [n, V], best node first
@@ -191,16 +203,28 @@ class Growth:
         fresh = self.children(top.tolist(), ids.tolist(), drafter)
         merged = sorted(self.best + fresh, key=_order)
         self.best = merged[: self.budget]
-        depth = self.frontier[0].depth + 1
+        depth = parents[0].depth + 1
         eos = self.row.params.eos
-        self.frontier = [n for n in self.best if n.depth == depth and n.token not in eos]
+        least = FEED * self.level_price
+        last, before = self.gain, self.worth
+        kept, self.worth = paying([node.value for node in self.best], self.node_prices)
+        self.gain = self.worth - before
+        self.frontier = [
+            n
+            for n in self.best[:kept]
+            if n.depth == depth and n.value >= least and n.token not in eos
+        ]
         if depth >= self.depth or not self.frontier:
             return False
         if drafter.shape is not None:
             self.frontier = [n for n in self.frontier if drafter.shape.children(n.ranks)]
             return bool(self.frontier)
         # The children of a level are worth at most the level itself.
-        return sum(node.value for node in self.frontier) >= drafter.config.min_gain
+        if sum(node.value for node in self.frontier) < drafter.config.min_gain:
+            return False
+        if depth > 1:
+            drafter.decline.update(last, self.gain)
+        return self.gain * drafter.decline.share >= self.level_price
 
     def laws(self, logits: Tensor) -> Tensor:
         """The warped law after each node of the frontier, along its own path."""
@@ -224,18 +248,20 @@ class Growth:
         self, laws: list[list[float]], ids: list[list[int]], drafter: TreeModel
     ) -> list[Node]:
         """Candidates below the frontier that can still be among the best."""
-        shape, trust = drafter.shape, drafter.trust
+        shape, greedy = drafter.shape, self.row.warp.greedy
+        trust = drafter.trust if drafter.config.calibrate and shape is None else None
         depth = self.frontier[0].depth + 1
-        factor = trust.at(depth) if drafter.config.calibrate and shape is None else 1.0
         full = len(self.best) >= self.budget
-        least = self.best[-1].value if full else -1.0
+        least = self.best[-1].value if full else self.floor
         fresh: list[Node] = []
         for node, row_laws, row_ids in zip(self.frontier, laws, ids, strict=True):
             allowed = None if shape is None else shape.children(node.ranks)
             for rank, (law, token) in enumerate(zip(row_laws, row_ids, strict=True)):
-                value = node.value * min(law * factor, 1.0)
-                if law <= 0.0 or value <= least:
-                    break  # laws fall with the rank
+                if law <= 0.0 or node.value <= least:
+                    break  # laws fall with the rank, and no child is worth more than its parent
+                value = node.value * (law if trust is None else trust.chance(law, rank, greedy))
+                if value <= least:
+                    continue
                 if allowed is not None and rank not in allowed:
                     continue
                 self.created += 1
@@ -245,9 +271,18 @@ class Growth:
                 fresh.append(child)
         return fresh
 
+    def teach(self, trust: Trust, path: Sequence[int]) -> None:
+        """Tell which children of the nodes that were reached were the accepted ones."""
+        greedy = self.row.warp.greedy
+        reached = {id(self.kept[node]) for node in (0, *path)}
+        for node in self.kept[1:]:
+            if id(node.parent) in reached:
+                trust.tried(node.law, node.rank, greedy, id(node) in reached)
+
     def finish(self) -> TokenTree:
-        """The best nodes by depth, then creation, as a tree."""
-        ordered = sorted(self.best, key=lambda node: (node.depth, node.order))
+        """The best nodes that pay, by depth, then creation, as a tree."""
+        kept, _ = paying([node.value for node in self.best], self.node_prices)
+        ordered = sorted(self.best[:kept], key=lambda node: (node.depth, node.order))
         self.kept = [self.kept[0], *ordered]
         place = {id(node): i for i, node in enumerate(self.kept)}
         return TokenTree(
@@ -259,40 +294,3 @@ class Growth:
 def _order(node: Node) -> tuple[float, int]:
     """Largest value first; ties go to the older node, which keeps parents before children."""
     return -node.value, node.order
-
-
-class Trust:
-    """How far the draft's confidence can be believed, per depth: accepted over promised mass.
-
-    Counted where a node was reached and had children in the scored tree: their probabilities
-    promise a hit, the verdict tells. Old counts fade with a half-life of 64 trials.
-    """
-
-    FADE = 0.5 ** (1 / 64)
-    WEIGHT = 8.0  # trials the starting value of one is worth
-
-    def __init__(self) -> None:
-        self.hits: list[float] = []
-        self.promised: list[float] = []
-
-    def at(self, depth: int) -> float:
-        """Factor for probabilities of nodes at `depth`, counted from 1."""
-        if depth > len(self.hits):
-            return 1.0
-        ratio = (self.hits[depth - 1] + self.WEIGHT) / (self.promised[depth - 1] + self.WEIGHT)
-        return min(max(ratio, 0.05), 2.0)
-
-    def update(self, growth: Growth, path: Sequence[int]) -> None:
-        reached = [growth.kept[0], *(growth.kept[node] for node in path)]
-        mass: dict[int, float] = {}
-        for node in growth.kept[1:]:
-            mass[id(node.parent)] = mass.get(id(node.parent), 0.0) + node.law
-        for depth, node in enumerate(reached):
-            promised = mass.get(id(node))
-            if promised is None:
-                return
-            if depth == len(self.hits):
-                self.hits.append(0.0)
-                self.promised.append(0.0)
-            self.hits[depth] = self.hits[depth] * self.FADE + (depth < len(path))
-            self.promised[depth] = self.promised[depth] * self.FADE + promised

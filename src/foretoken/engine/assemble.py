@@ -47,8 +47,8 @@ def assemble(
     drafter = parts["drafter"](*models, parts["drafter"].Config(**options["drafter"]))
     rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
     control = parts["controller"]
-    if "trees" in _fields(control):  # whether nodes are to be chosen follows from the drafter
-        options["controller"].setdefault("trees", drafter.trees)
+    for name in {"trees", "valued"} & _fields(control).keys():  # these follow from the drafter
+        options["controller"].setdefault(name, getattr(drafter, name))
     return Engine(
         target_lm,
         drafter,

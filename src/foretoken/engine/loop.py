@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -94,9 +94,9 @@ def clip(row: DecodeState, budget: Budget, lm: LanguageModel) -> Budget:
     depth = min(budget.depth, row.room - 1)  # the verdict adds one token beyond the path
     if lm.max_length is not None:
         depth = min(depth, lm.max_length - len(row.tokens))
-    return (
-        budget if depth == budget.depth else Budget(max(depth, 0), budget.nodes if depth > 0 else 0)
-    )
+    if depth == budget.depth:
+        return budget
+    return replace(budget, depth=depth) if depth > 0 else Budget(0, 0)
 
 
 def decode(
