@@ -73,6 +73,15 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2406.17276, 2402.12374",
         ),
         Method(
+            "layerskip",
+            "the target's first layers guess, the others go on from there; nothing is loaded twice",
+            drafter="drafters.layer_skip:LayerSkip",
+            verifier="block",
+            verifiers=("recursive",),
+            models=("target",),
+            paper="arXiv 2404.16710",
+        ),
+        Method(
             "prompt-lookup",
             "continue the way the last n-gram continued before; no second model",
             drafter="drafters.prompt_lookup:PromptLookup",

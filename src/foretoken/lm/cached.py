@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from foretoken.lm import attention
 from foretoken.lm.bits import Span, order_of
 from foretoken.lm.bits_probe import promise_bits
 from foretoken.lm.cache import SlotCache
+from foretoken.lm.exits import CachedExits, finish
 from foretoken.lm.family import attention_configs, decoder_layers, describe
 from foretoken.lm.fast import KernelReport, choose_kernels, restore
 from foretoken.lm.feed import Batch, Feed, Memory, committed_feed, renewed_feed, tree_feed
@@ -26,6 +29,7 @@ from foretoken.lm.hidden import tapping
 from foretoken.lm.masking import Masks
 from foretoken.lm.plan import Plan
 from foretoken.lm.probe import choose_plan
+from foretoken.lm.stages import Stack, Stage
 from foretoken.trees.masks import depths
 from foretoken.types import DecodeState, Draft, Scores
 
@@ -115,9 +119,13 @@ class CachedLM:
         self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
     ) -> list[Scores]:
         """One forward over every row's tree; uncached committed tokens are fed along."""
-        for row in rows:
-            self._memory(row).forget()
         trees = [draft.tree for draft in drafts]
+        memories = [self._memory(row) for row in rows]
+        early = [memory.early for memory in memories]
+        for memory in memories:
+            memory.forget()
+        if any(early) and not taps:
+            return finish(self, rows, trees, early)
         scored = self._advance(
             rows, [tree.tokens for tree in trees], [tree.parents for tree in trees], taps
         )
@@ -160,6 +168,19 @@ class CachedLM:
                 self.cache.move(moved.slot, memory.slot, moved.cached + len(moved.tokens))
                 moved.slot = memory.slot
                 self._slots[memory.slot] = last
+
+    @property
+    def layers(self) -> int:
+        return self.family.layers
+
+    def exits(self, marks: Sequence[int]) -> CachedExits:
+        """Early exits, see `lm.views`."""
+        return CachedExits(self, marks)
+
+    @cached_property
+    def stack(self) -> Stack:
+        """The decoder layers, some of which a forward may leave out."""
+        return Stack(self.model, self._layers)
 
     @property
     def rows_held(self) -> int:
@@ -242,16 +263,18 @@ class CachedLM:
             return logits, None
         return logits, torch.where(far[:, None, None], far_hidden, near_hidden)
 
-    def _run(self, feeds: list[Feed], taps: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
+    def _run(
+        self, feeds: list[Feed], taps: tuple[int, ...], stage: Stage | None = None
+    ) -> list[tuple[Tensor, Tensor | None]]:
         """Forward the feeds together where rows may differ in length, else one by one."""
         fed = [feed for feed in feeds if feed.tokens]
         if not self.plan.ragged and len(fed) > 1:
-            return [self._run([feed], taps)[0] for feed in feeds]
+            return [self._run([feed], taps, stage)[0] for feed in feeds]
         if not fed:
             return [(self.masks.table.new_zeros(0, self.vocab_size), None) for _ in feeds]
         fed.sort(key=_slot)
         batch = self._batch(fed)
-        logits, hidden = self._forward(batch, taps)
+        logits, hidden = self._forward(batch, taps, stage)
         rows: dict[int, tuple[Tensor, Tensor | None]] = {}
         skipped = batch.width - logits.shape[1]
         for i, feed in enumerate(fed):
@@ -282,9 +305,11 @@ class CachedLM:
         kept = max(1, width - first)
         return Batch(feeds, width, longest, kept, numbers[0], numbers[1])
 
-    def _forward(self, batch: Batch, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    def _forward(
+        self, batch: Batch, taps: tuple[int, ...], stage: Stage | None
+    ) -> tuple[Tensor, Tensor | None]:
         """The model call: logits [B, kept, V] and tapped features [B, Q, L, H] of a batch."""
-        if self.graphs is not None and not taps:
+        if self.graphs is not None and not taps and stage is None:
             replayed = self.graphs.logits(batch)
             if replayed is not None:
                 return replayed, None
@@ -304,16 +329,18 @@ class CachedLM:
             arguments["order"] = order_of(self.span, feeds, batch.key_positions())
         if self._positions_accepted:
             arguments["position_ids"] = batch.positions
-        if self._keep_accepted:
+        headless = stage is not None and not stage.head
+        if self._keep_accepted and not headless:
             arguments["logits_to_keep"] = batch.kept
         with (
             attention.switched(self._configs, self.plan.attention),
             tapping(self._layers, taps) as tapped,
+            nullcontext() if stage is None else stage.entered(self.stack, feeds, width),
         ):
-            output = self.model(
+            output = (self.stack.body if headless else self.model)(
                 input_ids=batch.ids, past_key_values=self.cache, use_cache=True, **arguments
             )
-        logits = output.logits
+        logits = output.last_hidden_state[..., :0] if headless else output.logits
         if logits.shape[1] > batch.kept:
             logits = logits[:, -batch.kept :]
         return logits, torch.stack(tapped, dim=2) if taps else None

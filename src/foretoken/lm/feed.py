@@ -22,10 +22,27 @@ class Memory:
     depths: list[int] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  # ancestors as bits
     far: bool = False  # longrope: columns were made beyond the switch
+    early: Early | None = None  # nodes that went through the first layers only
 
     def forget(self) -> None:
         """Drop the open tree."""
-        self.tokens, self.depths, self.seen = [], [], []
+        self.tokens, self.depths, self.seen, self.early = [], [], [], None
+
+
+@dataclass(slots=True, eq=False)
+class Early:
+    """An open tree that was drafted by the first layers of the model that will score it."""
+
+    memory: Memory  # of these layers: the row's own slot and columns
+    depth: int  # layers
+    marks: tuple[int, ...]  # depths whose outputs are kept, ascending, up to `depth`
+    parents: list[int] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)  # of every call: [n, marks, H]
+
+    def opens(self, tokens: Sequence[int], parents: Sequence[int]) -> bool:
+        """Whether a tree begins with these very nodes."""
+        count = len(self.parents)
+        return list(tokens[:count]) == self.memory.tokens and list(parents[:count]) == self.parents
 
 
 @dataclass(slots=True, eq=False)

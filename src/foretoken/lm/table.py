@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.types import Caps, DecodeState, Draft, Scores
+from foretoken.lm.table_views import TableExits
+from foretoken.types import Caps, DecodeState, Draft, Scores, TokenTree
 
 
 @dataclass(slots=True)
@@ -23,6 +24,12 @@ class Memory:
     cached: list[int]
     tokens: list[int] = field(default_factory=list)  # open tree, root first
     parents: list[int] = field(default_factory=list)
+    early: Memory | None = None  # a tree drafted by the first layers
+    depth: int = 0  # layers that have seen the open tree; zero: all
+
+    def opened(self, depth: int) -> Memory:
+        """The same cached tokens under an empty tree."""
+        return Memory(self.cached, depth=depth)
 
 
 class TableLM:
@@ -31,7 +38,9 @@ class TableLM:
     Missing context counts as token 0. Any method that runs on a transformer runs on it.
     """
 
-    def __init__(self, logits: Float[Tensor, "*context V"], caps: Caps | None = None) -> None:
+    def __init__(
+        self, logits: Float[Tensor, "*context V"], caps: Caps | None = None, layers: int = 4
+    ) -> None:
         sizes = set(logits.shape)
         assert len(sizes) == 1 and logits.dim() in (2, 3), "a table is [V, V] or [V, V, V]"
         self.logits = logits.double()
@@ -39,20 +48,33 @@ class TableLM:
         self.vocab_size = logits.shape[-1]
         self.caps = caps or Caps(taps=False)
         self.max_length: int | None = None
+        self.layers = layers  # what its early exits and views are shares of
         self.forwards = 0  # calls of score and grow, for accounting tests
+        self.layers_run = 0  # by these and by views
         self._rows: dict[int, Memory] = {}
 
     @classmethod
-    def random(cls, vocab: int = 4, order: int = 2, seed: int = 0, scale: float = 1.5) -> TableLM:
+    def random(
+        cls,
+        vocab: int = 4,
+        order: int = 2,
+        seed: int = 0,
+        scale: float = 1.5,
+        layers: int = 4,
+    ) -> TableLM:
         """Normally distributed logits; a larger `scale` makes more certain laws."""
         generator = torch.Generator().manual_seed(seed)
         shape = (vocab,) * (order + 1)
-        return cls(scale * torch.randn(shape, generator=generator, dtype=torch.float64))
+        logits = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return cls(logits, layers=layers)
 
     def after(self, tokens: Sequence[int]) -> Float[Tensor, "V"]:
         """Logits of the next token: the whole truth about this model."""
-        padded = [0] * self.order + list(tokens[-self.order :])
-        return self.logits[tuple(padded[-self.order :])]
+        return self._look_up(self.logits, tokens)
+
+    def exits(self, marks: Sequence[int]) -> TableExits:
+        """Early exits, see `lm.views`."""
+        return TableExits(self, marks)
 
     def prefill(self, row: DecodeState, taps: tuple[int, ...] = ()) -> None:
         assert not taps, "a table has no hidden layers"
@@ -65,6 +87,8 @@ class TableLM:
     ) -> list[Scores]:
         assert not taps, "a table has no hidden layers"
         trees = [draft.tree for draft in drafts]
+        for row, tree in zip(rows, trees, strict=True):
+            self._drop_early(row, tree)
         logits = self.grow(rows, [t.tokens for t in trees], [t.parents for t in trees])
         return [Scores(row_logits) for row_logits in logits]
 
@@ -76,8 +100,9 @@ class TableLM:
     ) -> list[Float[Tensor, "n V"]]:
         assert len({row.uid for row in rows}) == len(rows), "one row twice in a forward"
         self.forwards += 1
+        self.layers_run += self.layers
         return [
-            self._grow_row(row, new, above)
+            self._grow_row(row, self._memory(row), new, above, self.logits)
             for row, new, above in zip(rows, tokens, parents, strict=True)
         ]
 
@@ -109,8 +134,27 @@ class TableLM:
         assert row.uid in self._rows, "a row that was never prefilled, or was freed"
         return self._rows[row.uid]
 
-    def _grow_row(self, row: DecodeState, new: Sequence[int], above: Sequence[int]) -> Tensor:
+    def _look_up(self, logits: Tensor, tokens: Sequence[int]) -> Tensor:
+        padded = [0] * self.order + list(tokens[-self.order :])
+        return logits[tuple(padded[-self.order :])]
+
+    def _drop_early(self, row: DecodeState, tree: TokenTree) -> None:
+        """Scoring goes on where early layers stopped: with the very nodes they were fed."""
         memory = self._memory(row)
+        early, memory.early = memory.early, None
+        if early is not None:
+            fed = len(early.tokens)
+            assert list(tree.tokens[:fed]) == early.tokens, "scored nodes are not those drafted"
+            assert list(tree.parents[:fed]) == early.parents, "scored nodes hang elsewhere"
+
+    def _grow_row(
+        self,
+        row: DecodeState,
+        memory: Memory,
+        new: Sequence[int],
+        above: Sequence[int],
+        logits: Tensor,
+    ) -> Tensor:
         if not memory.tokens and new:
             self._open(memory, row, new[0], above[0])
         rows = []
@@ -120,7 +164,7 @@ class TableLM:
             assert (parent == -1) if at == 0 else (0 <= parent < at), f"parent {parent} of {at}"
             memory.tokens.append(token)
             memory.parents.append(parent)
-            rows.append(self.after(self._context(memory, at)))
+            rows.append(self._look_up(logits, self._context(memory, at)))
         return torch.stack(rows) if rows else self.logits.new_zeros(0, self.vocab_size)
 
     def _open(self, memory: Memory, row: DecodeState, token: int, parent: int) -> None:

@@ -1,0 +1,117 @@
+"""What drafters of chains share: one forward per depth over all rows that still draft.
+
+At temperature 0 the guess is the draft's argmax and the candidates are fixed (POINT). Above, each
+token is drawn from the row's own warp of the draft's logits (IID), and whether to draw at all is
+asked first: dropping a token after its draw would change the law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from foretoken.drafters.rows import RowDrafter
+from foretoken.errors import ConfigError
+from foretoken.trees.build import chain
+from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing
+
+
+class ChainDrafter(RowDrafter):
+    """Grows one chain per row; override `grow`, and `go_on` for a rule of its own to stop."""
+
+    draws = frozenset({Draw.POINT, Draw.IID})
+    max_length: int | None = None  # longest sequence the positions allow
+
+    def grow(self, chains: Sequence[Chain]) -> list[Tensor]:
+        """Feed each chain's newest token; logits [1, V] of each."""
+        raise NotImplementedError
+
+    def go_on(self, chain: Chain, logits: Tensor) -> bool:
+        """Whether another token may follow the one just taken from `logits` [V]."""
+        return True
+
+    def propose(
+        self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
+    ) -> list[Draft]:
+        chains = [Chain(r, self.allowed(r, b)) for r, b in zip(rows, budgets, strict=True)]
+        drafting = [one for one in chains if one.depth > 0]
+        while drafting:
+            logits = self.grow(drafting)
+            drafting = [
+                one
+                for one, scored in zip(drafting, logits, strict=True)
+                if one.extend(scored[0], keep_going) and self.go_on(one, scored[0])
+            ]
+        for one in chains:
+            self.drafted(one)
+        return [one.draft() for one in chains]
+
+    def allowed(self, row: DecodeState, budget: Budget) -> int:
+        """Tokens that may be drafted; the last of them is never fed to the draft."""
+        depth = min(budget.depth, budget.nodes)
+        if self.max_length is not None:
+            depth = min(depth, self.max_length - len(row.tokens) + 1)
+        return depth
+
+    def drafted(self, chain: Chain) -> None:
+        """Called once for each row's finished chain, an empty one too."""
+        return None
+
+
+class Chain:
+    """One row's chain while it grows."""
+
+    __slots__ = ("depth", "fed", "feed", "greedy", "laws", "row", "tokens")
+
+    def __init__(self, row: DecodeState, depth: int) -> None:
+        self.row, self.depth = row, depth
+        self.fed = 0  # nodes the draft has scored
+        self.feed: tuple[int, ...] = (row.tokens[-1],)
+        self.tokens: list[int] = []
+        self.laws: list[Tensor | None] = []
+        self.greedy: bool = row.warp.greedy
+
+    @property
+    def above(self) -> tuple[int, ...]:
+        """The parent of what is fed next."""
+        return (self.fed - 1,)
+
+    def extend(self, logits: Tensor, keep_going: KeepGoing) -> bool:
+        """Take one more token from the logits of the last node fed; False when the chain ends."""
+        row = self.row
+        self.fed += 1
+        try:
+            token = self.next_token(logits, keep_going)
+        except ConfigError:  # the options let nothing follow this path; the target may not take it
+            return False
+        if token is None:
+            return False
+        self.tokens.append(token)
+        self.feed = (token,)
+        return len(self.tokens) < self.depth and token not in row.params.eos
+
+    def next_token(self, logits: Tensor, keep_going: KeepGoing) -> int | None:
+        """The argmax at temperature 0, else a draw; None, before any coin, to stop here."""
+        row = self.row
+        if self.greedy:
+            if not _endless(keep_going) and not keep_going(row, logits.softmax(-1)):
+                return None
+            choice: int = row.warp.choose(row.tokens, logits, self.tokens)
+            return choice
+        law = row.warp.law(row.tokens, logits, self.tokens)
+        if not keep_going(row, law):
+            return None
+        self.laws.append(law)
+        return row.coins.draw(law)
+
+    def draft(self) -> Draft:
+        tree = chain(self.row.tokens[-1], self.tokens)
+        if self.greedy:
+            return Draft(tree, Draw.POINT)
+        return Draft(tree, Draw.IID, (*self.laws, None))
+
+
+def _endless(keep_going: KeepGoing) -> bool:
+    """Whether the controller never stops a draft (see `types.endless`): its law can be spared."""
+    return getattr(keep_going, "endless", False)

@@ -1,0 +1,156 @@
+"""Early exits of a CachedLM: its first layers draft, and its scoring goes on where they stopped.
+
+Draft and target are one model with one cache. A drafted node leaves keys and values in the first
+layers and its hidden state at the exit; when the tree is scored, only the layers behind the exit
+run, and all of them for nodes nobody fed. A round of g drafted tokens costs g E + L layers
+(LayerSkip, arXiv 2404.16710, section 4.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.coins import SeededCoins
+from foretoken.errors import CapabilityError
+from foretoken.lm.feed import Early, Memory, tree_feed
+from foretoken.lm.probe import ALLOWED, difference, some_tokens
+from foretoken.lm.stages import Stage
+from foretoken.types import DecodeState, Draft, Draw, SamplingParams, Scores, TokenTree
+
+if TYPE_CHECKING:
+    from foretoken.lm.cached import CachedLM
+
+
+class CachedExits:
+    """Drafting behind the layers of a CachedLM. Depth d is the first d layers, norm and head."""
+
+    def __init__(self, lm: CachedLM, marks: Sequence[int]) -> None:
+        self.lm, self.marks = lm, tuple(sorted(marks))
+        self.layers = len(lm.stack.layers)
+        self.max_length = lm.max_length
+        if lm.family.switch is not None:
+            raise CapabilityError(
+                f"early exits of {lm.family.name} were asked for.",
+                f"longrope scales all positions of a call anew beyond {lm.family.switch}, so work "
+                "cannot be split between two calls.",
+                "use method chain, prompt-lookup or plain.",
+            )
+        if (error := probe(self)) > ALLOWED.get(lm.model.dtype, 2e-1):
+            raise CapabilityError(
+                f"early exits of {lm.family.name} were asked for.",
+                f"its layers run in two parts are off by {error:.0%} of the logits' spread.",
+                "use method chain, prompt-lookup or plain.",
+            )
+
+    @torch.inference_mode()
+    def grow(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        depths: Sequence[int],
+    ) -> list[Float[Tensor, "n V"]]:
+        """Append nodes to the rows' early trees; one forward as deep as the deepest row's."""
+        feeds, open_trees = [], []
+        for row, new, above, depth in zip(rows, tokens, parents, depths, strict=True):
+            early = self._opened(row, depth) if above[0] < 0 else self._early(row)
+            assert early.depth == depth, "a tree was gone on with at another depth"
+            early.parents += above
+            feeds.append(tree_feed(early.memory, (), new, above))
+            open_trees.append(early)
+        stop = max(depths)
+        marks = upto(self.marks, stop)
+        exits = {early.memory.slot: early.depth for early in open_trees}
+        ran = self.lm._run(feeds, taps(marks), Stage(0, stop, exits=exits))
+        for early, (_, states) in zip(open_trees, ran, strict=True):
+            assert states is not None
+            early.states.append(states[:, : len(early.marks)])
+        return [logits for logits, _ in ran]
+
+    def _opened(self, row: DecodeState, depth: int) -> Early:
+        """A new tree at the row's last token, behind a cache that holds all others."""
+        lm, memory = self.lm, self.lm._memory(row)
+        assert depth in self.marks, f"depth {depth} is none of the exits {self.marks}"
+        memory.forget()
+        lm._fill(memory, row.tokens, ())
+        tree = Memory(memory.slot, memory.cached)
+        memory.early = Early(tree, depth, upto(self.marks, depth))
+        return memory.early
+
+    def _early(self, row: DecodeState) -> Early:
+        early = self.lm._memory(row).early
+        assert early is not None, "nodes were appended to a tree that was never opened"
+        return early
+
+
+def finish(
+    lm: CachedLM,
+    rows: Sequence[DecodeState],
+    trees: Sequence[TokenTree],
+    drafted: Sequence[Early | None],
+) -> list[Scores]:
+    """Score trees that early layers have seen the beginning of.
+
+    The rest starts at the shallowest exit of the batch, for one forward of all rows: what a row
+    with a deeper exit computes twice costs arithmetic, and the weights are read once.
+    """
+    begun = [early for early in drafted if early is not None]
+    start = min(early.depth for early in begun)
+    mark = upto(begun[0].marks, start)
+    feeds, open_trees = [], []
+    for row, tree, early in zip(rows, trees, drafted, strict=True):
+        memory = lm._memory(row)
+        if early is None or not early.opens(tree.tokens, tree.parents):
+            lm._fill(memory, row.tokens, ())
+            early = Early(Memory(memory.slot, memory.cached), start, mark)
+        known = len(early.parents)
+        feeds.append(tree_feed(early.memory, (), tree.tokens[known:], tree.parents[known:]))
+        open_trees.append(early)
+    if any(feed.tokens for feed in feeds):
+        ran = lm._run(feeds, taps(mark), Stage(0, start, head=False))
+        for feed, early, (_, states) in zip(feeds, open_trees, ran, strict=True):
+            if feed.tokens and states is not None:
+                early.states.append(states)
+    entering = {
+        early.memory.slot: torch.cat([states[:, len(mark) - 1] for states in early.states])
+        for early in open_trees
+    }
+    late = [
+        tree_feed(lm._memory(row), (), tree.tokens, tree.parents)
+        for row, tree in zip(rows, trees, strict=True)
+    ]
+    ran = lm._run(late, (), Stage(start, len(lm.stack.layers), states=entering))
+    return [Scores(logits, hidden) for logits, hidden in ran]
+
+
+@torch.inference_mode()
+def probe(view: CachedExits) -> float:
+    """Largest error of a chain's logits, scored in two parts, against one forward over it."""
+    lm = view.lm
+    *prompt, last = some_tokens(6, lm.vocab_size, 0)
+    nodes = (last, *some_tokens(3, lm.vocab_size, 1))
+    tree = TokenTree(nodes, tuple(range(-1, len(nodes) - 1)))
+    params = SamplingParams(max_new_tokens=8)
+    row = DecodeState([*prompt, last], len(prompt) + 1, params, SeededCoins(0), None)
+    lm.prefill(row)
+    try:
+        draft = Draft(tree, Draw.POINT)
+        whole = lm.score([row], [draft])[0].logits.float()
+        view.grow([row], [nodes[:2]], [tree.parents[:2]], [view.marks[-1]])
+        return difference(lm.score([row], [draft])[0].logits, whole)
+    finally:
+        lm.free([row])
+
+
+def upto(marks: Sequence[int], depth: int) -> tuple[int, ...]:
+    return tuple(mark for mark in marks if mark <= depth)
+
+
+def taps(marks: Sequence[int]) -> tuple[int, ...]:
+    """The layers whose outputs these depths read."""
+    return tuple(mark - 1 for mark in marks)

@@ -1,0 +1,52 @@
+"""Views of a TableLM: what its early layers would say is its own table, disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.types import DecodeState
+
+if TYPE_CHECKING:
+    from foretoken.lm.table import TableLM
+
+
+class TableExits:
+    """Early exits of a table: the fewer layers, the more its logits are disturbed."""
+
+    def __init__(self, table: TableLM, marks: Sequence[int]) -> None:
+        self.table, self.marks = table, tuple(marks)
+        self.layers, self.max_length = table.layers, table.max_length
+
+    def grow(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        depths: Sequence[int],
+    ) -> list[Float[Tensor, "n V"]]:
+        table = self.table
+        assert len({row.uid for row in rows}) == len(rows), "one row twice in a forward"
+        table.layers_run += max(depths)
+        grown = []
+        for row, new, above, depth in zip(rows, tokens, parents, depths, strict=True):
+            assert depth in self.marks, f"depth {depth} is none of the exits {self.marks}"
+            memory = table._memory(row)
+            assert not memory.tokens, "drafting beside an open tree"
+            early = memory.early
+            if above[0] < 0 or early is None:
+                memory.early = early = memory.opened(depth)
+            assert early.depth == depth, "a tree was gone on with at another depth"
+            grown.append(table._grow_row(row, early, new, above, disturbed(table, depth)))
+        return grown
+
+
+def disturbed(table: TableLM, depth: int) -> Float[Tensor, "*context V"]:
+    """The table behind `depth` of its layers; always the same for the same depth."""
+    generator = torch.Generator().manual_seed(depth)
+    noise = torch.randn(table.logits.shape, generator=generator, dtype=torch.float64)
+    return table.logits + (1.0 - depth / table.layers) * noise

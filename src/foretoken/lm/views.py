@@ -1,0 +1,75 @@
+"""Views of a language model: the same weights and cache, used in part.
+
+Self-speculation drafts with part of its own target, so nothing is loaded twice. What a view offers
+is told here; `lm.exits` and `lm.skips` make views of transformers models, `lm.table_views` of
+tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.types import DecodeState, LanguageModel
+
+
+class Exits(Protocol):
+    """A model that can stop behind any of its layers. Depth d: d layers, then norm and head."""
+
+    layers: int  # of the whole model
+    max_length: int | None
+
+    def grow(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        depths: Sequence[int],
+    ) -> list[Float[Tensor, "n V"]]:
+        """As `LanguageModel.grow`, each row at a depth of its own.
+
+        The model's next `score` of these rows goes on where the early layers stopped, for a tree
+        that begins with the nodes grown, in the order they were grown in.
+        """
+        ...
+
+
+def exits(lm: LanguageModel, depths: Sequence[int] | None = None) -> Exits:
+    """Early exits of `lm`; the depths that will be asked for, or None for all."""
+    layers = layers_of(lm)
+    for depth in depths or ():
+        if not 0 < depth < layers:
+            raise ConfigError(
+                f"an exit behind layer {depth} was asked for.",
+                f"this model has {layers} layers, so an exit lies behind layer 1 to {layers - 1}.",
+                f"pass an exit layer from 1 to {layers - 1}.",
+            )
+    view: Exits = _made(lm, "exits")(range(1, layers) if depths is None else depths)
+    return view
+
+
+def layers_of(lm: LanguageModel) -> int:
+    """How many layers the model has."""
+    layers: int = _made(lm, "layers")
+    if layers < 2:
+        raise CapabilityError(
+            "part of a model of one layer was asked for.",
+            "a model guesses for itself with some of its layers, so it needs two or more.",
+            "use a method that needs no layers of its own: prompt-lookup, plain.",
+        )
+    return layers
+
+
+def _made(lm: LanguageModel, name: str) -> Any:
+    """An attribute that only models with layers of their own have."""
+    if not hasattr(lm, name):
+        raise CapabilityError(
+            f"part of the layers of {type(lm).__name__} was asked for.",
+            "it does not show its layers.",
+            "use a method that needs no layers of its own: chain, prompt-lookup, plain.",
+        )
+    return getattr(lm, name)

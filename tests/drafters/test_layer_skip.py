@@ -1,0 +1,137 @@
+"""Self-speculation behind a fixed layer, on tables and on tiny models of several families."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
+
+from foretoken.drafters.layer_skip import LayerSkip
+from foretoken.engine.assemble import assemble
+from foretoken.errors import ConfigError
+from foretoken.lm.cached import CachedLM
+from foretoken.lm.table import TableLM
+from foretoken.types import Budget
+from foretoken.verifiers.block import Block
+
+LAYERS = 4
+SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+FAMILIES = {
+    "llama": (LlamaConfig, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 16}),
+    "mistral": (MistralConfig, {"sliding_window": 8}),
+    "gemma2": (Gemma2Config, {"head_dim": 16, **MIXED}),
+    "gemma3": (Gemma3TextConfig, {"head_dim": 16, **MIXED}),
+}
+
+
+def small(family: str, seed: int = 0):
+    kind, changes = FAMILIES[family]
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(kind(**{**SHAPE, **changes})).eval()
+
+
+def flat_above(model, depth: int):
+    """The same model, whose layers from `depth` on add nothing."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in model.base_model.layers[depth:]:
+            for name, weight in layer.named_parameters():
+                if name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+                    weight.zero_()
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("exit_layer", [1, 2, 3])
+def test_greedy_text_is_plains_at_every_exit(family, exit_layer, row, run, plain, prompts):
+    lm = CachedLM(small(family), kernels="dense")
+    make = lambda: [row(p, 61, max_new_tokens=24) for p in prompts]  # noqa: E731
+    expected = plain(lm, make())
+    for depth in (0, 1, 4, 18):
+        drafter = LayerSkip(lm, LayerSkip.Config(exit_layer=exit_layer))
+        found, _ = run(lm, drafter, make(), verifier=Block(), depth=depth)
+        assert found == expected
+    assert lm.rows_held == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_everything_is_accepted_where_later_layers_add_nothing(
+    family, temperature, row, run, prompts
+):
+    lm = CachedLM(flat_above(small(family), 2), kernels="dense")
+    drafter = LayerSkip(lm, LayerSkip.Config(exit_layer=2))
+    rows = [row(p, 61, max_new_tokens=24, temperature=temperature, seed=3) for p in prompts]
+    _, records = run(lm, drafter, rows, verifier=Block(), depth=5)
+    assert len(records) == 4, "24 tokens are four rounds of six"
+    for record in records:
+        for draft, verdict in zip(record.drafts, record.verdicts, strict=True):
+            assert len(verdict.path) == len(draft.tree) - 1 == 5
+
+
+def test_the_cache_holds_all_but_the_last_token_in_every_layer(row, prompts):
+    """After each round every layer's keys are those of a fresh prefill of the same tokens."""
+    model = small("llama")
+    lm, fresh = CachedLM(model, kernels="dense"), CachedLM(model, kernels="dense")
+    engine = assemble("layerskip", lm, exit_layer=2, depth=3)
+    rows = [row(p, 61, max_new_tokens=12, temperature=1.0, seed=5) for p in prompts]
+    for record in engine.run(rows):
+        for one in record.rows:
+            if one.finish is not None:
+                continue
+            again = row(one.tokens, 61)
+            fresh.prefill(again)
+            count = len(one.tokens) - 1
+            assert lm._memory(one).cached == count
+            for ours, right in zip(lm.cache.rows_of, fresh.cache.rows_of, strict=True):
+                slots = lm._memory(one).slot, fresh._memory(again).slot
+                ours, right = ours.keys[slots[0], :, :count], right.keys[slots[1], :, :count]
+                torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
+            fresh.free([again])
+
+
+def test_a_round_costs_the_drafts_layers_and_all_layers_once(row, run):
+    table = TableLM.random(12, layers=8)
+    drafter = LayerSkip(table, LayerSkip.Config(exit_layer=2))
+    _, records = run(
+        table, drafter, [row([1, 2], 12, max_new_tokens=30)], verifier=Block(), depth=4
+    )
+    drafted = sum(len(record.drafts[0].tree) - 1 for record in records)
+    assert table.layers_run == 2 * drafted + 8 * len(records)
+
+
+def test_a_quarter_of_the_layers_drafts_unless_told_otherwise(row):
+    assert LayerSkip(TableLM.random(4, layers=12)).exit == 3
+    assert LayerSkip(TableLM.random(4, layers=2)).exit == 1
+    with pytest.raises(ConfigError, match="from 1 to 11"):
+        LayerSkip(TableLM.random(4, layers=12), LayerSkip.Config(exit_layer=12))
+
+
+def test_nothing_is_run_for_a_budget_of_zero(row):
+    table = TableLM.random(12)
+    drafter = LayerSkip(table)
+    one = row([1, 2], 12, max_new_tokens=30)
+    table.prefill(one)
+    (draft,) = drafter.propose([one], [Budget(0, 0)], lambda *_: True)
+    assert len(draft.tree) == 1 and table.layers_run == 0
