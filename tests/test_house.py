@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "foretoken"
 LAYERS = (
     {"types", "coins", "warp", "errors", "trees"},
-    {"lm", "heads"},
+    {"lm", "heads", "datastore"},  # a datastore knows ids and files, neither models nor drafters
     {"drafters", "verifiers", "controllers"},
     {"engine", "continuous", "methods"},
     {"bench", "audit", "training", "minis"},

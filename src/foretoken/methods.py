@@ -25,6 +25,7 @@ class Method:
     loop: str = "loop:decode"  # "module:function" below engine
     # options of its parts whose own default does not suit it; a part without the option ignores it
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()  # options without a default: folders of data or learned parts
 
     @property
     def needs_draft(self) -> bool:
@@ -96,6 +97,16 @@ METHODS: dict[str, Method] = {
             models=("target",),
             defaults={"depth": 6, "nodes": 80},
             paper="arXiv 2408.08696",
+        ),
+        Method(
+            "rest",
+            "continue the way a datastore of texts continued; no second model",
+            drafter="drafters.retrieval:Retrieval",
+            verifier="point",
+            models=("target",),
+            needs=("datastore",),
+            defaults={"depth": 10, "nodes": 64},
+            paper="arXiv 2311.08252",
         ),
     )
 }

@@ -312,6 +312,15 @@ class Remembers(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsIds(Protocol):
+    """A drafter whose guesses are ids written down elsewhere, for some tokenizer."""
+
+    def check_words(self, words: Mapping[str, int]) -> None:
+        """Refuse a tokenizer, token to id, that gives those ids another meaning."""
+        ...
+
+
 class Verifier(Protocol):
     """Decides which candidates stand. An empty `exact_for` is lossy by design, and says so."""
 

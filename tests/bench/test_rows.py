@@ -52,3 +52,9 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing can be written there"):
         writable(file / "below")
     assert list(writable(tmp_path / "new").iterdir()) == []
+
+
+def test_a_label_names_a_folder_without_its_place() -> None:
+    [spec] = parse_methods("rest[datastore=/home/somebody/texts]")
+    assert spec.label == "rest[datastore=texts]"
+    assert spec.options == {"datastore": "/home/somebody/texts"}

@@ -11,6 +11,7 @@ import torch
 from foretoken.audit import checks
 from foretoken.audit.cache import cache_difference
 from foretoken.audit.drawn_trees import DrawnTree
+from foretoken.audit.fixtures import needed
 from foretoken.audit.greedy import compare_greedy
 from foretoken.audit.rows import neighbour_differences, seed_differences, seeded_rows, write
 from foretoken.controllers.fixed import Fixed
@@ -52,6 +53,7 @@ def real_engine(entry: Method, pair, **config) -> Engine:
     target, draft = pair
     if entry.name == "plain":
         config = {}
+    config |= needed(entry, VOCAB)
     return assemble(entry.name, target, draft if entry.needs_draft else None, **config)
 
 

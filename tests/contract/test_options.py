@@ -13,6 +13,7 @@ from transformers.generation.logits_process import (
 )
 
 from foretoken.audit import checks
+from foretoken.audit.fixtures import needed
 from foretoken.audit.law import BOUND, PROMPT, law_gap, own_law, total_variation
 from foretoken.audit.rows import make_row
 from foretoken.coins import SeededCoins
@@ -93,7 +94,7 @@ def perfect(entry: Method) -> Any:
     """The method with a draft that is always right, so that whole blocks are accepted."""
     config = {} if entry.name == "plain" else {"depth": 4, "nodes": 12}
     draft = TableLM.random(4, seed=21) if entry.needs_draft else None
-    return assemble(entry.name, TableLM.random(4, seed=21), draft, **config)
+    return assemble(entry.name, TableLM.random(4, seed=21), draft, **config, **needed(entry, 4))
 
 
 def finished(entry: Method, params: SamplingParams, ended: Any = None):

@@ -1,5 +1,6 @@
 import pytest
 
+from foretoken.audit.fixtures import needed
 from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.chain_model import ChainModel
@@ -19,6 +20,7 @@ def tables(vocab=5, draft=5):
 def built(name, controller=None, **options):
     target, draft = tables()
     models = (target, draft) if METHODS[name].needs_draft else (target,)
+    options = {**needed(METHODS[name], 5), **options}
     return assemble(name, *models, controller=controller, **options)
 
 

@@ -1,5 +1,6 @@
 import pytest
 
+from foretoken.audit.fixtures import needed
 from foretoken.engine import measure
 from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import DEPTHS, SIZES, measure_costs
@@ -44,7 +45,7 @@ def pair(clock, base=1e-3, node=1e-4):
 def test_costs_are_what_the_forwards_take(clock, name):
     target, draft = pair(clock)
     models = (target, draft) if METHODS[name].needs_draft else (target,)
-    costs = measure_costs(assemble(name, *models))
+    costs = measure_costs(assemble(name, *models, **needed(METHODS[name], 12)))
     assert set(SIZES) <= set(costs.target)
     for size, seconds in costs.target.items():
         assert seconds == pytest.approx(1e-3 + 1e-4 * size)

@@ -16,6 +16,7 @@ import torch
 from foretoken.audit import law as exact
 from foretoken.audit.cache import cache_difference
 from foretoken.audit.drawn_trees import DrawnTree, rule_gap
+from foretoken.audit.fixtures import needed
 from foretoken.audit.greedy import compare_greedy
 from foretoken.audit.mutations import MUTATIONS, Mutation, find
 from foretoken.audit.rows import Build, neighbour_differences, seed_differences
@@ -77,6 +78,7 @@ def table_engine(
         controller=controller,
         verifier=verifier,
         **config,
+        **needed(entry, vocab),
     )
     engine.controller = exact.Steady(engine.controller)
     return engine
@@ -203,6 +205,7 @@ def model_jobs(
     if entry.needs_draft and draft is None:
         return [("models", entry.name, partial(left_out, "no draft model was given"))]
     config: dict[str, Any] = {} if entry.name == "plain" else {"depth": 4}
+    config |= needed(entry, target.vocab_size)
     build = partial(
         assemble,
         entry.name,

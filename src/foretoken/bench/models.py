@@ -15,7 +15,7 @@ from foretoken.bench.peers import FORMS, PeerRow
 from foretoken.bench.rows import OwnRow, RowSpec, Waiting
 from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.models import check_tokenizers, end_tokens
+from foretoken.engine.models import check_tokenizers, check_words, end_tokens
 from foretoken.errors import ConfigError
 from foretoken.lm.cached import CachedLM
 from foretoken.lm.load import load_model, load_tokenizer
@@ -62,6 +62,7 @@ class Models:
             draft_lm = self.own("draft", kernels)
             check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
+        check_words(engine, self.tokenizer)
         if engine.controller.needs_costs:
             engine.controller.learn(measure_costs(engine))
         if self.device.type == "cuda":

@@ -7,9 +7,11 @@ their own, for kernels are installed in place.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -196,4 +198,7 @@ def value_of(text: str) -> Any:
 
 
 def _written(value: Any) -> str:
+    """A value as a label shows it; of a path only the last name, for results travel."""
+    if isinstance(value, str) and os.sep in value:
+        return Path(value).name
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

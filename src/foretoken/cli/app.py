@@ -17,7 +17,7 @@ MISTAKE = 2  # exit status of a refused request; a failed audit exits with 1
 class Commands(TyperGroup):
     """Shows a ForetokenError as its three parts, without a traceback."""
 
-    order = ("generate", "chat", "bench", "audit", "train", "methods", "minis")
+    order = ("generate", "chat", "bench", "audit", "train", "datastore", "methods", "minis")
 
     def list_commands(self, ctx: Any) -> list[str]:
         """What most people want first."""
@@ -68,4 +68,4 @@ def main() -> None:
 
 
 # Commands register themselves on import; the imports stand below because they need `app`.
-from foretoken.cli import catalogue, measure, minis, train, write  # noqa: E402, F401
+from foretoken.cli import catalogue, datastore, measure, minis, train, write  # noqa: E402, F401

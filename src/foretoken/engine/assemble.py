@@ -43,6 +43,7 @@ def assemble(
     parts = _parts(row, controller, verifier)
     _check_draft(row, target_lm, draft_lm)
     options = _route(row, parts, config)
+    _require_options(row, config)
     models = [{"target": target_lm, "draft": draft_lm}[name] for name in row.models]
     drafter = parts["drafter"](*models, parts["drafter"].Config(**options["drafter"]))
     rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
@@ -68,6 +69,7 @@ def check_options(
     """Raise what `assemble` would say about names and types, before any model is loaded."""
     row = method_row(method_name)
     _route(row, _parts(row, controller, verifier), config)
+    _require_options(row, config)
 
 
 def config_fields(
@@ -162,6 +164,17 @@ def _route(row: Method, parts: dict[str, Any], config: dict[str, Any]) -> dict[s
         if name in known:
             options[known[name]].setdefault(name, value)
     return options
+
+
+def _require_options(row: Method, config: dict[str, Any]) -> None:
+    """A method that stands on data or learned parts is refused without them."""
+    for name in row.needs:
+        if not config.get(name):
+            raise ConfigError(
+                f"method {row.name!r} was asked for without its {name}.",
+                f"{row.name!r} needs the option {name}: a folder made for the target beforehand.",
+                f"pass {name}=FOLDER; `foretoken --help` lists the commands that make one.",
+            )
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:

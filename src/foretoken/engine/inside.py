@@ -140,7 +140,12 @@ class Inside:
             if loan is not None:
                 borrowed.enter_context(loan.taken())
         engine, _ = engine_over(
-            model, self.method, self.draft, lm_options={"kernels": self.kernels}, **self.parts
+            model,
+            self.method,
+            self.draft,
+            words=self.tokenizer,
+            lm_options={"kernels": self.kernels},
+            **self.parts,
         )
         if engine.controller.needs_costs:
             engine.controller.learn(measure_costs(engine))

@@ -11,6 +11,7 @@ from foretoken.engine.loop import Engine
 from foretoken.errors import ConfigError
 from foretoken.methods import Method
 from foretoken.methods import method as method_row
+from foretoken.types import KeepsIds
 
 
 def check_request(method: str, draft: Any, max_rows: int) -> Method:
@@ -37,6 +38,12 @@ def check_tokenizers(words: Any, source: Any, load_tokenizer: Any) -> None:
             "guesses are token ids, and these tokenizers give the same ids other meanings.",
             "use a draft trained with the target's tokenizer, or method prompt-lookup.",
         )
+
+
+def check_words(engine: Engine, words: Any) -> None:
+    """A drafter that keeps ids from elsewhere compares what they mean with the target's."""
+    if words is not None and isinstance(engine.drafter, KeepsIds):
+        engine.drafter.check_words(words.get_vocab())
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -74,4 +81,5 @@ def engine_over(
     engine = assemble(method, target_lm, draft_lm, **parts)
     if draft_lm is not None:
         check_tokenizers(words, draft, load_tokenizer)
+    check_words(engine, words)
     return engine, draft_lm

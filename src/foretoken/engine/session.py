@@ -12,7 +12,7 @@ from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble, check_options
 from foretoken.engine.loop import Engine
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.models import check_request, end_tokens, engine_over
+from foretoken.engine.models import check_request, check_words, end_tokens, engine_over
 from foretoken.engine.record import Recorder, Stats, StepTrace
 from foretoken.engine.requests import (
     SAMPLING,
@@ -175,8 +175,10 @@ class Session:
         """The same models with another method around them; `parts` as in `load`."""
         row = check_request(method, self.draft, self.max_rows)
         draft = self.draft if row.needs_draft else None
+        engine = assemble(method, self.target, draft, **parts)
+        check_words(engine, self.tokenizer)
         return Session(
-            assemble(method, self.target, draft, **parts),
+            engine,
             method=method,
             tokenizer=self.tokenizer,
             draft=self.draft,

@@ -1,0 +1,48 @@
+"""What rows of METHODS cannot be built without (`Method.needs`), made small for any vocabulary.
+
+A row that needs an option gets it here, so that the audit, the contract tests and every other loop
+over METHODS can build it. A new need is a maker in MAKERS: vocabulary size to the option's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from foretoken.datastore.store import Datastore
+from foretoken.datastore.vocabulary import Vocabulary
+from foretoken.methods import Method
+
+_folders: list[TemporaryDirectory[str]] = []  # removed when the interpreter ends
+
+
+def needed(entry: Method, vocab_size: int) -> dict[str, Any]:
+    """The options without which the row cannot be built, for a target of `vocab_size` ids."""
+    return {name: _made(name, vocab_size) for name in entry.needs}
+
+
+def folder() -> Path:
+    """A new folder that lasts as long as the interpreter."""
+    _folders.append(TemporaryDirectory(prefix="foretoken-audit-"))
+    return Path(_folders[-1].name)
+
+
+@cache
+def _made(name: str, vocab_size: int) -> Any:
+    return MAKERS[name](vocab_size)
+
+
+def tiny_datastore(vocab_size: int) -> Path:
+    """Two segments of texts that hold every pair of the first ids, some of them more often."""
+    where = folder() / "datastore"
+    store = Datastore.create(where, Vocabulary.of_ids(vocab_size))
+    ids = range(min(vocab_size, 8))
+    store.add([[a, b, (a + b + 1) % vocab_size, a, b] for a in ids for b in ids])
+    store.add([[i % vocab_size, (3 * i) % vocab_size, (i * i) % vocab_size] for i in range(12)])
+    return where
+
+
+MAKERS: dict[str, Callable[[int], Any]] = {"datastore": tiny_datastore}

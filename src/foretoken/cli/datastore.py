@@ -1,0 +1,181 @@
+"""`foretoken datastore`: texts that retrieval methods guess from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli import options as o
+from foretoken.cli.app import Commands, app
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.datastore.store import Datastore
+
+datastore = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="Texts that rest and rasd look things up in: build, add, info.",
+    epilog="Example: `foretoken datastore build notes.txt src/ --out ./store`",
+)
+app.add_typer(datastore, name="datastore")
+
+Texts = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="Text files, .jsonl files with a text each, folders of such.", metavar="TEXT..."
+    ),
+]
+Traffic = Annotated[
+    int, typer.Option(help="Also so many generated examples of the six task families.")
+]
+Seed = Annotated[int, typer.Option(help="Of generated examples.")]
+
+
+@datastore.command(epilog="Example: `foretoken datastore build --traffic 5000 --out ./store`")
+def build(
+    out: Annotated[Path, typer.Option(help="New folder.")],
+    texts: Texts = None,
+    traffic: Traffic = 0,
+    seed: Seed = 0,
+    target: Annotated[
+        str, typer.Option(help="Model directory, hub name or mini whose tokenizer is used.")
+    ] = o.DEFAULT_TARGET,
+    json_: o.AsJson = False,
+) -> None:
+    """Make a datastore of texts for one target's tokenizer."""
+    documents = gathered(texts, traffic, seed)
+    words = tokenizer(target)
+    from foretoken.datastore.store import Datastore
+    from foretoken.datastore.vocabulary import Vocabulary
+
+    store = Datastore.create(out, Vocabulary.of(words.get_vocab()))
+    store.add(encoded(documents, words, quiet=json_))
+    show(store, json_)
+
+
+@datastore.command(epilog="Example: `foretoken datastore add ./store more.txt`")
+def add(
+    folder: Annotated[Path, typer.Argument(help="A datastore.")],
+    texts: Texts = None,
+    traffic: Traffic = 0,
+    seed: Seed = 0,
+    target: Annotated[
+        str, typer.Option(help="Model directory, hub name or mini whose tokenizer is used.")
+    ] = o.DEFAULT_TARGET,
+    json_: o.AsJson = False,
+) -> None:
+    """Put more texts into a datastore; a killed run leaves it as it was."""
+    documents = gathered(texts, traffic, seed)
+    from foretoken.datastore.store import Datastore
+    from foretoken.datastore.vocabulary import Vocabulary
+
+    store = Datastore(folder)
+    words = tokenizer(target)
+    store.vocabulary.refuse_other(Vocabulary.of(words.get_vocab()), folder)
+    store.add(encoded(documents, words, quiet=json_))
+    show(store, json_)
+
+
+@datastore.command(epilog="Example: `foretoken datastore info ./store --check`")
+def info(
+    folder: Annotated[Path, typer.Argument(help="A datastore.")],
+    check: Annotated[
+        bool, typer.Option("--check", help="Read everything and compare checksums.")
+    ] = False,
+    json_: o.AsJson = False,
+) -> None:
+    """What a datastore holds."""
+    from foretoken.datastore.store import Datastore
+
+    store = Datastore(folder)
+    if check:
+        store.check()
+    show(store, json_)
+
+
+def tokenizer(target: str) -> Any:
+    """The tokenizer of a model, without the model."""
+    from foretoken.lm.load import load_tokenizer
+
+    words = load_tokenizer(o.source(target))
+    if words is None:
+        raise ConfigError(
+            f"a datastore for {target} was asked for.",
+            "it has no tokenizer, and a datastore keeps ids of one.",
+            "pass --target with a model directory that holds a tokenizer.",
+        )
+    return words
+
+
+def gathered(texts: list[Path] | None, traffic: int, seed: int) -> Iterator[str]:
+    """The documents asked for; what cannot be read is refused before the first one."""
+    if not texts and traffic <= 0:
+        raise ConfigError(
+            "a datastore of nothing was asked for.",
+            "it is made of text files, or of generated examples.",
+            "name text files or folders, or pass --traffic 5000.",
+        )
+    from foretoken.datastore.documents import files_of, read
+
+    files = files_of(texts or [])
+
+    def all_of_them() -> Iterator[str]:
+        for file in files:
+            yield from read(file)
+        if traffic > 0:
+            yield from generated(traffic, seed)
+
+    return all_of_them()
+
+
+def generated(count: int, seed: int) -> Iterator[str]:
+    """Examples of the families' training split, in turn: none of them is ever asked in a bench."""
+    import random
+
+    from foretoken.minis import tasks
+
+    rng = random.Random(f"datastore/{seed}")
+    streams = [tasks.stream(family, "train", rng) for family in tasks.FAMILIES]
+    for n in range(count):
+        example = next(streams[n % len(streams)])
+        yield example.prompt + example.answer
+
+
+def encoded(documents: Iterator[str], words: Any, quiet: bool) -> Iterator[list[int]]:
+    """Token ids of every document, ended as the target would end it, with a sign of life."""
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=quiet)
+    end = [] if words.eos_token_id is None else [words.eos_token_id]
+    with console.status("reading") as status:
+        total = 0
+        for text in documents:
+            ids = list(words(text, verbose=False)["input_ids"])
+            total += len(ids)
+            status.update(f"{total:,} tokens")
+            yield ids if ids[-1:] == end else ids + end
+        status.update(f"sorting {total:,} tokens")
+
+
+def show(store: Datastore, json_: bool) -> None:
+    """What a datastore holds, as a line or as JSON."""
+    found = {
+        "folder": str(store.folder),
+        "tokens": store.tokens,
+        "documents": store.documents,
+        "segments": [s.described.tokens for s in store.segments],
+        "bytes": store.size,
+        "vocab_size": store.vocabulary.size,
+        "fingerprint": store.vocabulary.fingerprint,
+    }
+    if json_:
+        o.print_json(found)
+        return
+    print(
+        f"{store.folder}: {store.tokens:,} tokens, {store.documents:,} documents, "
+        f"{len(store.segments)} segments, {store.size / 2**20:.1f} MiB"
+    )

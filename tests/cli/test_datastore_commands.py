@@ -1,0 +1,91 @@
+"""Building, growing and describing a datastore from a terminal, and using it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import foretoken
+from foretoken.cli import app
+from foretoken.errors import ConfigError
+
+runner = CliRunner()
+TEXT = "the cat is in the hat, and the rat is in the cat. " * 20
+
+
+def run(*arguments):
+    return runner.invoke(app, ["datastore", *[str(a) for a in arguments]])
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text(TEXT)
+    (folder / "b.jsonl").write_text('{"text": "one text"}\n\n{"prompt": "two", "answer": "!"}\n')
+    (folder / "picture").write_bytes(b"\x89PNG\0\0\xff")
+    (folder / ".hidden").write_text("not this")
+    return folder
+
+
+def test_a_store_of_files_is_built_grown_and_described(texts, pair_folders, tmp_path):
+    target, store = pair_folders[0], tmp_path / "store"
+    ran = run("build", texts, "--target", target, "--out", store, "--json")
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert found["documents"] == 3, "a file, and two lines of another"
+    (texts / "more.txt").write_text(TEXT)
+    ran = run("add", store, texts / "more.txt", "--target", target, "--json")
+    assert json.loads(ran.stdout)["documents"] == 4, ran.output
+    told = run("info", store, "--check").stdout
+    assert "4 documents" in told and "tokens" in told
+
+
+def test_rest_writes_with_it(texts, pair_folders, tmp_path):
+    target, store = pair_folders[0], tmp_path / "store"
+    run("build", texts, "--target", target, "--out", store)
+    shell = ["--target", str(target), "--set", "kernels=dense", "--max-new-tokens", "24", "--json"]
+    rest = ["--method", "rest", "--set", f"datastore={store}", "--set", "nodes=8"]
+    ran = runner.invoke(app, ["generate", "the cat is in", *shell, *rest])
+    assert ran.exit_code == 0, ran.output
+    plain = runner.invoke(app, ["generate", "the cat is in", *shell, "--method", "plain"])
+    assert json.loads(ran.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+
+
+def test_generated_traffic_fills_a_store(tmp_path):
+    ran = run("build", "--traffic", 12, "--out", tmp_path / "store", "--json")
+    found = json.loads(ran.stdout)
+    assert found["documents"] == 12 and found["tokens"] > 200 and found["vocab_size"] == 4096
+
+
+def test_another_tokenizer_is_refused_everywhere(texts, pair_folders, tmp_path):
+    store = tmp_path / "store"
+    run("build", "--traffic", 6, "--out", store)
+    ran = run("add", store, texts, "--target", pair_folders[0])
+    assert ran.exit_code == 2 and "another tokenizer" in ran.stderr
+    mine = tmp_path / "mine"
+    run("build", texts, "--target", pair_folders[0], "--out", mine)
+    spec = foretoken.load(pair_folders[0], "rest", datastore=mine, kernels="dense")
+    spec.tokenizer.add_tokens(["something else"])
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        spec.using("rest", datastore=mine)
+
+
+def test_what_cannot_be_built_is_refused(texts, tmp_path):
+    for arguments, told in (
+        (["build", "--out", tmp_path / "s"], "a datastore of nothing"),
+        (["build", tmp_path / "none", "--out", tmp_path / "s"], "no such file or folder"),
+        (["build", texts / "picture", "--out", tmp_path / "s"], "UTF-8"),
+        (["info", tmp_path / "none"], "no such folder"),
+        (["add", tmp_path / "none", texts], "no such folder"),
+    ):
+        ran = run(*arguments)
+        assert ran.exit_code == 2 and told in " ".join(ran.stderr.split()), ran.output
+    run("build", "--traffic", 6, "--out", tmp_path / "s")  # in place of the empty one
+    ran = run("build", "--traffic", 6, "--out", tmp_path / "s")
+    assert ran.exit_code == 2 and "nothing is overwritten" in ran.stderr
+
+
+def test_a_method_without_its_store_is_refused_before_anything_is_read():
+    with pytest.raises(ConfigError, match="without its datastore"):
+        foretoken.load("no-such-model", "rest")
