@@ -134,14 +134,9 @@ def gathered(texts: list[Path] | None, traffic: int, seed: int) -> Iterator[str]
 
 def generated(count: int, seed: int) -> Iterator[str]:
     """Examples of the families' training split, in turn: none of them is ever asked in a bench."""
-    import random
+    from foretoken.minis.tasks import mixed
 
-    from foretoken.minis import tasks
-
-    rng = random.Random(f"datastore/{seed}")
-    streams = [tasks.stream(family, "train", rng) for family in tasks.FAMILIES]
-    for n in range(count):
-        example = next(streams[n % len(streams)])
+    for example in mixed("train", count, seed):
         yield example.prompt + example.answer
 
 

@@ -61,3 +61,11 @@ def examples(family: str, split: str = "test", count: int = 100, seed: int = 0) 
     """`count` examples, the same for the same arguments."""
     found = stream(family, split, random.Random(f"{family}/{split}/{seed}"))
     return [next(found) for _ in range(count)]
+
+
+def mixed(split: str, count: int, seed: int = 0) -> Iterator[Example]:
+    """`count` examples of all families in turn, the same for the same arguments."""
+    rng = random.Random(f"mixed/{split}/{seed}")
+    streams = [stream(family, split, rng) for family in FAMILIES]
+    for n in range(count):
+        yield next(streams[n % len(streams)])
