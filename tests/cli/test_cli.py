@@ -170,7 +170,7 @@ COMMANDS = {
     "allow-pickle trust-remote-code system",
     "bench": "target draft methods tasks limit repetitions max-new-tokens temperature top-k top-p "
     "seed ignore-eos out resume threads device dtype allow-pickle trust-remote-code json",
-    "audit": "methods mutate target draft out json",
+    "audit": "methods mutate acceptance target draft out json",
     "methods": "markdown json",
     "datastore build": "out traffic seed target json",
     "datastore add": "traffic seed target json",
@@ -351,3 +351,15 @@ def test_audit_says_in_its_exit_status_whether_every_row_passed(monkeypatch, tmp
     monkeypatch.setattr(report, "run", lambda *a, **k: report.AuditReport((bad,)))
     ran = run("audit")
     assert ran.exit_code == 1 and "off by 0.1" in ran.stdout
+
+
+def test_audit_measures_acceptance_instead(monkeypatch, models):
+    from foretoken.audit import yardstick
+
+    small = yardstick.run
+    monkeypatch.setattr(yardstick, "run", lambda *a, **k: small(*a, **{**k, "count": 3}))
+    ran = run("audit", "--acceptance", *models[:4], "--json")
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    assert found["passed"] and "the models', top-k 16" in found["one_candidate"]
+    refused(run("audit", "--acceptance", "--mutate"), "one after the other")

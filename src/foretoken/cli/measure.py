@@ -12,6 +12,8 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
+    from foretoken.audit.report import AuditReport
+    from foretoken.audit.yardstick import Yardstick
     from foretoken.bench.tasks import Task
 
 
@@ -126,6 +128,10 @@ def audit(
     mutate: Annotated[
         bool, typer.Option("--mutate", help="Inject known bugs and see that each is caught.")
     ] = False,
+    acceptance: Annotated[
+        bool,
+        typer.Option("--acceptance", help="Instead: each rule's acceptance beside the optimum."),
+    ] = False,
     target: Annotated[
         str | None,
         typer.Option(help="For greedy text and cache checks; default: the shipped target."),
@@ -141,15 +147,40 @@ def audit(
     if target is None and Path(o.source(o.DEFAULT_TARGET)).is_dir():
         target = o.DEFAULT_TARGET
     whole, small = (None, None) if target is None else o.pair(target, draft)
+    if acceptance:
+        if methods or mutate:
+            raise ConfigError(
+                "--acceptance was passed with --methods or --mutate.",
+                "--acceptance measures rules on laws, not methods, and injects no bugs.",
+                "run the two audits one after the other.",
+            )
+        show_report(measured_acceptance(whole, small, quiet=json_), out, json_)
+        return
     from foretoken.audit.report import run
 
     report = run(names, mutate=mutate, target=whole, draft=small, progress=not json_)
+    show_report(report, out, json_)
+
+
+def measured_acceptance(target: Any, draft: Any, quiet: bool) -> Yardstick:
+    """The yardstick, with a sign of life while it is being measured."""
+    from rich.console import Console
+
+    from foretoken.audit import yardstick
+    from foretoken.minis.tasks import FAMILIES, examples
+
+    prompts = [one.prompt for family in FAMILIES for one in examples(family, "test", 4)]
+    with Console(stderr=True, quiet=quiet).status("measuring acceptance") as status:
+        return yardstick.run(
+            target, draft, prompts, told=lambda name: status.update(f"acceptance: {name}")
+        )
+
+
+def show_report(report: AuditReport | Yardstick, out: Path | None, as_json: bool) -> None:
+    """A report on the terminal and in its file; exit status 1 if it fails."""
     if out is not None:
         save(out, report.to_json())
-    if json_:
-        print(report.to_json())
-    else:
-        print(report.render())
+    print(report.to_json() if as_json else report.render())
     if not report.passed:
         raise typer.Exit(1)
 
