@@ -33,6 +33,7 @@ from foretoken.lm.stages import Stack, Stage
 from foretoken.trees.masks import depths
 from foretoken.types import DecodeState, Draft, Scores
 
+_NOTHING = nullcontext()
 CHUNK = 512  # tokens of a prompt fed together: a mask of a whole long prompt would not fit
 
 
@@ -63,7 +64,7 @@ class CachedLM:
         self._rows: dict[int, Memory] = {}  # uid -> memory, any order
         self._slots: list[int] = []  # slot -> uid
         self._layers = decoder_layers(model, self.family.layers)
-        self._configs = attention_configs(model)
+        self._switch = attention.Switch(attention_configs(model))
         accepted = inspect.signature(model.forward).parameters
         self._positions_accepted = "position_ids" in accepted
         self._keep_accepted = "logits_to_keep" in accepted
@@ -293,17 +294,16 @@ class CachedLM:
         width = max(len(feed.tokens) for feed in feeds)
         if self.exact_bits and width == 1 and len(feeds) == 1:
             width = 2  # products of a single row round differently from all others
-        numbers = torch.tensor(
+        ids, positions = torch.tensor(
             [
                 [_padded(feed.tokens, width) for feed in feeds],
                 [_padded(feed.positions, width) for feed in feeds],
             ],
             device=self.device,
-        )
-        first = min(len(feed.tokens) - feed.scored for feed in feeds)
-        longest = max(feed.stop for feed in feeds)
-        kept = max(1, width - first)
-        return Batch(feeds, width, longest, kept, numbers[0], numbers[1])
+        ).unbind()
+        first = min([len(feed.tokens) - feed.scored for feed in feeds])
+        longest = max([feed.stop for feed in feeds])
+        return Batch(feeds, width, longest, max(1, width - first), ids, positions)
 
     def _forward(
         self, batch: Batch, taps: tuple[int, ...], stage: Stage | None
@@ -332,14 +332,16 @@ class CachedLM:
         headless = stage is not None and not stage.head
         if self._keep_accepted and not headless:
             arguments["logits_to_keep"] = batch.kept
-        with (
-            attention.switched(self._configs, self.plan.attention),
-            tapping(self._layers, taps) as tapped,
-            nullcontext() if stage is None else stage.entered(self.stack, feeds, width),
-        ):
-            output = (self.stack.body if headless else self.model)(
-                input_ids=batch.ids, past_key_values=self.cache, use_cache=True, **arguments
-            )
+        arguments |= {"input_ids": batch.ids, "past_key_values": self.cache, "use_cache": True}
+        run = self.stack.body if headless else self.model
+        entered = _NOTHING if stage is None else stage.entered(self.stack, feeds, width)
+        tapped: list[Tensor] = []
+        with self._switch.to(self.plan.attention), entered:
+            if taps:
+                with tapping(self._layers, taps) as tapped:
+                    output = run(**arguments)
+            else:
+                output = run(**arguments)
         logits = output.last_hidden_state[..., :0] if headless else output.logits
         if logits.shape[1] > batch.kept:
             logits = logits[:, -batch.kept :]

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from foretoken.lm import attention
 from foretoken.lm.cache import Target
 from foretoken.lm.feed import Batch
 from foretoken.lm.masking import window_bounds
@@ -158,7 +157,7 @@ class Graphs:
         }
         if lm._positions_accepted:
             arguments["position_ids"] = positions
-        with attention.switched(lm._configs, lm.plan.attention):
+        with lm._switch.to(lm.plan.attention):
             output = lm.model(input_ids=ids, past_key_values=lm.cache, use_cache=True, **arguments)
         logits: Tensor = output.logits
         return logits
