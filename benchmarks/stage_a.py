@@ -43,8 +43,10 @@ def verdicts(results: dict[str, Any]) -> list[gates.Gate]:
             f"best of ours ({ours}) over the best peer ({peer})",
             gates.ratio(results, ours, peer), 1.5, unit="x",
         ),
-        gates.Gate(f"efficiency of {chain}", rows[chain]["efficiency"] if chain else None, 0.85),
-        gates.Gate(f"efficiency of {ours}", rows[ours]["efficiency"] if ours else None, 0.85),
+        *(
+            gates.Gate(f"efficiency of {label}", rows[label]["efficiency"] if label else None, 0.85)
+            for label in dict.fromkeys((chain, ours))
+        ),
         gates.Gate(
             "scoring 16 nodes, in plain steps", sixteen, 2.0, at_least=False, unit=" steps"
         ),

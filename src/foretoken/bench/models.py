@@ -60,8 +60,9 @@ class Models:
         if spec.needs_draft:
             kernels = {k: v for k, v in spec.model_options.items() if k == "kernels"}
             draft_lm = self.own("draft", kernels)
-            check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
+        if spec.needs_draft:
+            check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
         check_words(engine, self.tokenizer)
         if engine.controller.needs_costs:
             engine.controller.learn(measure_costs(engine))

@@ -28,6 +28,7 @@ from foretoken.bench.rows import DEFAULT_METHODS, RowSpec, parse_methods
 from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tasks import Task
 from foretoken.errors import ConfigError, ForetokenError
+from foretoken.methods import method
 from foretoken.types import SamplingParams
 
 # What may stop one row without stopping the bench: it is written down and shown.
@@ -76,6 +77,11 @@ class BenchConfig:
                     f"{name} is 1 or more.",
                     f"pass {name}=1 or more.",
                 )
+
+    def writing(self) -> dict[str, Any]:
+        """What every row is asked to write, for reports and for resuming."""
+        names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")
+        return {name: getattr(self, name) for name in names}
 
     def params(self, cap: int, seed: int, eos: frozenset[int]) -> SamplingParams:
         return SamplingParams(
@@ -178,12 +184,7 @@ def asked(config: BenchConfig, tasks: Sequence[Task], models: Models) -> dict[st
         "parameters": models.parameters["target"],
         "dtype": models.dtype,
         "tasks": [task.id for task in tasks],
-        "max_new_tokens": config.max_new_tokens,
-        "temperature": config.temperature,
-        "top_k": config.top_k,
-        "top_p": config.top_p,
-        "seed": config.seed,
-        "ignore_eos": config.ignore_eos,
+        **config.writing(),
         "threads": torch.get_num_threads(),
     }
 
@@ -336,18 +337,13 @@ def setting(
         "dtype": models.dtype,
         "device": models.device.type,
         "methods": [spec.label for spec in specs],
-        "lossy": [],
+        "lossy": [s.label for s in specs if not (s.peer or method(s.method).lossless)],
         "prompts": len(prompts),
         "families": list(dict.fromkeys(prompt.family for prompt in prompts)),
         "skipped": skipped,
         "prompt_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
         "repetitions": config.repetitions,
-        "max_new_tokens": config.max_new_tokens,
-        "temperature": config.temperature,
-        "top_k": config.top_k,
-        "top_p": config.top_p,
-        "seed": config.seed,
-        "ignore_eos": config.ignore_eos,
+        **config.writing(),
     }
 
 
