@@ -108,6 +108,14 @@ METHODS: dict[str, Method] = {
             defaults={"depth": 10, "nodes": 64},
             paper="arXiv 2311.08252",
         ),
+        Method(
+            "suffix",
+            "follow the most frequent continuations in this request and in earlier answers",
+            drafter="drafters.suffix:SuffixDecoding",
+            verifier="point",
+            defaults={"depth": 32, "nodes": 32},
+            paper="arXiv 2411.04975",
+        ),
     )
 }
 

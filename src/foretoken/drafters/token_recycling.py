@@ -4,8 +4,9 @@ A matrix keeps, for every token, the followers that were likeliest the last time
 that token, accepted or not. A fixed template of ranks is walked through it from the last token on.
 The matrix is shared by all requests. Four differences: an unknown follower makes no node (the
 released code drafts token 0); rows nobody has scored yet know the followers seen in prompts; of
-several nodes with one token the accepted one is believed, else the last; and under a small node
-budget the template is cut to the ranks that were accepted most often.
+several nodes with one token the last in level order is believed (as good as the first or the
+accepted one, measured); and under a small node budget the template is cut to the ranks that were
+accepted most often.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class TokenRecycling(RowDrafter):
         tops: list[Tensor] = []
         for row, draft, score, verdict in zip(rows, drafts, scores, verdicts, strict=True):
             self.shapes.update(draft.tree.parents, row.draft, verdict.path)
-            nodes = believed(draft.tree.tokens, verdict.path)
+            nodes = {token: node for node, token in enumerate(draft.tree.tokens)}  # the last wins
             logits = score.logits
             if len(nodes) < len(logits):
                 logits = logits[list(nodes.values())]
@@ -110,18 +111,6 @@ class TokenRecycling(RowDrafter):
             tops.append(logits.topk(self.known.keep).indices)
         for token, followers in zip(tokens, torch.cat(tops).tolist(), strict=True):
             self.known.put(token, followers)
-
-
-def believed(tokens: Sequence[int], path: Sequence[int]) -> dict[int, int]:
-    """The node whose scores each token's row takes: on the path, else the last of that token."""
-    nodes = {token: node for node, token in enumerate(tokens)}
-    for node in (0, *path):
-        nodes[tokens[node]] = node
-    return dict(sorted(nodes.items(), key=_by_node))
-
-
-def _by_node(item: tuple[int, int]) -> int:
-    return item[1]
 
 
 class RankShapes:
