@@ -124,13 +124,14 @@ class RankShapes:
         self.counts = Counts(half_life=512.0)
         self.keep = keep
         self.steps = 0
-        self.made: dict[Budget, tuple[Sequence[int], Sequence[int]]] = {}
+        self.made: dict[tuple[int, int], tuple[Sequence[int], Sequence[int]]] = {}
 
     def within(self, budget: Budget) -> tuple[Sequence[int], Sequence[int]]:
         """Parents and ranks of the shape for this budget, the root first."""
-        if budget not in self.made:
-            self.made[budget] = self.make(budget)
-        return self.made[budget]
+        size = budget.depth, budget.nodes
+        if size not in self.made:
+            self.made[size] = self.make(budget)
+        return self.made[size]
 
     def make(self, budget: Budget) -> tuple[Sequence[int], Sequence[int]]:
         """The best nodes of the template, or of all trees if there is none."""
