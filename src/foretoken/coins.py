@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -58,6 +58,11 @@ class EnumeratingCoins:
         self.branches: list[list[int]] = []  # per decision taken: the outcomes that can happen
         self.probability = 1.0
 
+    @property
+    def taken(self) -> list[int]:
+        """The choices made so far, which a new script can repeat."""
+        return self.script + [0] * (len(self.branches) - len(self.script))
+
     def flip(self, p: float) -> bool:
         p = min(max(float(p), 0.0), 1.0)
         return self._choose([1.0 - p, p]) == 1
@@ -74,15 +79,20 @@ class EnumeratingCoins:
         return possible[choice]
 
 
-def enumerate_outcomes(run: Callable[[Coins], T]) -> Iterator[tuple[T, float]]:
-    """Every outcome of `run` with its exact probability, depth first over all coin results."""
-    script: list[int] = []
+def enumerate_outcomes(
+    run: Callable[[Coins], T], given: Sequence[int] = ()
+) -> Iterator[tuple[T, float]]:
+    """Every outcome of `run` with its exact probability, depth first over all coin results.
+
+    The first choices can be `given`; then only what follows them is gone through.
+    """
+    script: list[int] = list(given)
     while True:
         coins = EnumeratingCoins(script)
         yield run(coins), coins.probability
-        script = script + [0] * (len(coins.branches) - len(script))
-        while script and script[-1] + 1 >= len(coins.branches[len(script) - 1]):
+        script = coins.taken
+        while len(script) > len(given) and script[-1] + 1 >= len(coins.branches[len(script) - 1]):
             script.pop()
-        if not script:
+        if len(script) <= len(given):
             return
         script[-1] += 1

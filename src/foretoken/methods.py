@@ -44,6 +44,8 @@ VERIFIERS = {
     "block": "verifiers.block:Block",
     "traversal": "verifiers.traversal:Traversal",
     "mixed": "verifiers.mixed:Mixed",
+    "naive": "verifiers.naive:Naive",
+    "k_sequential": "verifiers.k_sequential:KSequential",
 }
 
 METHODS: dict[str, Method] = {
@@ -115,6 +117,42 @@ METHODS: dict[str, Method] = {
             verifier="point",
             defaults={"depth": 32, "nodes": 32},
             paper="arXiv 2411.04975",
+        ),
+        Method(
+            "mcsd",
+            "a draft model draws several candidates per position, in a tree of fixed shape",
+            drafter="drafters.sampled_tree:SampledTree",
+            verifier="recursive",
+            verifiers=("traversal", "naive"),
+            models=("draft",),
+            paper="arXiv 2401.06706",
+        ),
+        Method(
+            "spectr",
+            "a draft model draws independent chains, one of which is selected token by token",
+            drafter="drafters.sampled_tree:IndependentChains",
+            verifier="k_sequential",
+            verifiers=("recursive", "traversal"),
+            models=("draft",),
+            paper="arXiv 2310.15141",
+        ),
+        Method(
+            "rsd-c",
+            "a draft model draws distinct candidates, with constant branching",
+            drafter="drafters.sampled_tree:ConstantBranching",
+            verifier="recursive",
+            verifiers=("traversal",),
+            models=("draft",),
+            paper="arXiv 2402.14160",
+        ),
+        Method(
+            "rsd-s",
+            "a draft model draws a beam of distinct paths by stochastic beam search",
+            drafter="drafters.stochastic_beam:StochasticBeam",
+            verifier="recursive",
+            verifiers=("traversal",),
+            models=("draft",),
+            paper="arXiv 2402.14160, 1903.06059",
         ),
     )
 }

@@ -285,6 +285,15 @@ class Drafter(Protocol):
     taps: tuple[int, ...]  # hidden layers it wants to see; negative counts from the last
     trees: bool  # emits trees that are no chains
     valued: bool  # knows the chance of each of its nodes, and honours the prices of a budget
+    memoryless: bool  # a proposal follows from the row's text, the budget and coins alone
+
+    def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
+        """The constant budget for what was asked of it (None: nothing was).
+
+        A drafter with a shape of its own says here how large it is, and refuses to be cut where
+        that shape was asked for. None leaves the budget to the controller.
+        """
+        ...
 
     def start(self, row: DecodeState, seen: Tensor | None) -> None: ...
     def propose(

@@ -102,3 +102,33 @@ def test_a_part_that_breaks_the_protocol_is_a_failed_row() -> None:
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(ConfigError, match="chain"):
         report.run(["chian"])
+
+
+def test_merging_equal_states_changes_no_law() -> None:
+    """All coins of three tokens at once, or step by step with equal states merged."""
+    from functools import partial
+
+    from foretoken.audit import checks
+    from foretoken.audit.law import PROMPT, engine_law, merged_law
+    from foretoken.audit.rows import make_row
+    from foretoken.methods import METHODS
+
+    for name, controller in (("chain", "fixed"), ("chain", "cost_model"), ("spectr", "fixed")):
+        vocab = 2 if name == "spectr" else 3
+        build = partial(checks.table_engine, METHODS[name], vocab, controller)
+        params = SamplingParams(max_new_tokens=3, temperature=1.0)
+
+        def make(coins, params=params, vocab=vocab):
+            return make_row(PROMPT, params, coins, vocab)
+
+        def whole(build=build):
+            engine = build()
+            engine.drafter.memoryless = False
+            return engine
+
+        with torch.inference_mode():
+            full, merged = engine_law(whole, make), merged_law(build, make)
+        assert total_variation(full.joint, merged.joint) < 1e-12
+        assert full.drafted == pytest.approx(merged.drafted)
+        assert full.accepted == pytest.approx(merged.accepted)
+        assert merged.outcomes < full.outcomes

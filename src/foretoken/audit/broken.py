@@ -35,6 +35,7 @@ from foretoken.verifiers.block import (
     repaired,
     share,
 )
+from foretoken.verifiers.k_sequential import KSequential, division_factor, owed
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
 from foretoken.warp import Warp, WarpedLaws
@@ -71,6 +72,20 @@ class DropsUnlikely(DrawnTree):
             kept = node + 1
         tree = chain(draft.tree.tokens[0], draft.tree.tokens[1 : kept + 1])
         return replace(draft, tree=tree, q=(*draft.q[:kept], None))
+
+
+class SortsSiblings(DrawnTree):
+    """Hands distinct siblings on by their likelihood instead of in the order of their draws."""
+
+    def children(self, q: Tensor, width: int, coins: Coins) -> list[int]:
+        return sorted(super().children(q, width, coins), key=lambda token: -float(q[token]))
+
+
+class DropsRepeats(DrawnTree):
+    """Hands independent siblings on without those that repeat an earlier one."""
+
+    def children(self, q: Tensor, width: int, coins: Coins) -> list[int]:
+        return list(dict.fromkeys(super().children(q, width, coins)))
 
 
 # Block verification
@@ -161,6 +176,28 @@ class KeepsTried(Recursive):
         return q
 
 
+class Undivided(KSequential):
+    """Tries each of several drafts with p/q, as if it were the only one."""
+
+    def select(self, drawn: list[int], p: Tensor, q: Tensor, coins: Coins) -> int:
+        for token in drawn:
+            if coins.flip(float(p[token] / q[token])):
+                return token
+        return coins.draw(owed(p, q, 1.0, len(drawn)))
+
+
+class OneTryResidual(KSequential):
+    """Corrects k failed tries with what one failed try of the ordinary rule leaves."""
+
+    def select(self, drawn: list[int], p: Tensor, q: Tensor, coins: Coins) -> int:
+        rho = division_factor(p, q, len(drawn))
+        for token in drawn:
+            if coins.flip(float(p[token]) / (rho * float(q[token]))):
+                return token
+        rest = (p - q).clamp(min=0.0)
+        return coins.draw(repaired(rest, float(rest.sum()), p))
+
+
 class ParentsRow(Point):
     """Reads the parent's law at every node below the root."""
 
@@ -245,8 +282,8 @@ class CountsCandidates(Warp):
 class LosesColumn(TableLM):
     """Reads a cache whose last column was lost by the commit before."""
 
-    def __init__(self, logits: Tensor, caps: Caps | None = None) -> None:
-        super().__init__(logits, caps)
+    def __init__(self, logits: Tensor, caps: Caps | None = None, layers: int = 4) -> None:
+        super().__init__(logits, caps, layers)
         self.shortened: set[int] = set()
 
     def _context(self, memory: Memory, node: int) -> list[int]:

@@ -28,7 +28,9 @@ from foretoken.lm.table import TableLM
 from foretoken.methods import CONTROLLERS, METHODS, Method
 from foretoken.types import Draw, LanguageModel, SamplingParams, Verifier
 from foretoken.verifiers.block import Block
+from foretoken.verifiers.k_sequential import KSequential
 from foretoken.verifiers.mixed import Mixed
+from foretoken.verifiers.naive import Naive
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
 from foretoken.verifiers.traversal import Traversal
@@ -71,6 +73,8 @@ def table_engine(
     config: dict[str, Any] = {}
     if controller == "fixed" and entry.name != "plain":
         config = {"depth": depth, "nodes": 2 * depth}
+    if controller == "cost_model":  # trees small enough to be enumerated
+        config = {"max_nodes": 2 * depth}
     engine = assemble(
         entry.name,
         TableLM.random(vocab, seed=21),
@@ -107,9 +111,12 @@ def law_jobs(entry: Method) -> list[Job]:
 
 def method_law(entry: Method, verifier: str, controller: str) -> Checked:
     """The largest total variation over all sampling settings."""
-    build = partial(table_engine, entry, 4, controller, verifier)
+    # Every drawn node multiplies the outcomes by the vocabulary.
+    drafter = table_engine(entry, 4, controller, verifier).drafter
+    vocab = 3 if drafter.trees and drafter.draws != {Draw.POINT} else 4
+    build = partial(table_engine, entry, vocab, controller, verifier)
     gaps = {
-        name: exact.law_gap(build, TableLM.random(4, seed=21), setting)
+        name: exact.law_gap(build, TableLM.random(vocab, seed=21), setting)
         for name, setting in exact.SETTINGS.items()
     }
     worst = max(gaps, key=lambda name: gaps[name].variation)
@@ -131,6 +138,10 @@ RULES: tuple[tuple[type[Verifier], Draw, Sequence[tuple[int, ...]]], ...] = (
     (Recursive, Draw.POINT, SHAPES),
     (Recursive, Draw.IID, ((2, 1), (1, 2), (3,))),
     (Recursive, Draw.DISTINCT, ((2, 1), (1, 2), (3,))),
+    (KSequential, Draw.POINT, SHAPES),
+    (KSequential, Draw.IID, ((2, 1), (1, 2), (3,))),
+    (Naive, Draw.IID, ((2, 1), (1, 2), (3,))),
+    (Naive, Draw.DISTINCT, ((2, 1), (1, 2), (3,))),
     (Block, Draw.IID, ((1, 1),)),
     (Block, Draw.POINT, ((1, 1),)),
     (Traversal, Draw.POINT, SHAPES),
@@ -164,7 +175,7 @@ def refused_pairings() -> Checked:
     lm = TableLM.random(3)
     wrong = [
         (rule, draw, widths)
-        for rule in (Point, Recursive, Block, Mixed, Traversal)
+        for rule in (Point, Recursive, Block, Mixed, Traversal, KSequential)
         for draw in Draw
         for widths in ((1,), (2,))
         if draw not in rule.exact_for or (rule.chains_only and widths == (2,))

@@ -35,6 +35,8 @@ class DrawnTree(RowDrafter):
     `declared` is what the draft claims about its children: the same, unless an audit lies.
     """
 
+    memoryless = True
+
     def __init__(
         self, lm: TableLM, widths: Sequence[int], draw: Draw, declared: Draw | None = None
     ) -> None:

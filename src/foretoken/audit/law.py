@@ -8,7 +8,9 @@ target alone would say, to the last digits of float64. No sampling, so no error 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from foretoken.audit.rows import Build, make_row
 from foretoken.coins import Coins, enumerate_outcomes
+from foretoken.engine.loop import Engine
 from foretoken.lm.table import TableLM
 from foretoken.types import (
     Budget,
@@ -109,6 +112,8 @@ class Steady:
 
 def engine_law(build: Build, make: MakeRow) -> Law:
     """The joint law of what a fresh row writes under a fresh engine, over all coins."""
+    if build().drafter.memoryless:
+        return merged_law(build, make)
     law = Law()
 
     def run(coins: Coins) -> tuple[Text, int, int]:
@@ -125,6 +130,57 @@ def engine_law(build: Build, make: MakeRow) -> Law:
         law.drafted += probability * drafted
         law.accepted += probability * accepted
     return law
+
+
+@dataclass(slots=True)
+class Reached:
+    """A state between two steps: its chance, and one way to come to it."""
+
+    chance: float = 1.0
+    coins: list[int] = field(default_factory=list)
+    coins_chance: float = 1.0
+
+
+def merged_law(build: Build, make: MakeRow) -> Law:
+    """The same for a drafter that remembers nothing: equal states are gone on from only once.
+
+    What happens next follows from the text and from what a controller has seen, the shapes of the
+    drafts and the accepted paths. All ways that lead to the same of these are merged, step by
+    step; one of them is replayed to go on from there, so the engine still runs every step.
+    """
+    law = Law()
+    states: dict[Any, Reached] = {(): Reached()}
+    while states:
+        after: dict[Any, Reached] = {}
+        for history, state in states.items():
+
+            def run(coins: Coins, steps: int = len(history) + 1) -> Any:
+                return first_steps(make(coins), build(), steps), coins.taken  # type: ignore[attr-defined]
+
+            for (found, taken), chance in enumerate_outcomes(run, state.coins):
+                text, ended, seen, drafted = found
+                share = state.chance * chance / state.coins_chance
+                law.outcomes += 1
+                law.drafted += share * drafted
+                law.accepted += share * len(seen[-1][1])
+                if ended:
+                    law.joint[text] = law.joint.get(text, 0.0) + share
+                    continue
+                merged = after.setdefault(seen, Reached(0.0, taken, chance))
+                merged.chance += share
+        states = after
+    return law
+
+
+def first_steps(row: DecodeState, engine: Engine, steps: int) -> tuple[Text, bool, Any, int]:
+    """The text after `steps` steps, whether it ended, what happened, and the last draft's size."""
+    seen, drafted = [], 0
+    with closing(engine.run([row])) as records:
+        for record in islice(records, steps):
+            tree, path = record.drafts[0].tree, record.verdicts[0].path
+            seen.append((tree.parents, path, tuple(row.new_tokens)))
+            drafted = len(tree) - 1
+    return tuple(row.new_tokens), row.finish is not None, tuple(seen), drafted
 
 
 def own_law(

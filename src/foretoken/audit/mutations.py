@@ -26,6 +26,7 @@ from foretoken.errors import PairingError
 from foretoken.lm.table import TableLM
 from foretoken.types import DecodeState, Draw, SamplingParams, Verifier
 from foretoken.verifiers.block import Block
+from foretoken.verifiers.k_sequential import KSequential
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
 from foretoken.warp import Warp
@@ -129,6 +130,11 @@ def drafting(
 ) -> float:
     """A drafter of independent children against its mutant."""
     return variation(widths, Draw.IID, verifier, mutant if bad else DrawnTree)
+
+
+def siblings(mutant: type[DrawnTree], draw: Draw, verifier: type[Any], bad: bool) -> float:
+    """Two drawn siblings against siblings that were tampered with."""
+    return variation(PAIR, draw, verifier, mutant if bad else DrawnTree)
 
 
 def declared(widths: Sequence[int], drawn: Draw, claim: Draw, bad: bool) -> float:
@@ -252,6 +258,26 @@ MUTATIONS = (
         "siblings: q keeps a tried token",
         "q is not renormalised after a distinct sibling was rejected",
         partial(rule, PAIR, DISTINCT, Recursive, broken.KeepsTried),
+    ),
+    Mutation(
+        "siblings: sorted",
+        "distinct siblings are judged in the order of their likelihood",
+        partial(siblings, broken.SortsSiblings, DISTINCT, Recursive),
+    ),
+    Mutation(
+        "siblings: repeats dropped",
+        "equal tries are counted once, so k-sequential selection sees too few",
+        partial(siblings, broken.DropsRepeats, IID, KSequential),
+    ),
+    Mutation(
+        "k tries: undivided",
+        "k-sequential selection accepts with p/q, so its residual is no law",
+        partial(rule, PAIR, IID, KSequential, broken.Undivided),
+    ),
+    Mutation(
+        "k tries: residual of one",
+        "k-sequential selection corrects with relu(p - q)",
+        partial(rule, PAIR, IID, KSequential, broken.OneTryResidual),
     ),
     Mutation(
         "mispaired draws",

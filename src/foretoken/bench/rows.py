@@ -185,7 +185,7 @@ def _parse(name: str) -> RowSpec:
 
 
 def value_of(text: str) -> Any:
-    """A number, truth value or none where it reads as one, else the text."""
+    """A number, truth value, none or shape (4x2x2) where it reads as one, else the text."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -194,6 +194,8 @@ def value_of(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
+    if re.fullmatch(r"\d+(x\d+)+", text):
+        return tuple(int(size) for size in text.split("x"))
     return text
 
 
@@ -201,4 +203,6 @@ def _written(value: Any) -> str:
     """A value as a label shows it; of a path only the last name, for results travel."""
     if isinstance(value, str) and os.sep in value:
         return Path(value).name
+    if isinstance(value, tuple):
+        return "x".join(str(size) for size in value)
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -16,6 +16,10 @@ class RowDrafter:
     taps: tuple[int, ...] = ()
     trees = False
     valued = False
+    memoryless = False
+
+    def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
+        return None
 
     def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
         raise NotImplementedError

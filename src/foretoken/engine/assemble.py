@@ -50,6 +50,11 @@ def assemble(
     control = parts["controller"]
     for name in {"trees", "valued"} & _fields(control).keys():  # these follow from the drafter
         options["controller"].setdefault(name, getattr(drafter, name))
+    if {"depth", "nodes"} <= _fields(control).keys():  # a constant budget: the drafter's own size
+        asked = options["controller"]
+        size = drafter.fitting(asked.get("depth"), asked.get("nodes"))
+        if size is not None:
+            asked |= {"depth": size.depth, "nodes": size.nodes}
     return Engine(
         target_lm,
         drafter,

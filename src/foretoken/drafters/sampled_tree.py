@@ -1,0 +1,132 @@
+"""A draft model draws several children for every node of a tree of fixed shape.
+
+Three published trees differ in two ways only. Multi-candidate speculation (MCSD, arXiv 2401.06706)
+takes any shape and draws siblings with or without replacement; recursive speculation with constant
+branching (RSD-C, arXiv 2402.14160) draws them without, which it writes as Gumbel top-k: the k
+largest of log q + Gumbel noise, in their order, have the law of k successive draws; SpecTr
+(arXiv 2310.15141) draws whole chains independently of each other. The recursive rule renormalises q
+after each distinct sibling, so the siblings' order is the order of their draws.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretoken.drafters.levels import Growth, LevelDrafter, distinct, independent, likeliest
+from foretoken.errors import ConfigError
+from foretoken.trees.levels import cut_branching, level_sizes, nodes_below_root
+from foretoken.types import Budget, Draw, LanguageModel
+
+Form = tuple[int, ...] | int
+
+
+class FixedShape(LevelDrafter):
+    """Base of the three: a shape, and how siblings are drawn."""
+
+    DEPTH = 4  # of chains whose depth nobody told
+
+    def __init__(
+        self, draft_lm: LanguageModel, asked: Form | None, default: Form, kind: Draw
+    ) -> None:
+        super().__init__(draft_lm)
+        self.asked = asked  # None: `default`, narrowed to whatever budget there is
+        self.form = default if asked is None else asked
+        self.kind = kind
+        self.draws = frozenset({Draw.POINT, kind})
+        widths = (self.form,) if isinstance(self.form, int) else self.form
+        if not widths or min(widths) < 1:
+            raise ConfigError(
+                f"k={asked!r} was asked for.",
+                "every level of a tree has one child per node or more.",
+                "pass k=(4, 2, 2), say, or a number of chains such as k=4.",
+            )
+        if asked is not None and max(widths) > draft_lm.vocab_size:
+            raise ConfigError(
+                f"k={asked!r} was asked for of a draft model of {draft_lm.vocab_size} tokens.",
+                "a node has at most as many different children as there are tokens.",
+                f"pass a k of {draft_lm.vocab_size} or less at every level.",
+            )
+
+    def shape(self, depth: int | None) -> tuple[int, ...]:
+        """Children per node of each level, for a depth that was or was not told."""
+        if isinstance(self.form, int):
+            depth = self.DEPTH if depth is None else depth
+            return (self.form, *[1] * (depth - 1)) if depth > 0 else ()
+        return self.form if depth is None else self.form[: max(depth, 0)]
+
+    def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
+        if min(depth or 0, nodes or 0) < 0:
+            return None  # the controller refuses it
+        widths = self.shape(depth)
+        whole = nodes_below_root(widths)
+        if nodes is None:
+            return Budget(len(widths), whole)
+        if self.asked is not None and whole > nodes > 0:
+            levels = " + ".join(str(size) for size in level_sizes(widths))
+            fits = cut_branching(widths, len(widths), nodes)
+            raise ConfigError(
+                f"k={self.form!r} was asked for with nodes={nodes}.",
+                f"that shape has {levels} = {whole} nodes.",
+                f"pass nodes={whole} or leave nodes out, or use a shape that fits: k={fits}.",
+            )
+        return Budget(len(widths) if depth is None else depth, nodes)
+
+    def levels(self, budget: Budget) -> tuple[int, ...]:
+        return cut_branching(self.shape(budget.depth), budget.depth, budget.nodes)
+
+    def spawn(self, growth: Growth, laws: dict[int, Tensor]) -> None:
+        coins = growth.row.coins
+        for node, law in laws.items():
+            if growth.row.warp.greedy:
+                drawn = likeliest(law, growth.width)
+            elif self.kind is Draw.IID:
+                drawn = independent(law, growth.width, coins)
+            else:
+                drawn = distinct(law, growth.width, coins)
+            growth.laws[node] = law
+            for token in drawn:
+                growth.add(token, node)
+
+
+class SampledTree(FixedShape):
+    """MCSD: any shape, siblings with or without replacement."""
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        # children of every node by depth, such as (4, 2, 2); a number: so many chains.
+        # None: (4, 2, 2), narrowed to the budget
+        k: Form | None = None
+        replacement: bool = False  # siblings drawn with replacement may repeat each other
+
+    def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+        kind = Draw.IID if self.config.replacement else Draw.DISTINCT
+        super().__init__(draft_lm, self.config.k, (4, 2, 2), kind)
+
+
+class ConstantBranching(FixedShape):
+    """RSD-C: distinct siblings, so many at every depth."""
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        # children of every node by depth; None: (2, 2, 2), narrowed to the budget
+        k: Form | None = None
+
+    def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+        super().__init__(draft_lm, self.config.k, (2, 2, 2), Draw.DISTINCT)
+
+
+class IndependentChains(FixedShape):
+    """SpecTr: chains drawn independently; they count one by one, even where they repeat."""
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        # chains, or children of every node by depth; None: 4 chains, or what the budget has
+        k: Form | None = None
+
+    def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+        super().__init__(draft_lm, self.config.k, 4, Draw.IID)

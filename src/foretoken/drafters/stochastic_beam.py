@@ -1,0 +1,140 @@
+"""Stochastic beam search with a draft model: RSD-S (arXiv 2402.14160, after arXiv 1903.06059).
+
+The papers perturb the log-probability of every path with Gumbel noise, top-down, and keep the W
+best paths of each level. Perturbed values are arrival times in disguise: exp(-G) of a path is when
+an independent stream of whole paths, drawn from the draft's law, brings that path first. The kept
+paths of a level are therefore the first W different ones that such a stream brings, in their
+order, and the stream itself can be drawn step by step: with the paths of one level known, the next
+path of the level below is either a further child of a path that has been met, or the first child
+of the next path to be met, with chances in the ratio of the probabilities that are left:
+
+    q(s) (1 - q(children of s met so far | s))   and   1 - sum of q(s) over the paths s met so far.
+
+So no noise has to be drawn, stored or inverted, and every choice is a coin that an audit can turn.
+
+Which node gets the next child depends on earlier draws only, and that child is the next draw
+without replacement at its node. This is why the recursive rule for distinct siblings, with the
+node's own q renormalised after each rejection, stays exact although the number of siblings is
+random: q needs no correction for the beam's choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.drafters.levels import Growth, LevelDrafter, likeliest, without
+from foretoken.errors import ConfigError
+from foretoken.trees.levels import cut_beam
+from foretoken.types import Budget, Draw, LanguageModel
+
+
+class StochasticBeam(LevelDrafter):
+    """A beam of different paths; the tree is all that was ever in it."""
+
+    draws = frozenset({Draw.POINT, Draw.DISTINCT})
+    kind = Draw.DISTINCT
+    WIDTH, DEPTH = 4, 4  # where none was told
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        width: int | None = None  # paths kept per level; None: 4, or what the budget has
+
+    def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
+        super().__init__(draft_lm)
+        self.config = config or self.Config()
+        self.width = self.WIDTH if self.config.width is None else self.config.width
+        if self.width < 1:
+            raise ConfigError(
+                f"width={self.width} was asked for.",
+                "a beam keeps one path or more.",
+                "pass width=4 or leave it out.",
+            )
+
+    def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
+        if min(depth or 0, nodes or 0) < 0:
+            return None  # the controller refuses it
+        depth = self.DEPTH if depth is None else depth
+        whole = self.width * depth
+        if nodes is not None and self.config.width is not None and whole > nodes > 0:
+            raise ConfigError(
+                f"width={self.width} was asked for with depth={depth} and nodes={nodes}.",
+                f"that beam has {self.width} x {depth} = {whole} nodes.",
+                f"pass nodes={whole} or leave nodes out, or narrow the beam.",
+            )
+        return Budget(depth, whole if nodes is None else nodes)
+
+    def levels(self, budget: Budget) -> tuple[int, ...]:
+        return cut_beam(self.width, budget.depth, budget.nodes)
+
+    def spawn(self, growth: Growth, laws: dict[int, Tensor]) -> None:
+        if growth.row.warp.greedy:
+            growth.beam = best_paths(growth, laws)
+        else:
+            growth.beam = first_arrivals(growth, laws)
+
+
+def first_arrivals(growth: Growth, laws: dict[int, Tensor]) -> list[int]:
+    """The next beam: the first `width` different paths of the stream, in order of arrival.
+
+    A path that ended (an end token, or nothing may follow) arrives as itself.
+    """
+    coins = growth.row.coins
+    beam, mass, met = growth.beam, growth.mass, 0
+    arrived: list[int] = []
+    parents: list[int] = []  # met nodes with children left, and those in `left`
+    left: list[tuple[Tensor, float]] = []  # the law without the children met, and what they left
+    while len(arrived) < growth.width:
+        unmet = beam[met:]
+        fresh = max(1.0 - sum(mass[s] for s in beam[:met]), sum(mass[s] for s in unmet))
+        chances = [fresh if unmet else 0.0]
+        chances += [mass[s] * share for s, (_, share) in zip(parents, left, strict=True)]
+        choice = _choose(chances, growth)
+        if choice is None:
+            break
+        if choice == 0:
+            node, met = unmet[0], met + 1
+            if node not in laws:
+                arrived.append(node)
+                continue
+            law, share = laws[node], 1.0
+            growth.laws[node] = law
+        else:
+            node = parents.pop(choice - 1)
+            law, share = left.pop(choice - 1)
+        token = coins.draw(law)
+        chance = float(law[token])
+        arrived.append(growth.add(token, node, share * chance))
+        rest = without(law, token)
+        if rest is not None:
+            parents.append(node)
+            left.append((rest, share * (1.0 - chance)))
+    return arrived
+
+
+def _choose(chances: list[float], growth: Growth) -> int | None:
+    """An index drawn in the ratio of `chances`; no coin where only one is possible."""
+    possible = [i for i, chance in enumerate(chances) if chance > 0.0]
+    if len(possible) <= 1:
+        return possible[0] if possible else None
+    law = torch.tensor(chances, dtype=torch.float64)
+    return growth.row.coins.draw(law / law.sum())
+
+
+def best_paths(growth: Growth, laws: dict[int, Tensor]) -> list[int]:
+    """Plain beam search: the `width` likeliest paths, ended ones among them."""
+    offers: list[tuple[float, int, int | None]] = []
+    for node in growth.beam:
+        if node not in laws:
+            offers.append((growth.mass[node], node, None))
+            continue
+        law = laws[node]
+        for token in likeliest(law, growth.width):
+            offers.append((growth.mass[node] * float(law[token]), node, token))
+    offers.sort(key=lambda offer: -offer[0])
+    return [
+        node if token is None else growth.add(token, node, float(laws[node][token]))
+        for _, node, token in offers[: growth.width]
+    ]

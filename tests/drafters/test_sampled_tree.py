@@ -1,0 +1,259 @@
+"""Sampled trees: their shapes, the laws of their siblings, and what they refuse."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from foretoken.coins import enumerate_outcomes
+from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.chain_model import ChainModel
+from foretoken.drafters.levels import distinct, independent
+from foretoken.drafters.sampled_tree import ConstantBranching, IndependentChains, SampledTree
+from foretoken.engine.assemble import assemble
+from foretoken.errors import ConfigError, PairingError
+from foretoken.lm.table import TableLM
+from foretoken.types import Budget, Draw
+from foretoken.verifiers.k_sequential import KSequential
+from foretoken.verifiers.recursive import Recursive
+
+WIDE = Budget(9, 99)
+
+
+def grown(drafter, row, budget=WIDE, keep_going=None):
+    drafter.start(row, None)
+    (found,) = drafter.propose([row], [budget], keep_going or Fixed().keep_going)
+    return found
+
+
+def tree_of(lm, **options):
+    return SampledTree(lm, SampledTree.Config(**options))
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_every_level_has_its_width(pair, row, replacement):
+    _, draft = pair
+    one = row([1, 2], 12, max_new_tokens=30, temperature=1.0, seed=1)
+    found = grown(tree_of(draft, k=(3, 2, 1), replacement=replacement), one)
+    assert found.draw is (Draw.IID if replacement else Draw.DISTINCT)
+    assert [len(c) for c in found.tree.children()] == [3] + [2] * 3 + [1] * 6 + [0] * 6
+    assert draft.forwards == 3, "one draft forward per level"
+    for node, children in enumerate(found.tree.children()):
+        assert (found.q[node] is None) == (not children)
+        if children:
+            text = [*one.tokens, *(found.tree.tokens[i] for i in found.tree.path(node))]
+            law = one.warp.law(text, draft.after(text))
+            torch.testing.assert_close(found.q[node], law)
+            tokens = [found.tree.tokens[child] for child in children]
+            assert replacement or len(set(tokens)) == len(tokens)
+
+
+def test_replacement_repeats_itself_sooner_or_later(pair, row):
+    _, draft = pair
+    one = row([1, 2], 12, max_new_tokens=30, temperature=1.0, seed=1)
+    found = grown(tree_of(draft, k=(12,), replacement=True), one)
+    assert len(set(found.tree.tokens[1:])) < 12
+
+
+def test_distinct_siblings_are_successive_draws():
+    """The law of Gumbel top-k: each token from what the ones before left over."""
+    q = torch.tensor([0.5, 0.2, 0.3, 0.0], dtype=torch.float64)
+    seen = Counter()
+    for drawn, chance in enumerate_outcomes(lambda coins: tuple(distinct(q, 2, coins))):
+        seen[drawn] += chance
+    assert len(seen) == 6 and sum(seen.values()) == pytest.approx(1.0)
+    for (a, b), chance in seen.items():
+        assert chance == pytest.approx(float(q[a] * q[b] / (1 - q[a])), abs=1e-12)
+    assert all(
+        sorted(drawn) == [0, 1, 2]
+        for drawn, _ in enumerate_outcomes(lambda coins: tuple(distinct(q, 9, coins)))
+    )
+    repeated = dict(enumerate_outcomes(lambda coins: tuple(independent(q, 2, coins))))
+    assert repeated[(0, 0)] == pytest.approx(0.25)
+
+
+def test_gumbel_noise_gives_the_same_order():
+    q = torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    noise = -torch.empty(60_000, 3, dtype=torch.float64).exponential_(generator=generator).log()
+    top = (q.log() + noise).topk(2).indices
+    counts = Counter(map(tuple, top.tolist()))
+    for drawn, chance in enumerate_outcomes(lambda coins: tuple(distinct(q, 2, coins))):
+        assert counts[drawn] / 60_000 == pytest.approx(chance, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        lambda lm: tree_of(lm, k=(1, 1, 1)),
+        lambda lm: tree_of(lm, k=1),
+        lambda lm: tree_of(lm, k=1, replacement=True),
+        lambda lm: IndependentChains(lm, IndependentChains.Config(k=1)),
+    ],
+)
+def test_one_candidate_is_plain_speculative_sampling(pair, prompts, row, run, drafter):
+    """Token for token under the same seeds, with the recursive rule and k-sequential selection."""
+    target, draft = pair
+    make = lambda: [  # noqa: E731
+        row(p, 12, temperature=1.0, max_new_tokens=40, seed=i, eos=frozenset({5}))
+        for i, p in enumerate(prompts)
+    ]
+    expected, _ = run(target, ChainModel(draft), make(), verifier=Recursive(), depth=3)
+    made = drafter(draft)
+    assert run(target, made, make(), verifier=Recursive(), depth=3)[0] == expected
+    if Draw.IID in made.draws:
+        assert run(target, made, make(), verifier=KSequential(), depth=3)[0] == expected
+
+
+def test_recursive_speculation_is_mcsd_without_replacement(pair, prompts, row, run):
+    target, draft = pair
+    make = lambda: [row(p, 12, temperature=0.8, max_new_tokens=40, seed=7) for p in prompts]  # noqa: E731
+    texts = [
+        run(target, made, make(), verifier=Recursive(), depth=3, nodes=14)[0]
+        for made in (
+            tree_of(draft, k=(2, 2, 2)),
+            ConstantBranching(draft, ConstantBranching.Config(k=(2, 2, 2))),
+            ConstantBranching(draft),
+        )
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_a_perfect_draft_is_accepted_to_the_end(pair, row, run, replacement):
+    target, _ = pair
+    made = tree_of(target, k=(2, 2, 2), replacement=replacement)
+    draft = TableLM(target.logits)
+    made.lm = draft
+    rows = [row([3, 1], 12, temperature=1.0, max_new_tokens=40, seed=1)]
+    for rule in (Recursive(), *([KSequential()] if replacement else [])):
+        _, records = run(target, made, rows, verifier=rule, depth=3, nodes=14)
+        assert all(len(record.verdicts[0].path) == 3 for record in records)
+        rows = [row([3, 1], 12, temperature=1.0, max_new_tokens=40, seed=2)]
+
+
+def test_at_temperature_zero_the_best_tokens_stand_in_a_fixed_tree(pair, row):
+    _, draft = pair
+    one = row([1, 2], 12, max_new_tokens=30, top_k=1)
+    for made in (tree_of(draft, k=(3, 2)), IndependentChains(draft)):
+        found = grown(made, one)
+        assert found.draw is Draw.POINT and found.q is None
+        width = len(found.tree.children()[0])
+        best = draft.after([1, 2]).topk(width).indices.tolist()
+        assert list(found.tree.tokens[1 : 1 + width]) == best
+        assert one.coins.flip(1.0)
+        made.finish(one)
+
+
+def test_nothing_is_drawn_below_an_end_token_or_where_all_is_forbidden(pair, row, dead_ends):
+    _, draft = pair
+    ends = row([1, 2], 12, max_new_tokens=30, temperature=1.0, seed=0, eos=frozenset({0, 4, 9}))
+    found = grown(tree_of(draft, k=(6, 3)), ends)
+    assert {0, 4, 9} & set(found.tree.tokens[1:7])
+    for node, children in enumerate(found.tree.children()):
+        assert not children or found.tree.tokens[node] not in (0, 4, 9)
+    dead = row([2, 4], 12, max_new_tokens=30, temperature=1.0, seed=3, processors=dead_ends)
+    found = grown(tree_of(draft, k=(6, 3)), dead)
+    odd = [node for node in range(1, 7) if found.tree.tokens[node] % 2]
+    assert odd and all(found.q[node] is None for node in odd)
+
+
+def test_a_controller_that_stops_is_asked_before_any_coin(pair, row):
+    class NoCoins:
+        def draw(self, law):
+            raise AssertionError("drawn before the controller was asked")
+
+    _, draft = pair
+    one = row([1, 2], 12, max_new_tokens=30, temperature=1.0)
+    one.coins = NoCoins()
+    found = grown(tree_of(draft), one, keep_going=lambda row, law: False)
+    assert len(found.tree) == 1 and draft.forwards == 1
+
+
+def test_a_budget_of_zero_never_calls_the_draft_model(pair, row):
+    _, draft = pair
+    one = row([1, 2], 12, max_new_tokens=30, temperature=1.0)
+    for budget in (Budget(0, 0), Budget(0, 5), Budget(3, 0)):
+        drafter = tree_of(draft)
+        assert len(grown(drafter, one, budget).tree) == 1 and draft.forwards == 0
+        drafter.finish(one)
+
+
+def test_the_draft_models_positions_limit_the_depth(pair, row):
+    _, draft = pair
+    draft.max_length = 4
+    one = row([1, 2, 3], 12, max_new_tokens=30, temperature=1.0, seed=0)
+    assert max(grown(tree_of(draft, k=(2, 1, 1)), one).tree.depths()) == 2
+    two = row([1, 2, 3, 4, 5], 12, max_new_tokens=30, temperature=1.0)
+    assert len(grown(tree_of(draft), two).tree) == 1
+
+
+def built(name, vocab=12, **options):
+    return assemble(name, TableLM.random(vocab), TableLM.random(vocab, seed=1), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "budget"),
+    [
+        ("mcsd", {}, Budget(3, 28)),
+        ("mcsd", {"depth": 2}, Budget(2, 12)),
+        ("mcsd", {"nodes": 10}, Budget(3, 10)),
+        ("mcsd", {"k": (4, 2, 2, 1)}, Budget(4, 44)),
+        ("mcsd", {"k": (4, 2, 2, 1), "depth": 1, "nodes": 9}, Budget(1, 9)),
+        ("mcsd", {"k": 3, "depth": 5}, Budget(5, 15)),
+        ("spectr", {}, Budget(4, 16)),
+        ("spectr", {"k": 8, "depth": 8}, Budget(8, 64)),
+        ("rsd-c", {}, Budget(3, 14)),
+        ("rsd-s", {}, Budget(4, 16)),
+        ("rsd-s", {"depth": 6}, Budget(6, 24)),
+        ("rsd-s", {"width": 2, "depth": 3, "nodes": 9}, Budget(3, 9)),
+        ("mcsd", {"depth": 0}, Budget(0, 0)),
+        ("chain", {"depth": 4}, Budget(4, 4)),
+    ],
+)
+def test_who_names_a_method_gets_its_whole_tree(name, options, budget):
+    assert built(name, **options).controller.budget == budget
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("mcsd", {"k": (4, 2, 2), "nodes": 20}, r"4 \+ 8 \+ 16 = 28 nodes"),
+        ("mcsd", {"k": (4, 2, 2), "nodes": 20}, r"nodes=28 .* k=\(2, 2, 2\)"),
+        ("spectr", {"k": 8, "nodes": 20}, r"8 \+ 8 \+ 8 \+ 8 = 32"),
+        ("rsd-s", {"width": 4, "depth": 4, "nodes": 15}, "4 x 4 = 16"),
+        ("mcsd", {"k": (13, 1)}, "12 or less"),
+        ("rsd-c", {"k": (2, 0)}, "one child per node or more"),
+        ("rsd-c", {"k": (2, -1)}, "one child per node or more"),
+        ("mcsd", {"k": ()}, "one child per node or more"),
+        ("spectr", {"k": 0}, "one child per node or more"),
+        ("rsd-s", {"width": 0}, "one path or more"),
+        ("mcsd", {"nodes": -1}, "nodes=-1"),
+        ("rsd-s", {"depth": -1}, "depth=-1"),
+        ("mcsd", {"k": "wide"}, "k is of type"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(name, options, told):
+    with pytest.raises(ConfigError, match=rf"(?s){told}"):
+        built(name, **options)
+
+
+def test_a_shape_that_was_not_asked_for_gives_way_to_small_vocabularies():
+    for name in ("mcsd", "spectr", "rsd-c", "rsd-s"):
+        assert built(name, vocab=2).drafter.trees
+
+
+def test_selection_among_distinct_siblings_is_refused():
+    with pytest.raises(PairingError, match="KSequential"):
+        built("mcsd", verifier="k_sequential")
+    assert built("mcsd", verifier="k_sequential", replacement=True)
+
+
+def test_shapes_can_be_written_on_a_command_line():
+    from foretoken.bench.rows import parse_methods
+
+    (spec,) = parse_methods("mcsd[k=4x2x2,replacement=true]")
+    assert spec.options == {"k": (4, 2, 2), "replacement": True}
+    assert spec.label == "mcsd[k=4x2x2,replacement=true]"
+    assert math.prod(built("mcsd", **spec.options).drafter.form) == 16
