@@ -85,6 +85,16 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2404.16710",
         ),
         Method(
+            "del",
+            "the target's first layers guess; which, and how far, follows what all layers said",
+            drafter="drafters.dynamic_exit:DynamicExit",
+            verifier="block",
+            verifiers=("recursive",),
+            models=("target",),
+            defaults={"depth": 18},
+            paper="arXiv 2504.05598",
+        ),
+        Method(
             "prompt-lookup",
             "continue the way the last n-gram continued before; no second model",
             drafter="drafters.prompt_lookup:PromptLookup",

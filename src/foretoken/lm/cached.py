@@ -29,6 +29,7 @@ from foretoken.lm.hidden import tapping
 from foretoken.lm.masking import Masks
 from foretoken.lm.plan import Plan
 from foretoken.lm.probe import choose_plan
+from foretoken.lm.shadow import Watched
 from foretoken.lm.stages import Stack, Stage
 from foretoken.trees.masks import depths
 from foretoken.types import DecodeState, Draft, Scores
@@ -71,6 +72,7 @@ class CachedLM:
         self.plan: Plan
         self.span: Span | None = None  # of exact sums; None where bits are not promised
         self.graphs: Graphs | None = None
+        self.watched: Watched | None = None  # hidden states that a view wants of every prompt
         self.caps, self.vocab_size = choose_plan(self)
         self.kernels: KernelReport | None = None
         if exact_bits:
@@ -174,9 +176,9 @@ class CachedLM:
     def layers(self) -> int:
         return self.family.layers
 
-    def exits(self, marks: Sequence[int]) -> CachedExits:
+    def exits(self, marks: Sequence[int], look_back: int | None = None) -> CachedExits:
         """Early exits, see `lm.views`."""
-        return CachedExits(self, marks)
+        return CachedExits(self, marks, look_back)
 
     @cached_property
     def stack(self) -> Stack:
@@ -200,6 +202,10 @@ class CachedLM:
         step = stop if memory.far else CHUNK  # longrope scales by the last position of a call
         while memory.cached < stop:
             feed = committed_feed(memory, tokens, min(stop, memory.cached + step))
+            if self.watched is not None and feed.cached == stop and not taps:
+                stage = Stage(0, self.layers, head=False, last=self.watched.last)
+                [(_, memory.shown)] = self._run([feed], self.watched.taps, stage)
+                continue
             [(_, hidden)] = self._run([feed], taps)
             if hidden is not None:
                 parts.append(hidden)
@@ -338,7 +344,7 @@ class CachedLM:
         tapped: list[Tensor] = []
         with self._switch.to(self.plan.attention), entered:
             if taps:
-                with tapping(self._layers, taps) as tapped:
+                with tapping(self._layers, taps, None if stage is None else stage.last) as tapped:
                     output = run(**arguments)
             else:
                 output = run(**arguments)

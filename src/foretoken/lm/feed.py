@@ -23,6 +23,7 @@ class Memory:
     seen: list[int] = field(default_factory=list)  # ancestors as bits
     far: bool = False  # longrope: columns were made beyond the switch
     early: Early | None = None  # nodes that went through the first layers only
+    shown: Tensor | None = None  # [n, L, H]: hidden states of the prompt's end, if asked for
 
     def forget(self) -> None:
         """Drop the open tree."""
@@ -36,6 +37,7 @@ class Early:
     memory: Memory  # of these layers: the row's own slot and columns
     depth: int  # layers
     marks: tuple[int, ...]  # depths whose outputs are kept, ascending, up to `depth`
+    wanted: tuple[int, ...] = ()  # depths whose outputs the scores are to bring
     parents: list[int] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)  # of every call: [n, marks, H]
 

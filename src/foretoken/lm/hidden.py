@@ -12,8 +12,13 @@ from foretoken.errors import CapabilityError
 
 
 @contextmanager
-def tapping(layers: Sequence[nn.Module], taps: tuple[int, ...]) -> Iterator[list[Tensor]]:
-    """A list that holds the outputs of `layers[tap]`, in the order of `taps`, after the block."""
+def tapping(
+    layers: Sequence[nn.Module], taps: tuple[int, ...], last: int | None = None
+) -> Iterator[list[Tensor]]:
+    """A list that holds the outputs of `layers[tap]`, in the order of `taps`, after the block.
+
+    `last` keeps that many places only, and lets the memory of the others go.
+    """
     tapped: list[Tensor] = []
     if not taps:
         yield tapped
@@ -26,7 +31,7 @@ def tapping(layers: Sequence[nn.Module], taps: tuple[int, ...]) -> Iterator[list
         )
     seen: dict[int, Tensor] = {}
     indices = [tap % len(layers) for tap in taps]
-    hooks = [layers[i].register_forward_hook(keep(seen, i)) for i in set(indices)]
+    hooks = [layers[i].register_forward_hook(keep(seen, i, last)) for i in set(indices)]
     try:
         yield tapped
     finally:
@@ -35,10 +40,11 @@ def tapping(layers: Sequence[nn.Module], taps: tuple[int, ...]) -> Iterator[list
     tapped += [seen[index] for index in indices]
 
 
-def keep(seen: dict[int, Tensor], index: int) -> Any:
+def keep(seen: dict[int, Tensor], index: int, last: int | None = None) -> Any:
     """A hook that stores a layer's output; some families return it first in a tuple."""
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        seen[index] = output[0] if isinstance(output, tuple) else output
+        states: Tensor = output[0] if isinstance(output, tuple) else output
+        seen[index] = states if last is None else states[:, -last:].clone()
 
     return hook

@@ -35,6 +35,7 @@ class Stage:
     head: bool = True
     states: dict[int, Tensor] | None = None  # slot -> [n, H] entering layer `start`
     exits: dict[int, int] | None = None  # slot -> layers before this row's head
+    last: int | None = None  # taps keep that many places only
 
     def entered(
         self, stack: Stack, feeds: Sequence[Feed], width: int

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.lm.table_views import TableExits
+from foretoken.lm.shadow import Watched
+from foretoken.lm.table_views import TableExits, disturbed
 from foretoken.types import Caps, DecodeState, Draft, Scores, TokenTree
 
 
@@ -26,10 +27,12 @@ class Memory:
     parents: list[int] = field(default_factory=list)
     early: Memory | None = None  # a tree drafted by the first layers
     depth: int = 0  # layers that have seen the open tree; zero: all
+    wanted: tuple[int, ...] = ()  # depths whose hidden states the scores are to bring
+    shown: Tensor | None = None  # [n, L, V]: hidden states of the prompt's end, if asked for
 
-    def opened(self, depth: int) -> Memory:
+    def opened(self, depth: int, wanted: tuple[int, ...]) -> Memory:
         """The same cached tokens under an empty tree."""
-        return Memory(self.cached, depth=depth)
+        return Memory(self.cached, depth=depth, wanted=wanted)
 
 
 class TableLM:
@@ -39,7 +42,11 @@ class TableLM:
     """
 
     def __init__(
-        self, logits: Float[Tensor, "*context V"], caps: Caps | None = None, layers: int = 4
+        self,
+        logits: Float[Tensor, "*context V"],
+        caps: Caps | None = None,
+        layers: int = 4,
+        disturbance: float = 1.0,
     ) -> None:
         sizes = set(logits.shape)
         assert len(sizes) == 1 and logits.dim() in (2, 3), "a table is [V, V] or [V, V, V]"
@@ -49,8 +56,10 @@ class TableLM:
         self.caps = caps or Caps(taps=False)
         self.max_length: int | None = None
         self.layers = layers  # what its early exits and views are shares of
+        self.disturbance = disturbance  # of logits when all layers are missing
         self.forwards = 0  # calls of score and grow, for accounting tests
         self.layers_run = 0  # by these and by views
+        self.watched: Watched | None = None  # hidden states that a view wants of every prompt
         self._rows: dict[int, Memory] = {}
 
     @classmethod
@@ -72,25 +81,31 @@ class TableLM:
         """Logits of the next token: the whole truth about this model."""
         return self._look_up(self.logits, tokens)
 
-    def exits(self, marks: Sequence[int]) -> TableExits:
+    def exits(self, marks: Sequence[int], look_back: int | None = None) -> TableExits:
         """Early exits, see `lm.views`."""
-        return TableExits(self, marks)
+        return TableExits(self, marks, look_back)
 
     def prefill(self, row: DecodeState, taps: tuple[int, ...] = ()) -> None:
         assert not taps, "a table has no hidden layers"
         assert row.uid not in self._rows, "prefill of a row that is already cached"
         assert row.tokens, "prefill of an empty row"
-        self._rows[row.uid] = Memory(list(row.tokens[:-1]))
+        self._rows[row.uid] = memory = Memory(list(row.tokens[:-1]))
+        if self.watched is not None:
+            wanted, last = self.watched.taps, self.watched.last
+            ends = range(max(1, len(row.tokens) - last), len(row.tokens))
+            memory.shown = self._hidden([row.tokens[:end] for end in ends], wanted)
 
     def score(
         self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
     ) -> list[Scores]:
         assert not taps, "a table has no hidden layers"
         trees = [draft.tree for draft in drafts]
-        for row, tree in zip(rows, trees, strict=True):
-            self._drop_early(row, tree)
+        wanted = [self._drop_early(row, tree) for row, tree in zip(rows, trees, strict=True)]
         logits = self.grow(rows, [t.tokens for t in trees], [t.parents for t in trees])
-        return [Scores(row_logits) for row_logits in logits]
+        return [
+            Scores(scored, self._hidden(self._contexts(row), depths) if depths else None)
+            for row, scored, depths in zip(rows, logits, wanted, strict=True)
+        ]
 
     def grow(
         self,
@@ -138,14 +153,33 @@ class TableLM:
         padded = [0] * self.order + list(tokens[-self.order :])
         return logits[tuple(padded[-self.order :])]
 
-    def _drop_early(self, row: DecodeState, tree: TokenTree) -> None:
-        """Scoring goes on where early layers stopped: with the very nodes they were fed."""
+    def _drop_early(self, row: DecodeState, tree: TokenTree) -> tuple[int, ...]:
+        """Scoring goes on where early layers stopped, with the very nodes they were fed.
+
+        Returns the depths whose hidden states are wanted.
+        """
         memory = self._memory(row)
         early, memory.early = memory.early, None
-        if early is not None:
-            fed = len(early.tokens)
-            assert list(tree.tokens[:fed]) == early.tokens, "scored nodes are not those drafted"
-            assert list(tree.parents[:fed]) == early.parents, "scored nodes hang elsewhere"
+        if early is None:
+            return ()
+        fed = len(early.tokens)
+        assert list(tree.tokens[:fed]) == early.tokens, "scored nodes are not those drafted"
+        assert list(tree.parents[:fed]) == early.parents, "scored nodes hang elsewhere"
+        return early.wanted
+
+    def _contexts(self, row: DecodeState) -> list[list[int]]:
+        memory = self._memory(row)
+        return [self._context(memory, node) for node in range(len(memory.tokens))]
+
+    def _hidden(
+        self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
+    ) -> Float[Tensor, "n L V"]:
+        """A table's hidden states are the logits of its early exits."""
+        tables = [disturbed(self, depth) for depth in depths]
+        states = [self._look_up(table, tokens) for tokens in contexts for table in tables]
+        none = self.logits.new_zeros(0, self.vocab_size)
+        flat = torch.stack(states) if states else none
+        return flat.view(len(contexts), len(depths), self.vocab_size)
 
     def _grow_row(
         self,

@@ -9,18 +9,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from foretoken.lm.shadow import Shadow, Watched
 from foretoken.types import DecodeState
 
 if TYPE_CHECKING:
-    from foretoken.lm.table import TableLM
+    from foretoken.lm.table import Memory, TableLM
 
 
 class TableExits:
     """Early exits of a table: the fewer layers, the more its logits are disturbed."""
 
-    def __init__(self, table: TableLM, marks: Sequence[int]) -> None:
-        self.table, self.marks = table, tuple(marks)
+    def __init__(self, table: TableLM, marks: Sequence[int], look_back: int | None = None) -> None:
+        self.table, self.marks = table, tuple(sorted(marks))
         self.layers, self.max_length = table.layers, table.max_length
+        self.wanted: tuple[int, ...] = ()
+        if look_back is not None:
+            self.wanted = (*self.marks, self.layers)
+            table.watched = Watched(self.wanted, look_back)
 
     def grow(
         self,
@@ -35,18 +40,34 @@ class TableExits:
         grown = []
         for row, new, above, depth in zip(rows, tokens, parents, depths, strict=True):
             assert depth in self.marks, f"depth {depth} is none of the exits {self.marks}"
-            memory = table._memory(row)
-            assert not memory.tokens, "drafting beside an open tree"
-            early = memory.early
+            early = table._memory(row).early
             if above[0] < 0 or early is None:
-                memory.early = early = memory.opened(depth)
+                early = self._opened(row, depth)
             assert early.depth == depth, "a tree was gone on with at another depth"
             grown.append(table._grow_row(row, early, new, above, disturbed(table, depth)))
         return grown
+
+    def attend(self, row: DecodeState) -> None:
+        self._opened(row, self.marks[0])
+
+    def seen(self, row: DecodeState) -> Float[Tensor, "n L V"] | None:
+        memory = self.table._memory(row)
+        shown, memory.shown = memory.shown, None
+        return shown
+
+    def shadows(self, states: Sequence[Float[Tensor, "n L V"]]) -> list[Shadow]:
+        laws = [one.softmax(-1) for one in states]
+        return [Shadow(law.argmax(-1), law.amax(-1)) for law in laws]
+
+    def _opened(self, row: DecodeState, depth: int) -> Memory:
+        memory = self.table._memory(row)
+        assert not memory.tokens, "drafting beside an open tree"
+        memory.early = memory.opened(depth, self.wanted)
+        return memory.early
 
 
 def disturbed(table: TableLM, depth: int) -> Float[Tensor, "*context V"]:
     """The table behind `depth` of its layers; always the same for the same depth."""
     generator = torch.Generator().manual_seed(depth)
     noise = torch.randn(table.logits.shape, generator=generator, dtype=torch.float64)
-    return table.logits + (1.0 - depth / table.layers) * noise
+    return table.logits + table.disturbance * (1.0 - depth / table.layers) * noise

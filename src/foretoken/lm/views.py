@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.shadow import Shadow
 from foretoken.types import DecodeState, LanguageModel
 
 
@@ -22,6 +23,7 @@ class Exits(Protocol):
 
     layers: int  # of the whole model
     max_length: int | None
+    marks: tuple[int, ...]  # depths that may be asked for, ascending
 
     def grow(
         self,
@@ -37,9 +39,27 @@ class Exits(Protocol):
         """
         ...
 
+    def attend(self, row: DecodeState) -> None:
+        """The next scores of `row` bring hidden states, though nothing is drafted for it."""
+        ...
 
-def exits(lm: LanguageModel, depths: Sequence[int] | None = None) -> Exits:
-    """Early exits of `lm`; the depths that will be asked for, or None for all."""
+    def seen(self, row: DecodeState) -> Float[Tensor, "n L H"] | None:
+        """Hidden states of the prompt's last tokens, given out once."""
+        ...
+
+    def shadows(self, states: Sequence[Float[Tensor, "n L H"]]) -> list[Shadow]:
+        """What each layer would have said at each place."""
+        ...
+
+
+def exits(
+    lm: LanguageModel, depths: Sequence[int] | None = None, look_back: int | None = None
+) -> Exits:
+    """Early exits of `lm`; the depths that will be asked for, or None for all.
+
+    With a number to look back, scores bring the hidden states of all these depths and of the last
+    layer, and so does the end of every prompt, for that many tokens.
+    """
     layers = layers_of(lm)
     for depth in depths or ():
         if not 0 < depth < layers:
@@ -48,7 +68,7 @@ def exits(lm: LanguageModel, depths: Sequence[int] | None = None) -> Exits:
                 f"this model has {layers} layers, so an exit lies behind layer 1 to {layers - 1}.",
                 f"pass an exit layer from 1 to {layers - 1}.",
             )
-    view: Exits = _made(lm, "exits")(range(1, layers) if depths is None else depths)
+    view: Exits = _made(lm, "exits")(range(1, layers) if depths is None else depths, look_back)
     return view
 
 

@@ -1,0 +1,182 @@
+"""Exits chosen by what all layers would have said: its counts, its choices, and what they cost."""
+
+import math
+
+import pytest
+import torch
+from small_models import FAMILIES, flat_above, small
+
+from foretoken.drafters.dynamic_exit import Counts, DynamicExit
+from foretoken.engine.assemble import assemble
+from foretoken.errors import ConfigError
+from foretoken.lm.cached import CachedLM
+from foretoken.lm.shadow import Shadow
+from foretoken.lm.table import TableLM
+from foretoken.verifiers.block import Block
+
+MARKS = torch.arange(1, 8, dtype=torch.float64)
+
+
+def counts(**config) -> Counts:
+    return Counts(MARKS, 8, DynamicExit.Config(**config))
+
+
+def shadow(right: list[list[int]], sure: float = 0.5) -> Shadow:
+    """One line per place, one number per exit: 1 where it says what the last layer says, 7."""
+    tokens = torch.tensor([[7 if hit else 3 for hit in line] + [7] for line in right])
+    return Shadow(tokens, torch.full(tokens.shape, sure))
+
+
+def hidden_states(model, text):
+    """[S, L, H] behind every layer, of a forward without a cache."""
+    layers = []
+    note = lambda _, __, output: layers.append(output)  # noqa: E731
+    hooks = [layer.register_forward_hook(note) for layer in model.base_model.layers]
+    model(text, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(layers, dim=2)[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("most", [1, 3, 18])
+@pytest.mark.parametrize("confident", [True, False])
+def test_greedy_text_is_plains(family, most, confident, row, run, plain, prompts):
+    lm = CachedLM(small(family), kernels="dense")
+    make = lambda: [row(p, 61, max_new_tokens=24) for p in prompts]  # noqa: E731
+    drafter = DynamicExit(lm, DynamicExit.Config(most=most, confident=confident))
+    found, _ = run(lm, drafter, make(), verifier=Block(), depth=18)
+    assert found == plain(lm, make())
+
+
+def test_without_acceptance_nothing_is_drafted_and_with_it_as_much_as_can_be():
+    never = counts()
+    never.learn(shadow([[0] * 7] * 4))
+    assert never.length == 0
+    first = counts()
+    first.learn(shadow([[1] * 7] * 4))
+    assert (first.exit, first.length) == (1, 17)
+    third = counts(most=10)
+    third.learn(shadow([[0, 0, 1, 1, 1, 1, 1]] * 4))
+    assert (third.exit, third.length) == (3, 9)
+
+
+def test_the_choice_is_the_best_of_all_exits_and_lengths():
+    """Against the definition, written out."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        known = counts(most=6)
+        known.learn(shadow(torch.randint(0, 2, (9, 7), generator=generator).tolist()))
+        share = (known.hits / (known.hits + known.misses)).tolist()
+        promised = {
+            (depth, length): sum(share[depth - 1] ** i for i in range(length + 1))
+            / (length * depth + 8)
+            for depth in range(1, 8)
+            for length in range(6)
+        }
+        assert promised[known.exit, known.length] == pytest.approx(max(promised.values()))
+
+
+def test_counts_fade_and_the_threshold_lies_between_right_and_wrong():
+    known = counts(decay=0.5)
+    known.learn(shadow([[1] * 7] * 4, sure=0.9))
+    assert known.threshold == -math.inf, "never wrong so far: nothing to stop for"
+    known.learn(shadow([[1] + [0] * 6, [0] * 7], sure=0.3))
+    assert known.hits[0] == 0.5 * 4 + 1 and known.misses[0] == 1
+    assert known.exit == 1
+    assert known.threshold == pytest.approx(((0.5 * 4 * 0.9 + 0.3) / 3 + 0.3) / 2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shadows_are_the_drafts_and_the_targets_own_tokens(family, row, prompts):
+    """And hidden states are those of a forward over the same text without any cache or exit."""
+    model = small(family)
+    lm = CachedLM(model, kernels="dense")
+    engine = assemble("del", lm, confident=False, depth=4)
+    drafter = engine.drafter
+    rows = [row(p, 61, max_new_tokens=16) for p in prompts]
+    seen = []
+    for one in rows:
+        drafter.start(one, lm.prefill(one))
+        one.draft.exit, one.draft.length = 1 + len(seen) % 3, 3  # an exit of its own each
+        one.draft.learned = True
+        seen.append(one.draft.exit)
+    with torch.inference_mode():
+        budgets = engine.controller.budgets(rows)
+        drafts = drafter.propose(rows, budgets, engine.controller.keep_going)
+        scores = lm.score(rows, drafts)
+        found = drafter.view.shadows([score.hidden for score in scores])
+        for one, draft, score, shadow, exit_layer in zip(
+            rows, drafts, scores, found, seen, strict=True
+        ):
+            drafted = draft.tree.tokens[1:]
+            assert len(drafted) == 3
+            assert shadow.tokens[:-1, exit_layer - 1].tolist() == list(drafted)
+            assert shadow.tokens[:, -1].tolist() == score.logits.argmax(-1).tolist()
+            text = torch.tensor([[*one.tokens, *drafted]])
+            fresh = hidden_states(model, text)[-4:]
+            scale = float(fresh.abs().max())
+            assert float((score.hidden - fresh).abs().max()) < 1e-5 * scale
+
+
+def test_looking_at_all_layers_runs_none_of_them(row, prompts):
+    """Layers run: those of the drafts, and every layer once per round."""
+    model = small("llama")
+    lm = CachedLM(model, kernels="dense")
+    engine = assemble("del", lm, depth=5)
+    runs = []
+    for index, layer in enumerate(model.base_model.layers):
+        layer.self_attn.register_forward_hook(lambda *_, index=index: runs.append(index))
+    one = row(prompts[1], 61, max_new_tokens=30)
+    expected = 4  # the prompt
+    before = {}
+    original = engine.drafter.propose
+
+    def propose(rows, budgets, keep_going):
+        before["exit"] = rows[0].draft.exit
+        return original(rows, budgets, keep_going)
+
+    engine.drafter.propose = propose
+    for record in engine.run([one]):
+        expected += before["exit"] * (len(record.drafts[0].tree) - 1) + 4
+    assert len(runs) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_flat_upper_layers_give_more_tokens_per_layer_than_plain(temperature, row, run, prompts):
+    lm = CachedLM(flat_above(small("llama"), 1), kernels="dense")
+    runs = []
+    for layer in lm.model.base_model.layers:
+        layer.self_attn.register_forward_hook(lambda *_: runs.append(1))
+    drafter = DynamicExit(lm)
+    one = row(prompts[2], 61, max_new_tokens=60, temperature=temperature, seed=1)
+    _, records = run(lm, drafter, [one], verifier=Block(), depth=18)
+    assert len(records) <= 5
+    assert 60 / len(runs) > 2 * 1 / 4
+
+
+def test_hopeless_layers_come_down_to_plain_decoding(row, run):
+    table = TableLM(TableLM.random(64).logits, layers=8, disturbance=100.0)
+    drafter = DynamicExit(table)
+    one = row(range(20), 64, max_new_tokens=30)
+    _, records = run(table, drafter, [one], verifier=Block(), depth=18)
+    assert len(records) == 30 and table.layers_run == 8 * 30
+
+
+def test_a_seed_and_its_neighbours_do_not_change_what_was_counted(row, prompts):
+    """Counts belong to a text: they start anew with each."""
+    table = TableLM.random(12, layers=6)
+    engine = assemble("del", table, depth=6)
+    first = row(prompts[2], 12, max_new_tokens=20)
+    for _ in engine.run([first]):
+        pass
+    again = row(prompts[2], 12, max_new_tokens=20)
+    for _ in engine.run([again]):
+        pass
+    assert torch.equal(first.draft.hits, again.draft.hits)
+
+
+def test_senseless_numbers_are_refused():
+    for wrong in ({"decay": 0.0}, {"most": 0}, {"look_back": 0}, {"look_every": 0}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            DynamicExit(TableLM.random(4), DynamicExit.Config(**wrong))
