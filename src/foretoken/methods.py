@@ -68,6 +68,16 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2211.17192, 2302.01318; block verification arXiv 2403.10444",
         ),
         Method(
+            "pearl",
+            "draft and target at the same time: guessing goes on while guesses are verified",
+            drafter="drafters.run_ahead:RunAhead",
+            verifier="block",
+            verifiers=("recursive",),
+            models=("draft",),
+            loop="overlap:decode",
+            paper="arXiv 2408.11850",
+        ),
+        Method(
             "tree",
             "a draft model grows a tree of likely continuations, best first",
             drafter="drafters.tree_model:TreeModel",

@@ -349,6 +349,7 @@ class StepTimes:
     draft: float
     target: float
     other: float  # warp, verify, commit, bookkeeping
+    hidden: float = 0.0  # of these, what a device for each model would have run at the same time
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from foretoken.audit.law import BOUND, PROMPT, law_gap, own_law, total_variation
 from foretoken.audit.rows import make_row
 from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
-from foretoken.engine.loop import decode
 from foretoken.engine.record import Recorder
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, Method
@@ -103,7 +102,7 @@ def finished(entry: Method, params: SamplingParams, ended: Any = None):
     row = make_row([0, 1, 2, 0, 1], params, SeededCoins(3), 4, ended=ended)
     recorder = Recorder([row])
     records = []
-    for record in decode([row], engine):
+    for record in engine.run([row]):
         recorder(record)
         records.append(record)
     return row, records, recorder.stats[row.uid]

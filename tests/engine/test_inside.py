@@ -20,7 +20,7 @@ from foretoken.errors import CapabilityError, ConfigError
 PROMPTS = ["the cat is in the ", "on", "a cat and "]
 
 
-@pytest.fixture(scope="module", params=["chain", "tree", "prompt-lookup"])
+@pytest.fixture(scope="module", params=["chain", "pearl", "tree", "prompt-lookup"])
 def faster(request, tiny_pair):
     draft = None if request.param == "prompt-lookup" else tiny_pair[1]
     return foretoken.custom_generate(method=request.param, draft=draft, kernels="dense")

@@ -12,7 +12,7 @@ import foretoken
 from foretoken.errors import CheckpointError, ConfigError
 
 PROMPT = "the cat is in the "
-METHODS = ["plain", "chain", "tree", "prompt-lookup"]
+METHODS = ["plain", "chain", "pearl", "tree", "prompt-lookup"]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from foretoken.types import (
 
 Listener = Callable[[StepRecord], None]
 Loop = Callable[..., Iterator[StepRecord]]  # (requests, engine, max_rows)
+Step = Callable[[Sequence[DecodeState], "Engine"], StepRecord]
 
 
 @dataclass(slots=True)
@@ -100,11 +101,11 @@ def clip(row: DecodeState, budget: Budget, lm: LanguageModel) -> Budget:
 
 
 def decode(
-    requests: Iterable[DecodeState], engine: Engine, max_rows: int = 16
+    requests: Iterable[DecodeState], engine: Engine, max_rows: int = 16, advance: Step = step
 ) -> Iterator[StepRecord]:
     """Run rows to their end, at most `max_rows` together; a waiting row enters as one leaves.
 
-    Closing the generator early frees every row.
+    Closing the generator early frees every row. `advance` takes all running rows one round further.
     """
     waiting, running = deque(requests), []
     try:
@@ -114,7 +115,7 @@ def decode(
                 running.append(row)
                 admit(row, engine)
             with torch.inference_mode():
-                record = step(running, engine)
+                record = advance(running, engine)
             leave([row for row in running if row.finish is not None], engine)
             running = [row for row in running if row.finish is None]
             yield record

@@ -37,6 +37,7 @@ class Stats:
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    hidden_seconds: float = 0.0  # drafting that would have passed behind the target (emulation)
     emitted_per_step: Counter[int] = field(default_factory=Counter)  # tokens -> steps
     drafted_at_depth: Counter[int] = field(default_factory=Counter)  # depth -> steps that got there
     accepted_at_depth: Counter[int] = field(default_factory=Counter)
@@ -45,6 +46,11 @@ class Stats:
     def other_seconds(self) -> float:
         """Laws, verdicts, commits, bookkeeping."""
         return max(self.seconds - self.draft_seconds - self.target_seconds, 0.0)
+
+    @property
+    def modelled_seconds(self) -> float:
+        """Seconds with a device for each model; the measured ones where nothing was emulated."""
+        return self.seconds - self.hidden_seconds
 
     @property
     def mean_accepted_length(self) -> float:
@@ -103,6 +109,7 @@ class Stats:
             "draft_seconds": self.draft_seconds,
             "target_seconds": self.target_seconds,
             "other_seconds": self.other_seconds,
+            "modelled_seconds": self.modelled_seconds,
             "shares": self.shares,
             "emitted_per_step": {str(n): c for n, c in sorted(self.emitted_per_step.items())},
             "acceptance_per_depth": self.acceptance_per_depth,
@@ -146,6 +153,7 @@ class Recorder:
             stats.seconds += passed
             stats.draft_seconds += times.draft
             stats.target_seconds += times.target
+            stats.hidden_seconds += times.hidden
             stats.add(trace)
             self.steps[row.uid].append(trace)
         self._mark = now
