@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "foretoken"
 LAYERS = (
-    {"types", "coins", "warp", "errors", "trees"},
+    {"types", "asking", "coins", "warp", "errors", "sampling", "trees"},
     {"lm", "heads", "datastore"},  # a datastore knows ids and files, neither models nor drafters
     {"drafters", "verifiers", "controllers"},
     {"engine", "continuous", "methods"},

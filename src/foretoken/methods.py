@@ -22,6 +22,7 @@ class Method:
     lossless: bool = True
     paper: str = ""
     verifiers: tuple[str, ...] = ()  # other rules the `verifier` option may name
+    controllers: tuple[str, ...] = ()  # that fit this method, beside GENERAL_CONTROLLERS
     loop: str = "loop:decode"  # "module:function" below engine
     # options of its parts whose own default does not suit it; a part without the option ignores it
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -36,7 +37,10 @@ class Method:
 CONTROLLERS = {
     "fixed": "controllers.fixed:Fixed",
     "cost_model": "controllers.cost_model:CostModel",
+    "confidence": "controllers.confidence:Confidence",
+    "acceptance_head": "controllers.acceptance_head:AcceptanceThreshold",
 }
+GENERAL_CONTROLLERS = ("fixed", "cost_model")  # fit every method that drafts
 
 VERIFIERS = {
     "point": "verifiers.point:Point",
@@ -64,6 +68,7 @@ METHODS: dict[str, Method] = {
             drafter="drafters.chain_model:ChainModel",
             verifier="block",
             verifiers=("recursive",),
+            controllers=("confidence",),
             models=("draft",),
             paper="arXiv 2211.17192, 2302.01318; block verification arXiv 2403.10444",
         ),
@@ -76,6 +81,16 @@ METHODS: dict[str, Method] = {
             models=("draft",),
             loop="overlap:decode",
             paper="arXiv 2408.11850",
+        ),
+        Method(
+            "specdec++",
+            "a chain that ends where a trained head expects a rejection",
+            drafter="drafters.chain_model:ChainModel",
+            verifier="block",
+            verifiers=("recursive",),
+            controller="acceptance_head",
+            models=("draft",),
+            paper="arXiv 2405.19715",
         ),
         Method(
             "tree",

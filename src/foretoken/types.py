@@ -12,17 +12,19 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.errors import ConfigError
+from foretoken.asking import endless as endless
+from foretoken.sampling import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
     from foretoken.coins import Coins
 
-KeepGoingT = TypeVar("KeepGoingT", bound=Callable[..., bool])
+# A tap: what the output head reads, behind the last norm. Others count decoder layers.
+NORMED = 1 << 16
 
 
 class Draw(Enum):
@@ -136,45 +138,6 @@ class Finish:
     stop_text: str | None = None  # the stop text that matched
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Sampling options of one row; the same warps are applied to p and to q."""
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0  # 0 keeps all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and text, as in transformers
-    presence_penalty: float = 0.0  # over generated text only, as in the OpenAI interface
-    frequency_penalty: float = 0.0  # over generated text only
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    banned_tokens: frozenset[int] = frozenset()
-    min_new_tokens: int = 0  # end tokens are impossible before
-    stop: tuple[str, ...] = ()
-    eos: frozenset[int] = frozenset()
-    processors: Any = None  # a transformers LogitsProcessorList, applied after the options above
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        checks: list[tuple[bool, str, str]] = [
-            (self.max_new_tokens >= 1, "max_new_tokens", "1 or more"),
-            (self.temperature >= 0.0, "temperature", "0 (greedy) or more"),
-            (self.top_k >= 0, "top_k", "0 (off) or more"),
-            (0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]; 1 is off"),
-            (0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]; 0 is off"),
-            (self.repetition_penalty > 0.0, "repetition_penalty", "above 0; 1 is off"),
-            (self.min_new_tokens >= 0, "min_new_tokens", "0 or more"),
-        ]
-        for good, name, allowed in checks:
-            if not good:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} was asked for.",
-                    f"{name} must be {allowed}.",
-                    f"pass a {name} that is {allowed}.",
-                )
-
-
 _uids = itertools.count()
 
 
@@ -234,6 +197,7 @@ class LanguageModel(Protocol):
 
     caps: Caps
     vocab_size: int
+    hidden_size: int  # of one tapped feature
     max_length: int | None  # longest sequence the positions allow
 
     def prefill(
@@ -260,6 +224,16 @@ class LanguageModel(Protocol):
         """
         ...
 
+    def grow_scores(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        taps: tuple[int, ...],
+    ) -> list[Scores]:
+        """As `grow`, with the tapped features of the nodes."""
+        ...
+
     def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
         """Keep the root and `path` of each row's open tree as cached tokens, forget the rest."""
         ...
@@ -269,13 +243,7 @@ class LanguageModel(Protocol):
         ...
 
 
-KeepGoing = Callable[[DecodeState, Tensor], bool]
-
-
-def endless(rule: KeepGoingT) -> KeepGoingT:
-    """Mark a `keep_going` that never stops a draft, so that drafters spare the law it would see."""
-    rule.endless = True  # type: ignore[attr-defined]
-    return rule
+KeepGoing = Callable[..., int]  # of a row, a law and, if asked for, hidden layers: see Controller
 
 
 class Drafter(Protocol):
@@ -286,6 +254,8 @@ class Drafter(Protocol):
     trees: bool  # emits trees that are no chains
     valued: bool  # knows the chance of each of its nodes, and honours the prices of a budget
     memoryless: bool  # a proposal follows from the row's text, the budget and coins alone
+    # The model whose hidden layers it hands to a `keep_going` marked as `reading`; None: to nobody.
+    hidden_from: LanguageModel | None
 
     def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
         """The constant budget for what was asked of it (None: nothing was).
@@ -370,8 +340,15 @@ class Controller(Protocol):
 
     def learn(self, costs: CostTable) -> None: ...
     def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]: ...
-    def keep_going(self, row: DecodeState, q_last: Tensor) -> bool:
-        """Asked before each further draft token; may look at laws and earlier draws only."""
+    def keep_going(
+        self, row: DecodeState, law: Tensor, hidden: Float[Tensor, "L H"] | None = None
+    ) -> int:
+        """Asked before each further draft token: 0 no, 1 yes, `asking.LAST` the last one.
+
+        May look at laws and earlier draws only. `hidden` belongs to the token fed last, the one
+        before the token asked for; given if the rule is marked as `reading` it. Drafters that know
+        no LAST ask again, and then the answer has to be no.
+        """
         ...
 
     def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None: ...

@@ -93,7 +93,8 @@ def perfect(entry: Method) -> Any:
     """The method with a draft that is always right, so that whole blocks are accepted."""
     config = {} if entry.name == "plain" else {"depth": 4, "nodes": 12}
     draft = TableLM.random(4, seed=21) if entry.needs_draft else None
-    return assemble(entry.name, TableLM.random(4, seed=21), draft, **config, **needed(entry, 4))
+    config |= needed(entry, 4, controller="fixed")
+    return assemble(entry.name, TableLM.random(4, seed=21), draft, controller="fixed", **config)
 
 
 def finished(entry: Method, params: SamplingParams, ended: Any = None):

@@ -22,7 +22,7 @@ from play import (
 from foretoken.errors import CapabilityError
 from foretoken.lm import cached
 from foretoken.lm.cached import CachedLM
-from foretoken.types import TokenTree
+from foretoken.types import NORMED, TokenTree
 
 CLOSE = 2e-5
 TREES = [*REQUIRED, *FURTHER]
@@ -197,6 +197,26 @@ def test_tapped_layers_are_those_of_the_model(family, make_tiny):
     right = torch.stack([states.hidden_states[1][0], states.hidden_states[3][0]], dim=1)
     assert seen.shape == (11, 2, 64) and score.hidden.shape == (4, 2, 64)
     assert closeness(torch.cat([seen, score.hidden]), right) < CLOSE
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma2"])
+def test_the_normed_tap_is_what_the_head_reads(family, make_tiny):
+    dice = random.Random(3)
+    model = make_tiny(family)
+    lm = CachedLM(model, kernels="dense")
+    row = row_of(random_tokens(dice, 12))
+    lm.prefill(row)
+    [first] = lm.grow_scores([row], [row.tokens[-1:]], [[-1]], (NORMED, -1))
+    [more] = lm.grow_scores([row], [[5, 6]], [[0, 1]], (NORMED, -1))
+    assert first.hidden.shape == (1, 2, 64) and more.hidden.shape == (2, 2, 64)
+    for score in (first, more):
+        with torch.inference_mode():
+            logits = model.get_output_embeddings()(score.hidden[:, 0])
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        logits = cap * torch.tanh(logits / cap) if cap else logits
+        assert closeness(logits, score.logits) < CLOSE
+        assert not torch.allclose(score.hidden[:, 0], score.hidden[:, 1])
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_taps_of_a_one_token_prompt_are_empty(make_tiny):

@@ -8,7 +8,7 @@ import torch
 from foretoken.coins import SeededCoins
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import chain, from_paths, root
-from foretoken.types import DecodeState, Draft, Draw, SamplingParams
+from foretoken.types import NORMED, DecodeState, Draft, Draw, SamplingParams
 from foretoken.warp import Warp
 
 
@@ -91,7 +91,6 @@ def test_rows_are_strangers_and_free_forgets() -> None:
         lambda lm, text: lm.grow([text], [[1, 9]], [[-1, 0]]),
         lambda lm, text: lm.grow([text], [[1, 2]], [[-1, 1]]),
         lambda lm, text: lm.score([text, text], [draft(root(1)), draft(root(1))]),
-        lambda lm, text: lm.score([text], [draft(root(1))], taps=(-1,)),
         lambda lm, text: (lm.grow([text], [[1]], [[-1]]), lm.commit([text], [(1,)])),
         lambda lm, text: (lm.grow([text], [[1, 2, 3]], [[-1, 0, 0]]), lm.commit([text], [(1, 2)])),
         lambda lm, text: (lm.grow([text], [[1]], [[-1]]), lm.grow([text], [[1]], [[-1]])),
@@ -106,7 +105,6 @@ def test_rows_are_strangers_and_free_forgets() -> None:
         "token outside the vocabulary",
         "parent after child",
         "one row twice",
-        "taps",
         "commit of an unknown node",
         "commit of a path that is none",
         "tree opened twice",
@@ -119,3 +117,15 @@ def test_misuse_is_an_error(misuse) -> None:
     lm.prefill(text)
     with pytest.raises(AssertionError):
         misuse(lm, text)
+
+
+def test_a_tables_last_features_are_its_logits() -> None:
+    lm = TableLM.random(4, seed=6)
+    text = row([0, 1, 2])
+    seen = lm.prefill(text, taps=(NORMED, 0))
+    assert torch.equal(seen[:, 0], torch.stack([lm.after([0]), lm.after([0, 1])]))
+    [score] = lm.score([text], [draft(chain(2, [3]))], taps=(0,))
+    assert score.hidden.shape == (2, 1, 4) and not torch.equal(score.hidden[:, 0], score.logits)
+    [grown] = lm.grow_scores([text], [[1]], [[1]], (NORMED, -1))
+    assert torch.equal(grown.hidden, grown.logits[:, None].expand(1, 2, 4))
+    assert lm.prefill(row([1]), taps=(0,)).shape == (0, 1, 4)

@@ -37,6 +37,7 @@ class Witness:
     def __init__(self, inner: LanguageModel) -> None:
         self.inner = inner
         self.caps, self.vocab_size, self.max_length = inner.caps, inner.vocab_size, inner.max_length
+        self.hidden_size = inner.hidden_size
         self.difference = Difference()
 
     def prefill(self, row: DecodeState, taps: tuple[int, ...] = ()) -> Tensor | None:
@@ -60,6 +61,15 @@ class Witness:
         parents: Sequence[Sequence[int]],
     ) -> list[Tensor]:
         return self.inner.grow(rows, tokens, parents)
+
+    def grow_scores(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        taps: tuple[int, ...],
+    ) -> list[Scores]:
+        return self.inner.grow_scores(rows, tokens, parents, taps)
 
     def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
         self.inner.commit(rows, paths)

@@ -25,7 +25,7 @@ from foretoken.engine.assemble import assemble
 from foretoken.engine.loop import Engine
 from foretoken.errors import CapabilityError, PairingError
 from foretoken.lm.table import TableLM
-from foretoken.methods import CONTROLLERS, METHODS, Method
+from foretoken.methods import GENERAL_CONTROLLERS, METHODS, Method
 from foretoken.types import Draw, LanguageModel, SamplingParams, Verifier
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.k_sequential import KSequential
@@ -70,11 +70,11 @@ def table_engine(
     entry: Method, vocab: int, controller: str, verifier: str | None = None, depth: int = 2
 ) -> Engine:
     """The method's own engine over tables; a controller that reads the clock gets a steady one."""
-    config: dict[str, Any] = {}
+    config = needed(entry, vocab, controller)
     if controller == "fixed" and entry.name != "plain":
-        config = {"depth": depth, "nodes": 2 * depth}
+        config |= {"depth": depth, "nodes": 2 * depth}
     if controller == "cost_model":  # trees small enough to be enumerated
-        config = {"max_nodes": 2 * depth}
+        config |= {"max_nodes": 2 * depth}
     engine = assemble(
         entry.name,
         TableLM.random(vocab, seed=21),
@@ -82,7 +82,6 @@ def table_engine(
         controller=controller,
         verifier=verifier,
         **config,
-        **needed(entry, vocab),
     )
     engine.controller = exact.Steady(engine.controller)
     return engine
@@ -92,7 +91,8 @@ def combinations(entry: Method) -> list[tuple[str, str]]:
     """The verifiers and controllers a method can be put together with."""
     if entry.name == "plain":
         return [(entry.verifier, "fixed")]
-    return [(v, c) for v in (entry.verifier, *entry.verifiers) for c in CONTROLLERS]
+    controllers = dict.fromkeys((*GENERAL_CONTROLLERS, entry.controller, *entry.controllers))
+    return [(v, c) for v in (entry.verifier, *entry.verifiers) for c in controllers]
 
 
 def law_jobs(entry: Method) -> list[Job]:
@@ -216,7 +216,7 @@ def model_jobs(
     if entry.needs_draft and draft is None:
         return [("models", entry.name, partial(left_out, "no draft model was given"))]
     config: dict[str, Any] = {} if entry.name == "plain" else {"depth": 4}
-    config |= needed(entry, target.vocab_size)
+    config |= needed(entry, target.vocab_size, "fixed")
     build = partial(
         assemble,
         entry.name,

@@ -12,16 +12,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
+from foretoken.heads import acceptance
 from foretoken.methods import Method
 
 _folders: list[TemporaryDirectory[str]] = []  # removed when the interpreter ends
 
 
-def needed(entry: Method, vocab_size: int) -> dict[str, Any]:
-    """The options without which the row cannot be built, for a target of `vocab_size` ids."""
-    return {name: _made(name, vocab_size) for name in entry.needs}
+def needed(
+    entry: Method, vocab_size: int, controller: str | None = None, hidden_size: int | None = None
+) -> dict[str, Any]:
+    """The options without which the row cannot be built, for a target of `vocab_size` ids.
+
+    A controller may have needs too; `hidden_size` is the draft's, a table's if left out.
+    """
+    found = {name: _made(name, vocab_size) for name in entry.needs}
+    if (controller or entry.controller) == "acceptance_head":
+        head = random_acceptance(hidden_size or vocab_size, vocab_size)
+        found |= {"head": head, "threshold": 0.5, "shortest": 1}
+    return found
 
 
 def folder() -> Path:
@@ -43,6 +55,24 @@ def tiny_datastore(vocab_size: int) -> Path:
     store.add([[a, b, (a + b + 1) % vocab_size, a, b] for a in ids for b in ids])
     store.add([[i % vocab_size, (3 * i) % vocab_size, (i * i) % vocab_size] for i in range(12)])
     return where
+
+
+@cache
+def random_acceptance(hidden_size: int, vocab_size: int) -> Path:
+    """An acceptance head that knows nothing, but whose answers spread over (0, 1).
+
+    An exact method is exact with any head, so the worst of heads is the best of witnesses.
+    """
+    head = acceptance.AcceptanceHead(hidden_size, blocks=2)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+        logits = head(1.5 * torch.randn(256, hidden_size, generator=generator))
+    margins = logits[:, 1] - logits[:, 0]
+    head.temperature = float(margins.std()) / 1.5
+    head.shift = 0.5 - float(margins.mean()) / head.temperature
+    return acceptance.save(folder(), head, vocab_size, {"weights": "random"})
 
 
 MAKERS: dict[str, Callable[[int], Any]] = {"datastore": tiny_datastore}

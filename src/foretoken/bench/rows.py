@@ -159,7 +159,7 @@ def _split(text: str) -> list[str]:
 
 
 def _parse(name: str) -> RowSpec:
-    match = re.fullmatch(r"([\w:-]+)(?:\[(.*)\])?", name)
+    match = re.fullmatch(r"([\w:+-]+)(?:\[(.*)\])?", name)
     known = (*METHODS, *PEERS)
     if match is None or match.group(1) not in known:
         asked = match.group(1) if match else name

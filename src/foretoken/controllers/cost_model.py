@@ -139,7 +139,7 @@ class CostModel:
         return chosen
 
     @endless
-    def keep_going(self, row: DecodeState, q_last: Tensor) -> bool:
+    def keep_going(self, row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> bool:
         return True
 
     def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:

@@ -19,7 +19,7 @@ class ChainModel(ChainDrafter):
         pass
 
     def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
-        self.lm = draft_lm
+        self.lm = self.hidden_from = draft_lm
         self.max_length = draft_lm.max_length
         self.config = config or self.Config()
 
@@ -34,6 +34,14 @@ class ChainModel(ChainDrafter):
             [chain.row for chain in chains],
             [chain.feed for chain in chains],
             [chain.above for chain in chains],
+        )
+
+    def grow_scores(self, chains: Sequence[Chain], taps: tuple[int, ...]) -> list[Scores]:
+        return self.lm.grow_scores(
+            [chain.row for chain in chains],
+            [chain.feed for chain in chains],
+            [chain.above for chain in chains],
+            taps,
         )
 
     def drafted(self, chain: Chain) -> None:

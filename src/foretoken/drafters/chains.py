@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from foretoken.asking import LAST, taps_of
 from foretoken.drafters.rows import RowDrafter
 from foretoken.errors import ConfigError
 from foretoken.trees.build import chain
-from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing
+from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing, Scores
 
 
 class ChainDrafter(RowDrafter):
@@ -27,6 +28,10 @@ class ChainDrafter(RowDrafter):
         """Feed each chain's newest token; logits [1, V] of each."""
         raise NotImplementedError
 
+    def grow_scores(self, chains: Sequence[Chain], taps: tuple[int, ...]) -> list[Scores]:
+        """As `grow`, with hidden layers; for drafters that name a `hidden_from`."""
+        raise NotImplementedError
+
     def go_on(self, chain: Chain, logits: Tensor) -> bool:
         """Whether another token may follow the one just taken from `logits` [V]."""
         return True
@@ -36,12 +41,16 @@ class ChainDrafter(RowDrafter):
     ) -> list[Draft]:
         chains = [Chain(r, self.allowed(r, b)) for r, b in zip(rows, budgets, strict=True)]
         drafting = [one for one in chains if one.depth > 0]
+        taps = taps_of(keep_going)
         while drafting:
-            logits = self.grow(drafting)
+            if taps:
+                scores = self.grow_scores(drafting, taps)
+            else:
+                scores = [Scores(logits) for logits in self.grow(drafting)]
             drafting = [
                 one
-                for one, scored in zip(drafting, logits, strict=True)
-                if one.extend(scored[0], keep_going) and self.go_on(one, scored[0])
+                for one, score in zip(drafting, scores, strict=True)
+                if one.extend(score, keep_going) and self.go_on(one, score.logits[0])
             ]
         for one in chains:
             self.drafted(one)
@@ -77,39 +86,47 @@ class Chain:
         """The parent of what is fed next."""
         return (self.fed - 1,)
 
-    def extend(self, logits: Tensor, keep_going: KeepGoing) -> bool:
-        """Take one more token from the logits of the last node fed; False when the chain ends."""
-        row = self.row
+    def extend(self, score: Scores, keep_going: KeepGoing) -> bool:
+        """Take one more token after the last node fed; False when the chain ends."""
         self.fed += 1
+        hidden = None if score.hidden is None else score.hidden[0]
         try:
-            token = self.next_token(logits, keep_going)
+            more = self.take(score.logits[0], hidden, keep_going)
         except ConfigError:  # the options let nothing follow this path; the target may not take it
             return False
-        if token is None:
+        if not more:
             return False
-        self.tokens.append(token)
-        self.feed = (token,)
-        return len(self.tokens) < self.depth and token not in row.params.eos
+        self.feed = (self.tokens[-1],)
+        return len(self.tokens) < self.depth and self.tokens[-1] not in self.row.params.eos
 
-    def next_token(self, logits: Tensor, keep_going: KeepGoing) -> int | None:
-        """The argmax at temperature 0, else a draw; None, before any coin, to stop here."""
-        row = self.row
+    def take(self, logits: Tensor, hidden: Tensor | None, keep_going: KeepGoing) -> bool:
+        """Add the argmax at temperature 0, else a draw, unless the controller, asked before any
+        coin, says no; whether there may be another one.
+        """
+        row, answer = self.row, 1
         if self.greedy:
-            if not _endless(keep_going) and not keep_going(row, logits.softmax(-1)):
-                return None
-            choice: int = row.warp.choose(row.tokens, logits, self.tokens)
-            return choice
-        law = row.warp.law(row.tokens, logits, self.tokens)
-        if not keep_going(row, law):
-            return None
-        self.laws.append(law)
-        return row.coins.draw(law)
+            if not _endless(keep_going):
+                answer = _asked(keep_going, row, logits.softmax(-1), hidden)
+            if answer:
+                self.tokens.append(row.warp.choose(row.tokens, logits, self.tokens))
+        else:
+            law = row.warp.law(row.tokens, logits, self.tokens)
+            answer = _asked(keep_going, row, law, hidden)
+            if answer:
+                self.laws.append(law)
+                self.tokens.append(row.coins.draw(law))
+        return bool(answer) and answer != LAST
 
     def draft(self) -> Draft:
         tree = chain(self.row.tokens[-1], self.tokens)
         if self.greedy:
             return Draft(tree, Draw.POINT)
         return Draft(tree, Draw.IID, (*self.laws, None))
+
+
+def _asked(keep_going: KeepGoing, row: DecodeState, law: Tensor, hidden: Tensor | None) -> int:
+    """The controller's answer; hidden layers only for one that reads them."""
+    return keep_going(row, law) if hidden is None else keep_going(row, law, hidden)
 
 
 def _endless(keep_going: KeepGoing) -> bool:

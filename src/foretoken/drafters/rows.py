@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing, Scores, Verdict
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Draw,
+    KeepGoing,
+    LanguageModel,
+    Scores,
+    Verdict,
+)
 
 
 class RowDrafter:
@@ -17,6 +26,7 @@ class RowDrafter:
     trees = False
     valued = False
     memoryless = False
+    hidden_from: LanguageModel | None = None
 
     def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
         return None

@@ -71,10 +71,13 @@ def check_options(
     verifier: str | None = None,
     **config: Any,
 ) -> None:
-    """Raise what `assemble` would say about names and types, before any model is loaded."""
+    """Raise what `assemble` would say about options alone, before any model is loaded."""
     row = method_row(method_name)
-    _route(row, _parts(row, controller, verifier), config)
+    parts = _parts(row, controller, verifier)
+    options = _route(row, parts, config)
     _require_options(row, config)
+    for part, cls in parts.items():
+        cls.Config(**options[part])
 
 
 def config_fields(

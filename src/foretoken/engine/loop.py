@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from foretoken.engine.pairing import check_pairing
+from foretoken.engine.pairing import check_pairing, check_reading
 from foretoken.types import (
     Budget,
     Controller,
@@ -39,6 +39,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         check_pairing(self.target, self.drafter, self.verifier)
+        check_reading(self.drafter, self.controller)
 
     def run(self, requests: Iterable[DecodeState], max_rows: int = 16) -> Iterator[StepRecord]:
         """Run rows to their end under this engine's own loop."""

@@ -20,6 +20,7 @@ from foretoken.types import (
     Draw,
     SamplingParams,
     Verdict,
+    endless,
 )
 from foretoken.warp import Warp
 
@@ -104,7 +105,7 @@ class _Stopwatch:
         """A whole step with a draft of this size, of which nothing is accepted."""
         engine, row = self.engine, scratch.row
         began = perf_counter()
-        drafts = engine.drafter.propose([row], [budget], engine.controller.keep_going)
+        drafts = engine.drafter.propose([row], [budget], always)
         drafted = perf_counter()
         scores = engine.target.score([row], drafts, engine.drafter.taps)
         _wait_for(scores[0].logits)
@@ -143,6 +144,12 @@ class _Stopwatch:
             {depth: _settled(times) for depth, times in sorted(self.draft.items())},
             _settled(self.other or [0.0]),
         )
+
+
+@endless
+def always(row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> int:
+    """Lengths are measured one by one, whatever a controller would stop at."""
+    return 1
 
 
 def _settled(times: list[float]) -> float:

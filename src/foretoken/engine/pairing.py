@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from foretoken.asking import taps_of
 from foretoken.errors import CapabilityError, PairingError
 from foretoken.methods import VERIFIERS
-from foretoken.types import Drafter, LanguageModel, Verifier
+from foretoken.types import Controller, Drafter, LanguageModel, Verifier
 
 
 def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -> None:
@@ -35,3 +36,18 @@ def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -
             f"this target scores chains only: {target.caps.why}.",
             "use method chain, prompt-lookup or plain.",
         )
+
+
+def check_reading(drafter: Drafter, controller: Controller) -> None:
+    """A controller that reads hidden layers of a draft model needs a drafter that shows them."""
+    if not taps_of(controller.keep_going):
+        return
+    rule, guesser = type(controller).__name__, type(drafter).__name__
+    if drafter.hidden_from is None:
+        raise PairingError(
+            f"{guesser} was paired with the controller {rule}.",
+            f"{rule} reads the hidden layers of a draft model token by token, and {guesser} shows "
+            "none.",
+            "use it with method chain, or use the controller fixed, confidence or cost_model.",
+        )
+    controller.read_from(drafter.hidden_from)  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from foretoken.lm.bits import Span, order_of
 from foretoken.lm.bits_probe import promise_bits
 from foretoken.lm.cache import SlotCache
 from foretoken.lm.exits import CachedExits, finish
-from foretoken.lm.family import attention_configs, decoder_layers, describe
+from foretoken.lm.family import attention_configs, decoder_layers, decoder_of, describe
 from foretoken.lm.fast import KernelReport, choose_kernels, restore
 from foretoken.lm.feed import Batch, Feed, Memory, committed_feed, renewed_feed, tree_feed
 from foretoken.lm.graphs import Graphs
@@ -61,10 +61,11 @@ class CachedLM:
         self.device: torch.device = model.device
         self.masks = Masks(model.dtype, self.device)
         self.cache = SlotCache(self.family.layers)
-        self.max_length = self.family.max_length
+        self.max_length, self.hidden_size = self.family.max_length, self.family.hidden
         self._rows: dict[int, Memory] = {}  # uid -> memory, any order
         self._slots: list[int] = []  # slot -> uid
         self._layers = decoder_layers(model, self.family.layers)
+        self._decoder = decoder_of(model)
         self._switch = attention.Switch(attention_configs(model))
         accepted = inspect.signature(model.forward).parameters
         self._positions_accepted = "position_ids" in accepted
@@ -142,10 +143,22 @@ class CachedLM:
         parents: Sequence[Sequence[int]],
     ) -> list[Float[Tensor, "n V"]]:
         """Append nodes to the rows' open trees; a parent of -1 opens a new one."""
+        return [score.logits for score in self.grow_scores(rows, tokens, parents, ())]
+
+    @torch.inference_mode()
+    def grow_scores(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        taps: tuple[int, ...],
+    ) -> list[Scores]:
+        """As `grow`, with tapped features."""
         for row, above in zip(rows, parents, strict=True):
             if above and above[0] < 0:
                 self._memory(row).forget()
-        return [logits for logits, _ in self._advance(rows, tokens, parents, ())]
+        scored = self._advance(rows, tokens, parents, taps)
+        return [Scores(logits, hidden) for logits, hidden in scored]
 
     @torch.inference_mode()
     def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
@@ -344,7 +357,8 @@ class CachedLM:
         tapped: list[Tensor] = []
         with self._switch.to(self.plan.attention), entered:
             if taps:
-                with tapping(self._layers, taps, None if stage is None else stage.last) as tapped:
+                last = None if stage is None else stage.last
+                with tapping(self._layers, self._decoder, taps, last) as tapped:
                     output = run(**arguments)
             else:
                 output = run(**arguments)

@@ -108,10 +108,15 @@ def switch_of(config: Any) -> int | None:
     return None
 
 
+def decoder_of(model: Any) -> nn.Module:
+    """The model below its output head; it ends with the last norm."""
+    found: nn.Module = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
+    return found
+
+
 def decoder_layers(model: Any, count: int) -> list[nn.Module]:
     """The modules whose outputs are the hidden layers; empty where they cannot be told."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model.base_model
-    for module in decoder.modules():
+    for module in decoder_of(model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     return []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.lm.shadow import Watched
 from foretoken.lm.table_views import TableExits, disturbed
-from foretoken.types import Caps, DecodeState, Draft, Scores, TokenTree
+from foretoken.types import NORMED, Caps, DecodeState, Draft, Scores, TokenTree
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class TableLM:
         assert len(sizes) == 1 and logits.dim() in (2, 3), "a table is [V, V] or [V, V, V]"
         self.logits = logits.double()
         self.order = logits.dim() - 1
-        self.vocab_size = logits.shape[-1]
-        self.caps = caps or Caps(taps=False)
+        self.vocab_size = self.hidden_size = logits.shape[-1]
+        self.caps = caps or Caps()
         self.max_length: int | None = None
         self.layers = layers  # what its early exits and views are shares of
         self.disturbance = disturbance  # of logits when all layers are missing
@@ -85,8 +85,9 @@ class TableLM:
         """Early exits, see `lm.views`."""
         return TableExits(self, marks, look_back)
 
-    def prefill(self, row: DecodeState, taps: tuple[int, ...] = ()) -> None:
-        assert not taps, "a table has no hidden layers"
+    def prefill(
+        self, row: DecodeState, taps: tuple[int, ...] = ()
+    ) -> Float[Tensor, "S L V"] | None:
         assert row.uid not in self._rows, "prefill of a row that is already cached"
         assert row.tokens, "prefill of an empty row"
         self._rows[row.uid] = memory = Memory(list(row.tokens[:-1]))
@@ -94,18 +95,21 @@ class TableLM:
             wanted, last = self.watched.taps, self.watched.last
             ends = range(max(1, len(row.tokens) - last), len(row.tokens))
             memory.shown = self._hidden([row.tokens[:end] for end in ends], wanted)
+        if not taps:
+            return None
+        return self._tapped([row.tokens[:end] for end in range(1, len(row.tokens))], taps)
 
     def score(
         self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
     ) -> list[Scores]:
-        assert not taps, "a table has no hidden layers"
+        trees = [draft.tree for draft in drafts]
         trees = [draft.tree for draft in drafts]
         wanted = [self._drop_early(row, tree) for row, tree in zip(rows, trees, strict=True)]
-        logits = self.grow(rows, [t.tokens for t in trees], [t.parents for t in trees])
-        return [
-            Scores(scored, self._hidden(self._contexts(row), depths) if depths else None)
-            for row, scored, depths in zip(rows, logits, wanted, strict=True)
-        ]
+        scores = self.grow_scores(rows, [t.tokens for t in trees], [t.parents for t in trees], taps)
+        for row, score, depths in zip(rows, scores, wanted, strict=True):
+            if depths:
+                score.hidden = self._hidden(self._contexts(row), depths)
+        return scores
 
     def grow(
         self,
@@ -120,6 +124,20 @@ class TableLM:
             self._grow_row(row, self._memory(row), new, above, self.logits)
             for row, new, above in zip(rows, tokens, parents, strict=True)
         ]
+
+    def grow_scores(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        taps: tuple[int, ...],
+    ) -> list[Scores]:
+        scores = [Scores(logits) for logits in self.grow(rows, tokens, parents)]
+        if taps:
+            for row, score in zip(rows, scores, strict=True):
+                contexts = self._contexts(row)
+                score.hidden = self._tapped(contexts[len(contexts) - len(score.logits) :], taps)
+        return scores
 
     def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
         for row, path in zip(rows, paths, strict=True):
@@ -148,6 +166,12 @@ class TableLM:
     def _memory(self, row: DecodeState) -> Memory:
         assert row.uid in self._rows, "a row that was never prefilled, or was freed"
         return self._rows[row.uid]
+
+    def _tapped(
+        self, contexts: Sequence[Sequence[int]], taps: tuple[int, ...]
+    ) -> Float[Tensor, "n L V"]:
+        depths = [self.layers if tap == NORMED else tap % self.layers + 1 for tap in taps]
+        return self._hidden(contexts, depths)
 
     def _look_up(self, logits: Tensor, tokens: Sequence[int]) -> Tensor:
         padded = [0] * self.order + list(tokens[-self.order :])

@@ -68,6 +68,8 @@ class TableExits:
 
 def disturbed(table: TableLM, depth: int) -> Float[Tensor, "*context V"]:
     """The table behind `depth` of its layers; always the same for the same depth."""
+    if depth == table.layers:
+        return table.logits
     generator = torch.Generator().manual_seed(depth)
     noise = torch.randn(table.logits.shape, generator=generator, dtype=torch.float64)
     return table.logits + table.disturbance * (1.0 - depth / table.layers) * noise

@@ -1,0 +1,77 @@
+"""Draft until the draft model itself is in doubt: the plain yardstick of learned lengths.
+
+`probability` looks at the draft's largest probability (the confidence threshold of transformers'
+assisted generation), `entropy` at the entropy of its law in nats (entropy rules such as AdaEDL's,
+arXiv 2410.18351, in their simplest form). The doubtful token is still drawn: its law is paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretoken.asking import LAST
+from foretoken.errors import ConfigError
+from foretoken.types import Budget, CostTable, DecodeState, Draft, StepTimes, Verdict
+
+MEASURES = ("probability", "entropy")
+
+
+class Confidence:
+    """Stop behind the first token whose law is too flat."""
+
+    needs_costs = False
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        measure: str = "probability"  # or "entropy"
+        threshold: float = 0.4  # least probability, or most nats; 0.4 is transformers' default
+        depth: int = 20  # longest draft
+        nodes: int | None = None  # drafted nodes of a tree; None: `depth`, a chain's worth
+
+        def __post_init__(self) -> None:
+            for name, good, allowed in (
+                ("measure", self.measure in MEASURES, " or ".join(MEASURES)),
+                ("threshold", self.threshold >= 0.0, "0 or more"),
+                ("depth", self.depth >= 0, "0 (no drafting) or more"),
+                ("nodes", self.nodes is None or self.nodes >= 0, "0 (no drafting) or more"),
+            ):
+                if not good:
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} was asked for.",
+                        f"{name} is {allowed}.",
+                        f"pass a {name} that is {allowed}.",
+                    )
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or self.Config()
+        depth, nodes = self.config.depth, self.config.nodes
+        self.budget = Budget(depth, depth if nodes is None else nodes)
+
+    def learn(self, costs: CostTable) -> None:
+        return None
+
+    def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
+        for row in rows:
+            row.control = False  # in doubt already
+        return [self.budget] * len(rows)
+
+    def keep_going(self, row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> int:
+        if row.control:
+            return 0
+        row.control = self.doubtful(law)
+        return LAST if row.control else 1
+
+    def doubtful(self, law: Tensor) -> bool:
+        """Whether the next token is too uncertain to draft beyond it."""
+        if self.config.measure == "entropy":
+            return float(-law.xlogy(law).sum()) > self.config.threshold
+        return float(law.max()) < self.config.threshold
+
+    def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
+        return None
+
+    def timed(self, times: StepTimes) -> None:
+        return None
