@@ -89,6 +89,24 @@ def test_overhead_is_measured_at_two_contexts(script) -> None:
             assert 0 < ms["loop"] < ms["whole"] and 0 < ms["outside_forwards"] < ms["whole"]
 
 
+def test_orderings_are_counted_and_compared(script) -> None:
+    rows = ("chain[depth=1]", "mcsd[k=3,depth=1]", "mcsd[k=3,depth=1,replacement=true]")
+    code, out = script("orderings", "--quick", "--max-new-tokens", "6", "--methods", ",".join(rows))
+    found = json.loads((out / "orderings.json").read_text())
+    assert code == 0 and tuple(found["rows"]) == rows
+    for row in found["rows"].values():
+        assert row["prompts"] == 6 and 1.0 <= row["emitted_per_forward"] <= 2.0
+    first, second = found["orderings"]
+    lengths = {label: row["emitted_per_forward"] for label, row in found["rows"].items()}
+    assert first["difference"] == pytest.approx(lengths[rows[2]] - lengths[rows[0]])
+    assert second["difference"] == pytest.approx(lengths[rows[1]] - lengths[rows[2]])
+    assert all(
+        one["interval"][0] <= one["difference"] <= one["interval"][1] for one in (first, second)
+    )
+    text = (out / "orderings.md").read_text()
+    assert all(label in text for label in rows) and "over one candidate" in text
+
+
 def test_the_gpu_script_runs_dry(script) -> None:
     code, out = script("gpu", "--dry-run", "--methods", "plain,plain[kernels=dense],chain,hf:plain")
     found = json.loads((out / "gpu-dry-run.json").read_text())["sizes"]["as given"]

@@ -15,6 +15,7 @@ from foretoken.engine.loop import Engine
 from foretoken.lm.table import TableLM
 from foretoken.types import Budget, Draw
 from foretoken.verifiers.recursive import Recursive
+from foretoken.verifiers.traversal import Traversal
 
 
 def beam_of(lm, width=2):
@@ -171,15 +172,19 @@ def test_a_perfect_draft_is_accepted_to_the_end(pair, row, run):
     assert all(len(record.verdicts[0].path) >= 1 for record in records)
 
 
+@pytest.mark.parametrize("rule", [Recursive, Traversal])
 @pytest.mark.parametrize(("vocab", "width"), [(2, 2), (2, 3), (3, 2), (3, 3)])
-def test_a_random_number_of_siblings_leaves_the_law_alone(vocab, width):
-    """Three tokens by enumeration, the tree three levels deep where two tokens allow it."""
+def test_a_random_number_of_siblings_leaves_the_law_alone(vocab, width, rule):
+    """By enumeration, top-down and leaves first; three levels where the vocabulary is small.
+
+    Leaves first, a node is judged before others whose tokens had a say in its number of children.
+    """
     target, draft = TableLM.random(vocab, seed=3), TableLM.random(vocab, seed=4)
     depth = 3 if vocab == 2 else 2
 
     def build():
         controller = Fixed(Fixed.Config(depth=depth, nodes=width * depth))
-        return Engine(target, beam_of(draft, width), Recursive(), controller)
+        return Engine(target, beam_of(draft, width), rule(), controller)
 
     gap = law_gap(build, target, {"temperature": 1.0}, tokens=depth + 1)
     assert gap.law.accepted > 0 and gap.variation <= BOUND

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from foretoken.audit.drawn_trees import rule_gap
+from foretoken.audit.drawn_trees import DrawnTree, rule_gap, step_gap
 from foretoken.audit.law import BOUND
 from foretoken.coins import Coins, SeededCoins, enumerate_outcomes
 from foretoken.lm.table import TableLM
@@ -141,6 +141,17 @@ def test_the_papers_ordering_of_acceptance() -> None:
         assert distinct >= recursive - 1e-9, "nor are drafts that do not repeat each other"
         better += selected > recursive + 1e-6
     assert better >= 5
+
+
+def test_more_chains_are_never_worse() -> None:
+    """Expected accepted tokens of one step, chains two tokens long."""
+    for seed in (1, 5):
+        target, guess = TableLM.random(2, seed=seed), TableLM.random(2, seed=seed + 1)
+        kept = [
+            step_gap(KSequential(), DrawnTree(guess, (k, 1), Draw.IID), target, HOT).law.accepted
+            for k in (1, 2, 3)
+        ]
+        assert kept[0] < kept[1] < kept[2]
 
 
 def verdict(tokens, parents, choose: int, seed: int = 0) -> Verdict:
