@@ -56,6 +56,20 @@ def test_enumeration_covers_everything_once() -> None:
     assert seen[(3, 0)] == pytest.approx(0.2 * 0.75 * 0.5)
 
 
+def test_enumeration_goes_on_from_given_choices() -> None:
+    law = torch.tensor([0.5, 0.0, 0.3, 0.2], dtype=torch.float64)
+
+    def run(coins: Coins) -> tuple[int, ...]:
+        return tuple(coins.draw(law) for _ in range(3))
+
+    found = dict(enumerate_outcomes(run, [1, 0]))  # the second and the first possible index
+    assert list(found) == [(2, 0, 0), (2, 0, 2), (2, 0, 3)]
+    assert sum(found.values()) == pytest.approx(0.3 * 0.5)
+    coins = EnumeratingCoins([2])
+    run(coins)
+    assert coins.taken == [2, 0, 0]
+
+
 def test_enumeration_of_a_certain_run_is_one_outcome() -> None:
     assert list(enumerate_outcomes(lambda coins: 7)) == [(7, 1.0)]
     assert list(enumerate_outcomes(lambda coins: coins.flip(1.0))) == [(True, 1.0)]

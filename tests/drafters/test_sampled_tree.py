@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
+from foretoken.audit.law import BOUND, law_gap
 from foretoken.coins import enumerate_outcomes
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.chain_model import ChainModel
@@ -257,3 +258,15 @@ def test_shapes_can_be_written_on_a_command_line():
     assert spec.options == {"k": (4, 2, 2), "replacement": True}
     assert spec.label == "mcsd[k=4x2x2,replacement=true]"
     assert math.prod(built("mcsd", **spec.options).drafter.form) == 16
+
+
+@pytest.mark.parametrize("rule", ["recursive", "naive", "k_sequential", "traversal"])
+def test_repeating_siblings_leave_the_law_alone(rule):
+    """MCSD with replacement; the rows of METHODS cover all the other trees."""
+
+    def build():
+        models = TableLM.random(3, seed=21), TableLM.random(3, seed=22)
+        return assemble("mcsd", *models, k=(2, 1), replacement=True, verifier=rule)
+
+    gap = law_gap(build, TableLM.random(3, seed=21), {"temperature": 1.0})
+    assert gap.law.accepted > 0 and gap.variation <= BOUND

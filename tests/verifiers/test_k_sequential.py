@@ -143,6 +143,44 @@ def test_the_papers_ordering_of_acceptance() -> None:
     assert better >= 5
 
 
+def best_possible(p, q, k: int) -> float:
+    """Acceptance of the optimal transport plan for k independent drafts: min over sets A of
+    p(A) + 1 - q(A)^k, reached by a threshold on p/q."""
+    order = (p / q).sort().indices
+    inside = [torch.cat([law.new_zeros(1), law[order].cumsum(0)]) for law in (p, q)]
+    return float((inside[0] + 1.0 - inside[1] ** k).min())
+
+
+def rejected_in_turn(p, q, k: int) -> float:
+    """Acceptance of recursive rejection."""
+    failed = 1.0
+    for _ in range(k):
+        failed *= 1.0 - float(torch.minimum(p, q).sum())
+        rest = (p - q).clamp(min=0.0)
+        p = rest / rest.sum()
+    return 1.0 - failed
+
+
+@pytest.mark.parametrize("vocab", [8, 32])
+def test_selection_comes_close_to_the_optimum(vocab: int) -> None:
+    shares, others = [], []
+    for p, q in laws(vocab, 300, seed=vocab):
+        best = best_possible(p, q, 2)
+        kept = any_try(one_try(p, q, division_factor(p, q, 2)), 2)
+        assert rejected_in_turn(p, q, 2) <= kept + 1e-9 <= best + 2e-9
+        shares.append(kept / best)
+        others.append(rejected_in_turn(p, q, 2) / best)
+    assert sum(shares) / 300 >= 0.94
+    assert sum(others) / 300 <= sum(shares) / 300 - 0.01
+    p, q = next(laws(4, 1, seed=1))
+    by_sets = min(
+        float(p[list(chosen)].sum() + 1.0 - q[list(chosen)].sum() ** 2)
+        for size in range(5)
+        for chosen in itertools.combinations(range(4), size)
+    )
+    assert best_possible(p, q, 2) == pytest.approx(by_sets)
+
+
 def test_more_chains_are_never_worse() -> None:
     """Expected accepted tokens of one step, chains two tokens long."""
     for seed in (1, 5):

@@ -154,8 +154,8 @@ def merged_law(build: Build, make: MakeRow) -> Law:
         after: dict[Any, Reached] = {}
         for history, state in states.items():
 
-            def run(coins: Coins, steps: int = len(history) + 1) -> Any:
-                return first_steps(make(coins), build(), steps), coins.taken  # type: ignore[attr-defined]
+            def run(coins: Any, steps: int = len(history) + 1) -> Any:
+                return first_steps(make(coins), build(), steps), coins.taken
 
             for (found, taken), chance in enumerate_outcomes(run, state.coins):
                 text, ended, seen, drafted = found

@@ -26,6 +26,7 @@ class Fixed:
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
+        # A drafter with a shape of its own, such as mcsd's, brings its size where nothing is said.
         depth: int = 5  # drafted tokens on the longest path
         nodes: int | None = None  # drafted nodes of a tree; None: `depth`, a chain's worth
 
