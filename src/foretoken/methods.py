@@ -189,6 +189,14 @@ METHODS: dict[str, Method] = {
             models=("draft",),
             paper="arXiv 2402.14160, 1903.06059",
         ),
+        Method(
+            "lookahead",
+            "the target iterates on a window of its own future; n-grams seen there are the guesses",
+            drafter="drafters.lookahead:Lookahead",
+            verifier="point",
+            defaults={"depth": 10, "nodes": 56},
+            paper="arXiv 2402.02057",
+        ),
     )
 }
 
