@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -210,3 +211,9 @@ def method(name: str) -> Method:
             f"did you mean {nearest(name, METHODS)}? `foretoken methods` lists them all.",
         )
     return METHODS[name]
+
+
+def resolve(place: str) -> Any:
+    """The class or function at "module:Name" below foretoken, imported now."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(f"foretoken.{module}"), name)
