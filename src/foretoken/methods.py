@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ class Method:
     verifier: str
     controller: str = "fixed"
     models: tuple[str, ...] = ()  # what the drafter is handed: "target", "draft", both or nothing
+    inner: tuple[str, ...] = ()  # rows whose drafters it is handed next, each with its own options
     lossless: bool = True
     paper: str = ""
     verifiers: tuple[str, ...] = ()  # other rules the `verifier` option may name
@@ -32,7 +32,7 @@ class Method:
     @property
     def needs_draft(self) -> bool:
         """Whether a second model is needed."""
-        return "draft" in self.models
+        return "draft" in self.models or any(METHODS[name].needs_draft for name in self.inner)
 
 
 CONTROLLERS = {
@@ -191,12 +191,15 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2402.14160, 1903.06059",
         ),
         Method(
-            "lookahead",
-            "the target iterates on a window of its own future; n-grams seen there are the guesses",
-            drafter="drafters.lookahead:Lookahead",
+            "rasd",
+            "a draft model's tree, fused with what it finds plausible in a datastore",
+            drafter="drafters.guided_retrieval:GuidedRetrieval",
             verifier="point",
-            defaults={"depth": 10, "nodes": 56},
-            paper="arXiv 2402.02057",
+            models=("target",),
+            inner=("tree",),
+            needs=("datastore",),
+            defaults={"depth": 10, "nodes": 64},
+            paper="arXiv 2503.03434",
         ),
     )
 }
@@ -211,9 +214,3 @@ def method(name: str) -> Method:
             f"did you mean {nearest(name, METHODS)}? `foretoken methods` lists them all.",
         )
     return METHODS[name]
-
-
-def resolve(place: str) -> Any:
-    """The class or function at "module:Name" below foretoken, imported now."""
-    module, name = place.split(":")
-    return getattr(importlib.import_module(f"foretoken.{module}"), name)

@@ -291,6 +291,19 @@ class Remembers(Protocol):
         ...
 
 
+class ValuedDrafter(Drafter, Protocol):
+    """A drafter that knows the chance of each node of a draft it has just made, and lets others
+    choose among them: what it then observes is the smaller tree."""
+
+    def values(self, row: DecodeState) -> list[float]:
+        """The chance of every node of the row's draft, the root's (1) first."""
+        ...
+
+    def keep(self, row: DecodeState, nodes: Sequence[int]) -> None:
+        """Only these nodes of the row's draft, the root among them, go to the target."""
+        ...
+
+
 @runtime_checkable
 class KeepsIds(Protocol):
     """A drafter whose guesses are ids written down elsewhere, for some tokenizer."""

@@ -8,7 +8,7 @@ from foretoken.datastore.continuations import Continuations, beginnings, in_orde
 def ordered(rows, weights=None):
     paths = np.array(rows, np.int64)
     weights = np.ones(len(paths)) if weights is None else np.array(weights, float)
-    return Continuations(1, *in_order(paths, weights))
+    return Continuations(1, *in_order(paths, weights), weights.sum())
 
 
 def paths_of(found):

@@ -20,11 +20,12 @@ class Continuations:
     length: int  # tokens of the context that were found
     paths: npt.NDArray[np.int64]  # [rows, depth], rows in order
     weights: npt.NDArray[np.float64]  # [rows]
+    total: float  # occurrences, those left out by `starting_with` included
 
     def starting_with(self, tokens: npt.ArrayLike) -> Continuations:
         """Those whose first token is one of `tokens`."""
         kept = np.isin(self.paths[:, 0], tokens)
-        return Continuations(self.length, self.paths[kept], self.weights[kept])
+        return Continuations(self.length, self.paths[kept], self.weights[kept], self.total)
 
 
 @dataclass(frozen=True, slots=True)

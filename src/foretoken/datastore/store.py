@@ -96,7 +96,7 @@ class Datastore:
                 paths, weights = paths[goes_on], weights[goes_on]
                 if len(parts) > 1 or longest + depth > DEPTH:
                     paths, weights = in_order(paths, weights)
-                return Continuations(longest, paths, weights)
+                return Continuations(longest, paths, weights, float(weights.sum()))
             most = longest - 1
         return None
 

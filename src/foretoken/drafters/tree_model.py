@@ -113,6 +113,17 @@ class TreeModel(RowDrafter):
             return Draft(root(row.tokens[-1]), Draw.POINT)
         return Draft(state.growth.finish(), Draw.POINT)
 
+    def values(self, row: DecodeState) -> list[float]:
+        """The chance of every node of the row's draft, the root's first."""
+        growth = row.draft.growth
+        return [1.0] if growth is None else [node.value for node in growth.kept]
+
+    def keep(self, row: DecodeState, nodes: Sequence[int]) -> None:
+        """Only these nodes of the row's draft, the root among them, go to the target."""
+        growth = row.draft.growth
+        if growth is not None:
+            growth.kept = [growth.kept[node] for node in nodes]
+
     def observe(
         self,
         rows: Sequence[DecodeState],

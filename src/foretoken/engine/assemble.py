@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import types
 import typing
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 from foretoken.engine.loop import Engine
 from foretoken.errors import ConfigError, nearest
-from foretoken.methods import CONTROLLERS, VERIFIERS, Method, resolve
+from foretoken.methods import CONTROLLERS, VERIFIERS, Method
 from foretoken.methods import method as method_row
 from foretoken.types import LanguageModel
 
@@ -43,8 +44,13 @@ def assemble(
     _check_draft(row, target_lm, draft_lm)
     options = _route(row, parts, config)
     _require_options(row, config)
-    models = [{"target": target_lm, "draft": draft_lm}[name] for name in row.models]
-    drafter = parts["drafter"](*models, parts["drafter"].Config(**options["drafter"]))
+    models = {"target": target_lm, "draft": draft_lm}
+    inner = []
+    for name in row.inner:
+        given = [models[role] for role in method_row(name).models]
+        inner.append(parts[name](*given, parts[name].Config(**options[name])))
+    given = [models[role] for role in row.models]
+    drafter = parts["drafter"](*given, *inner, parts["drafter"].Config(**options["drafter"]))
     rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
     control = parts["controller"]
     for name in {"trees", "valued"} & _fields(control).keys():  # these follow from the drafter
@@ -59,7 +65,7 @@ def assemble(
         drafter,
         rule,
         control(control.Config(**options["controller"])),
-        loop=resolve(f"engine.{row.loop}"),
+        loop=_resolve(f"engine.{row.loop}"),
     )
 
 
@@ -90,16 +96,18 @@ def config_fields(
         for name, option in _fields(cls).items():
             assert name not in found, f"{name} is an option of two parts of {method_name}"
             default = row.defaults.get(name, option.default)
-            found[name] = ConfigField(name, part, str(option.type), default)
+            role = "drafter" if part in row.inner else part
+            found[name] = ConfigField(name, role, str(option.type), default)
     return found
 
 
 def _parts(row: Method, controller: str | None, verifier: str | None) -> dict[str, Any]:
-    """The classes a method is made of, by the part they play."""
+    """The classes a method is made of, by the part they play; inner drafters by their rows."""
     return {
-        "drafter": resolve(row.drafter),
-        "verifier": resolve(_named("verifier", verifier or row.verifier, VERIFIERS)),
-        "controller": resolve(_named("controller", controller or row.controller, CONTROLLERS)),
+        **{name: _resolve(method_row(name).drafter) for name in row.inner},
+        "drafter": _resolve(row.drafter),
+        "verifier": _resolve(_named("verifier", verifier or row.verifier, VERIFIERS)),
+        "controller": _resolve(_named("controller", controller or row.controller, CONTROLLERS)),
     }
 
 
@@ -111,6 +119,12 @@ def _named(part: str, name: str, known: dict[str, str]) -> str:
             f"did you mean {nearest(name, known)}?",
         )
     return known[name]
+
+
+def _resolve(place: str) -> Any:
+    """The class at "module:Class" below foretoken."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(f"foretoken.{module}"), name)
 
 
 def require_draft(row: Method, draft: Any) -> None:
