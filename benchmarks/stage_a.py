@@ -84,20 +84,22 @@ def run(description: str | None) -> int:
         results = run_bench(config, tasks)
     found = verdicts(results)
     results["gates"] = [gate.to_dict() for gate in found]
-    publish(results, found, work, asked.out)
+    publish(results, found, work, asked.out, "stage_a")
     gates.show(found, results["title"])
     return 0
 
 
-def publish(results: dict[str, Any], found: list[gates.Gate], work: Path, out: Path) -> None:
+def publish(
+    results: dict[str, Any], found: list[gates.Gate], work: Path, out: Path, name: str
+) -> None:
     """The four files that stay."""
     files = write_reports(results, work)
     text = files["markdown"].read_text(encoding="utf-8").split("![", 1)[0].rstrip()
-    text += "\n\n## Bounds\n\n" + gates.markdown(found) + "\n![speed-up](stage_a.png)\n"
-    gates.publish(out, "stage_a", results, text)
-    shutil.copyfile(files["html"], out / "stage_a.html")
+    text += "\n\n## Bounds\n\n" + gates.markdown(found) + f"\n![speed-up]({name}.png)\n"
+    gates.publish(out, name, results, text)
+    shutil.copyfile(files["html"], out / f"{name}.html")
     if "speedup" in files:
-        shutil.copyfile(files["speedup"], out / "stage_a.png")
+        shutil.copyfile(files["speedup"], out / f"{name}.png")
 
 
 if __name__ == "__main__":

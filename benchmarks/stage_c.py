@@ -1,0 +1,195 @@
+"""Methods without a second model, on a target of about 350M parameters, family by family.
+
+    python benchmarks/stage_c.py            # about twenty minutes on two cores
+    python benchmarks/stage_c.py --quick
+
+Every prompt is new to every row, and each row keeps what it learned from the prompts before, as a
+server would: so there is one repetition, and the intervals are over prompts. The datastore of
+`rest` and `rasd` holds generated traffic of the training split; `specee` trains its predictors
+first. Writes benchmarks/results/stage_c.json, .md, .png and .html.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gates
+from pair import ROOT, WORK, console, main, pair, parser, prompts
+from stage_a import publish
+
+from foretoken.bench.run import BenchConfig, run_bench
+from foretoken.bench.tasks import Task, single, spread
+from foretoken.minis.corpus import code_piece
+
+COSTED = "[controller=cost_model]"
+REPETITIVE = ("dialogue", "retrieval", "summarisation")
+HOSTILE = "random tokens"
+
+
+def code(count: int) -> list[Task]:
+    """First halves of held-out standard-library source."""
+    rng = random.Random("stage c")
+    pieces = [code_piece("test", rng) for _ in range(count)]
+    return [
+        single(piece[: len(piece) // 2], id=f"code/{n}", family="code")
+        for n, piece in enumerate(pieces)
+    ]
+
+
+def noise(count: int, vocabulary: int = 4096, length: int = 200) -> list[Task]:
+    """Prompts in which nothing repeats and nothing means anything."""
+    rng = random.Random("hostile")
+    return [
+        single(
+            [rng.randrange(16, vocabulary) for _ in range(length)],
+            id=f"{HOSTILE}/{n}",
+            family=HOSTILE,
+        )
+        for n in range(count)
+    ]
+
+
+def rows(datastore: Path | None, exits: Path | None) -> list[str]:
+    """The paper's own template or fixed setting, and beside it what the cost model picks."""
+    found = ["plain", "prompt-lookup", f"prompt-lookup{COSTED}"]
+    found += ["token-recycling", f"token-recycling{COSTED}", "suffix", f"suffix{COSTED}"]
+    found += ["lookahead", f"lookahead{COSTED}"]
+    if datastore is not None:
+        found += [f"rest[datastore={datastore},controller=cost_model]", f"tree{COSTED}"]
+        found += [f"rasd[datastore={datastore},controller=cost_model]"]
+    found += [f"layerskip[exit_layer={layer},depth={n}]" for layer, n in ((2, 2), (2, 4), (3, 4))]
+    found += ["del", "swift", f"fused{COSTED}", "auto"]
+    if exits is not None:
+        found += [f"specee[head={exits}]"]
+    return found
+
+
+def named(results: dict[str, Any], start: str) -> str | None:
+    """The fastest row whose label begins so."""
+    return gates.best(results, lambda label: label.startswith(start))
+
+
+def length(
+    results: dict[str, Any], label: str | None, families: Sequence[str] = ()
+) -> float | None:
+    """Mean accepted length of a row, over all families or the mean over some."""
+    row = results["rows"].get(label or "", {})
+    if row.get("failed") or not row:
+        return None
+    if not families:
+        return row["accepted_length"]["emitted_per_forward"]
+    found = [row["families"][f]["accepted_length"] for f in families if f in row["families"]]
+    return sum(found) / len(found) if found else None
+
+
+def over(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def auto_share(results: dict[str, Any]) -> tuple[float | None, str]:
+    """The speed of `auto` over that of the best row of a family, where it does worst."""
+    worst, where = None, "no family"
+    exact = {n: r for n, r in results["rows"].items() if not r["failed"] and r["lossless"]}
+    if "auto" not in exact:
+        return None, where
+    for family in results["families"]:
+        if family == HOSTILE:
+            continue
+        speeds = {
+            name: row["families"][family]["tokens_per_second"]
+            for name, row in exact.items()
+            if family in row["families"] and row["method"] not in ("tree", "rasd", "chain")
+        }
+        best = max(speeds, key=lambda name: speeds[name])
+        share = speeds["auto"] / speeds[best]
+        if worst is None or share < worst:
+            worst, where = share, f"{family}, where {best} is best"
+    return worst, where
+
+
+def verdicts(results: dict[str, Any]) -> list[gates.Gate]:
+    """The bars of this stage."""
+    found = results["rows"]
+
+    def faster(start: str, bar: float) -> gates.Gate:
+        label = named(results, start)
+        measured = gates.ratio(results, label, "plain")
+        return gates.Gate(f"{label or start} over plain", measured, bar, unit="x")
+
+    recycled, looked = length(results, "token-recycling"), length(results, "prompt-lookup")
+    suffix, lookup = (length(results, name, REPETITIVE) for name in ("suffix", "prompt-lookup"))
+    rasd, rest = named(results, "rasd"), named(results, "rest")
+    fused = named(results, "fused")
+    single_best = gates.best(
+        results, lambda n: n.split("[")[0] in ("prompt-lookup", "suffix", "token-recycling")
+    )
+    share, where = auto_share(results)
+    hostile = [found[n]["families"].get(HOSTILE) for n in ("auto", "plain") if n in found]
+    calm = None
+    if len(hostile) == 2 and all(hostile):
+        calm = hostile[0]["tokens_per_second"] / hostile[1]["tokens_per_second"]
+    answers = [found.get(n, {}).get("accuracy") for n in (named(results, "specee"), "plain")]
+    lost = answers[1]["value"] - answers[0]["value"] if all(answers) else None
+    return [
+        gates.Gate("token-recycling, accepted length with 80 nodes", recycled, 2.5),
+        faster("token-recycling", 1.3),
+        gates.Gate("token-recycling over prompt-lookup, length", over(recycled, looked), 1.0),
+        gates.Gate("suffix over prompt-lookup, repetitive families", over(suffix, lookup), 1.0),
+        gates.Gate("rasd over its tree", gates.ratio(results, rasd, f"tree{COSTED}"), 1.0),
+        gates.Gate("rasd over rest", gates.ratio(results, rasd, rest), 1.0),
+        faster("layerskip", 1.2),
+        gates.Gate(
+            "del over the best layerskip",
+            gates.ratio(results, "del", named(results, "layerskip")), 1.0,
+        ),
+        faster("swift", 1.05),
+        faster("specee", 1.1),
+        gates.Gate("specee, accuracy lost", lost, 0.01, at_least=False),
+        gates.Gate(f"fused over {single_best}", gates.ratio(results, fused, single_best), 1.0),
+        gates.Gate(f"auto over the best row ({where})", share, 0.95),
+        gates.Gate("auto over plain on random tokens", calm, 0.97),
+    ]  # fmt: skip
+
+
+def run(description: str | None) -> int:
+    options = parser(description)
+    options.add_argument("--params", default="350M", help="size to widen the shipped target to")
+    options.add_argument("--per-family", type=int, default=3, help="prompts of each family")
+    options.add_argument("--max-new-tokens", type=int, default=64)
+    options.add_argument("--methods", nargs="*", help="other rows")
+    options.add_argument("--datastore", type=Path, help="for rest and rasd")
+    options.add_argument("--exits", type=Path, help="trained predictors for specee")
+    options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    asked = options.parse_args()
+    quick = asked.quick
+    count = 1 if quick else asked.per_family
+    with pair(asked.target, asked.draft, asked.params) as models:
+        tasks = spread([*prompts(count), *code(count), *noise(count)], 3 if quick else None)
+        config = BenchConfig(
+            target=models.target,
+            draft=models.draft,
+            dtype="float32",
+            methods=asked.methods or rows(asked.datastore, asked.exits),
+            out=WORK / ("stage_c-quick" if quick else "stage_c"),
+            repetitions=1,
+            max_new_tokens=16 if quick else asked.max_new_tokens,
+            threads=asked.threads,
+            resume=asked.resume,
+            title="Stage C: nothing to train, no second model",
+        )
+        results = run_bench(config, tasks)
+    found = verdicts(results)
+    results["gates"] = [gate.to_dict() for gate in found]
+    publish(results, found, config.out, asked.out, "stage_c")
+    gates.show(found, results["title"])
+    console.print(
+        f"results in {asked.out.relative_to(ROOT) if asked.out.is_relative_to(ROOT) else asked.out}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    main(run, __doc__)
