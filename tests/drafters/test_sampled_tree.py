@@ -20,6 +20,7 @@ from foretoken.verifiers.k_sequential import KSequential
 from foretoken.verifiers.recursive import Recursive
 
 WIDE = Budget(9, 99)
+HOT = {"temperature": 1.0}
 
 
 def grown(drafter, row, budget=WIDE, keep_going=None):
@@ -270,3 +271,57 @@ def test_repeating_siblings_leave_the_law_alone(rule):
 
     gap = law_gap(build, TableLM.random(3, seed=21), {"temperature": 1.0})
     assert gap.law.accepted > 0 and gap.variation <= BOUND
+
+
+def greedily(cls, lm, **options):
+    return cls(lm, cls.Config(greedy_draft=True, **options))
+
+
+@pytest.mark.parametrize("cls", [SampledTree, ConstantBranching, IndependentChains])
+def test_a_greedy_draft_fixes_the_best_and_draws_one(cls, pair, row):
+    _, draft = pair
+    one = row([1, 2], 12, max_new_tokens=30, temperature=1.0, seed=1)
+    found = grown(greedily(cls, draft, k=(3, 2)), one)
+    assert found.draw is Draw.MIXED
+    for node, children in enumerate(found.tree.children()):
+        if not children:
+            assert found.q[node] is None
+            continue
+        text = [*one.tokens, *(found.tree.tokens[i] for i in found.tree.path(node))]
+        law = one.warp.law(text, draft.after(text))
+        *best, drawn = [found.tree.tokens[child] for child in children]
+        assert best == law.topk(len(best)).indices.tolist()
+        rest = law.clone()
+        rest[best] = 0.0
+        torch.testing.assert_close(found.q[node], rest / rest.sum())
+        assert float(found.q[node][drawn]) > 0.0
+
+
+def test_a_greedy_draft_of_a_law_with_few_tokens_draws_nothing(pair, row):
+    _, draft = pair
+    one = row([1, 2], 12, max_new_tokens=30, temperature=1.0, top_k=2, seed=1)
+    found = grown(greedily(SampledTree, draft, k=(3,)), one)
+    assert len(found.tree) == 3 and float(found.q[0].sum()) == 0.0
+
+
+@pytest.mark.parametrize("verifier", ["mixed", "traversal"])
+@pytest.mark.parametrize("method", ["mcsd", "rsd-c", "spectr"])
+@pytest.mark.parametrize("setting", [HOT, {**HOT, "top_p": 0.7}, {"temperature": 0.0}])
+def test_a_greedy_draft_keeps_the_law(method, verifier, setting):
+    target, guess = TableLM.random(4, seed=21), TableLM.random(4, seed=22)
+
+    def build():
+        return assemble(method, target, guess, verifier=verifier, k=(2, 1), greedy_draft=True)
+
+    gap = law_gap(build, target, setting)
+    assert gap.law.drafted > 0 and gap.variation <= BOUND
+
+
+def test_a_greedy_draft_needs_a_rule_for_it():
+    lm = TableLM.random(4)
+    for method in ("mcsd", "rsd-c", "spectr"):
+        with pytest.raises(PairingError, match="mixed") as caught:
+            assemble(method, lm, lm, greedy_draft=True)
+        assert "verifier traversal or mixed" in caught.value.do
+    with pytest.raises(ConfigError, match="leave one of the two out"):
+        assemble("mcsd", lm, lm, greedy_draft=True, replacement=True)

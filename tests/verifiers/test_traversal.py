@@ -13,27 +13,34 @@ from two_tables import pair
 from foretoken.audit.drawn_trees import DrawnTree, rule_gap, step_gap
 from foretoken.audit.law import BOUND
 from foretoken.audit.rows import make_row
-from foretoken.coins import SeededCoins
+from foretoken.coins import Coins, SeededCoins
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import chain
-from foretoken.types import Budget, Draft, Draw, SamplingParams, Scores, Verdict
+from foretoken.types import Budget, Draft, Draw, Laws, SamplingParams, Scores, TokenTree, Verdict
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.mixed import Mixed
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
-from foretoken.verifiers.traversal import Traversal
+from foretoken.verifiers.traversal import Traversal, level_by_level
 from foretoken.warp import Warp
 
 HOT = {"temperature": 1.0}
 SHAPES = ((2, 1), (2, 2), (3, 1), (1, 2), (2, 1, 1), (1, 2, 1))
 
 
-class PlainTraversal(Traversal):
-    """The rule as it is printed, on chains and fixed candidates too."""
+class Printed(Traversal):
+    """The rule a node at a time, for chains and fixed candidates too."""
 
-    def verify(self, draft: Draft, scores: Scores, coins: SeededCoins) -> Verdict:
-        node, law = self.settle(draft, scores.p, coins)
+    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+        node, law = self.one_by_one(draft, scores.p, coins)
         return Verdict(tuple(draft.tree.path(node)), coins.draw(law))
+
+
+class Levels(Traversal):
+    """The rule a level at a time, wherever the laws lie."""
+
+    def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+        return level_by_level(draft, laws, coins)
 
 
 @pytest.mark.parametrize("holes", [False, True])
@@ -63,6 +70,14 @@ def test_whole_texts_are_exact(draw: Draw, widths: tuple[int, ...], vocab: int) 
     """One step after another: what a step rejected does not leak into the next."""
     target, guess = pair(vocab, 5)
     assert rule_gap(Traversal(), draw, widths, target, guess, HOT).variation <= BOUND
+
+
+@pytest.mark.parametrize("draw", [Draw.IID, Draw.DISTINCT, Draw.MIXED])
+@pytest.mark.parametrize("widths", [(2, 1), (1, 2)])
+def test_a_level_at_a_time_is_exact(draw: Draw, widths: tuple[int, ...]) -> None:
+    target, guess = pair(3, 5, holes=True)
+    gap = step_gap(Levels(), DrawnTree(guess, widths, draw), target, HOT)
+    assert gap.variation <= BOUND
 
 
 @pytest.mark.parametrize(
@@ -153,7 +168,7 @@ def test_the_greedy_draft_under_traversal_is_the_best_of_all(widths: tuple[int, 
 def test_on_a_chain_it_is_block_verification(vocab: int, depth: int, holes: bool) -> None:
     target, guess = pair(vocab, 9, holes)
     drafter = DrawnTree(guess, (1,) * depth, Draw.IID)
-    gaps = [step_gap(rule, drafter, target, HOT) for rule in (PlainTraversal(), Block())]
+    gaps = [step_gap(rule, drafter, target, HOT) for rule in (Printed(), Block())]
     assert gaps[0].law.accepted == pytest.approx(gaps[1].law.accepted, abs=1e-12)
     assert max(gap.variation for gap in gaps) <= BOUND
 
@@ -178,7 +193,9 @@ def test_the_fast_path_for_chains_spends_the_same_coins(draw: Draw) -> None:
         laws = Warp(SamplingParams(temperature=1.0), 1, vocab).laws([0], draft.tree, p)
         scores = Scores(p, p=laws)
         fast = Traversal().verify(draft, scores, Thrifty(1000 + trial))
-        assert fast == PlainTraversal().verify(draft, scores, Thrifty(1000 + trial))
+        coins = Thrifty(1000 + trial)
+        node, law = Traversal().one_by_one(draft, laws, coins)
+        assert fast == Verdict(tuple(draft.tree.path(node)), coins.draw(law))
         lengths.add(len(fast.path))
     assert lengths == set(range(6))
 
@@ -202,14 +219,14 @@ def test_on_fixed_candidates_it_keeps_what_the_walk_keeps(widths: tuple[int, ...
     assert gap.law.accepted == pytest.approx(walked.law.accepted, abs=1e-12)
 
 
-class WholeResidual(PlainTraversal):
+class WholeResidual(Printed):
     """Corrects with relu(p - q), as if all of p were still owed."""
 
     def residual(self, p: Tensor, q: Tensor, owed: float) -> Tensor:
         return (p - q).clamp_(min=0.0)
 
 
-class KeepsTried(PlainTraversal):
+class KeepsTried(Printed):
     """Judges a distinct sibling as if its elder could have been drawn again."""
 
     def without(self, q: Tensor, token: int) -> Tensor:
@@ -224,7 +241,7 @@ def test_a_wrong_rule_is_seen(wrong: type[Traversal], draw: Draw, widths: tuple[
     target, guess = pair(4 if widths == (2,) else 3, 5)
     drafter = DrawnTree(guess, widths, draw)
     assert step_gap(wrong(), drafter, target, HOT).variation > 1e-4
-    assert step_gap(PlainTraversal(), drafter, target, HOT).variation <= BOUND
+    assert step_gap(Printed(), drafter, target, HOT).variation <= BOUND
 
 
 def test_distinct_children_are_not_independent_ones() -> None:
@@ -233,21 +250,54 @@ def test_distinct_children_are_not_independent_ones() -> None:
     assert step_gap(Traversal(), lying, target, HOT).variation > 1e-3
 
 
-def test_float32_laws_give_laws() -> None:
-    """Rounding may not produce a NaN, a negative mass or a root that does not stand."""
+@pytest.mark.parametrize("widths", [(1, 2), (2, 1, 1), (3, 2), (4, 1, 2)])
+@pytest.mark.parametrize("draw", [Draw.IID, Draw.DISTINCT, Draw.MIXED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_level_at_a_time_is_the_printed_rule(
+    draw: Draw, widths: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """The same node and law, coin by coin, also where rounding or zeros leave nothing."""
     generator = torch.Generator().manual_seed(0)
-    for trial in range(100):
-        vocab = 3 + trial % 29
-        target = TableLM(torch.randn(vocab, vocab, generator=generator))
-        guess = TableLM(
-            target.logits + 10.0 ** -(trial % 9) * torch.randn(vocab, vocab, generator=generator)
+    agreed = set()
+    for trial in range(60):
+        vocab = 3 + trial % 17
+        logits = torch.randn(2, vocab, vocab, generator=generator, dtype=torch.float64)
+        target, guess = TableLM(logits[0]), TableLM(logits[0] + 10.0 ** -(trial % 4) * logits[1])
+        setting = {"top_p": 0.8} if trial % 3 == 0 else {}
+        row = make_row([0], SamplingParams(temperature=1.0, **setting), SeededCoins(trial), vocab)
+        drafter = DrawnTree(guess, widths, draw)
+        draft = drafter.propose_one(row, Budget(len(widths), 99), lambda row, law: True)
+        draft = Draft(
+            draft.tree, draw, tuple(None if q is None else q.to(dtype) for q in draft.q or ())
         )
-        target.logits, guess.logits = target.logits.float(), guess.logits.float()
-        drafter = DrawnTree(guess, (2, 2), Draw.DISTINCT)
-        row = make_row([0], SamplingParams(temperature=1.0), SeededCoins(trial), vocab)
-        draft = drafter.propose_one(row, Budget(2, 9), lambda row, law: True)
-        logits = torch.stack([target.after([token]) for token in draft.tree.tokens])
-        laws = row.warp.laws(row.tokens, draft.tree, logits)
-        node, law = Traversal().settle(draft, laws, row.coins)
-        assert float(law.sum()) == pytest.approx(1.0, abs=1e-5)
-        assert float(law.min()) >= 0.0 and 0 <= node < len(draft.tree)
+        scored = torch.stack([target.after([token]) for token in draft.tree.tokens]).to(dtype)
+        laws = row.warp.laws(row.tokens, draft.tree, scored)
+        node, law = level_by_level(draft, laws, Thrifty(trial))
+        plain, plain_law = Traversal().one_by_one(draft, laws, Thrifty(trial))
+        assert node == plain
+        torch.testing.assert_close(law, plain_law, atol=1e-5, rtol=1e-3)
+        assert float(law.sum()) == pytest.approx(1.0, abs=1e-5) and float(law.min()) >= 0.0
+        agreed.add(len(draft.tree.path(node)))
+    assert len(agreed) >= len(widths), "paths of many lengths were compared"
+
+
+def test_a_tree_of_any_form() -> None:
+    """Nodes without children beside nodes with some, at every level."""
+    tree = TokenTree((0, 1, 2, 1, 0, 2, 0), (-1, 0, 0, 1, 1, 3, 0))
+    families = tree.children()
+    ends = set()
+    for seed in range(200):
+        target, guess = pair(3, 2 * seed)
+        q = tuple(
+            guess.after([0, token]).softmax(-1) if family else None
+            for token, family in zip(tree.tokens, families, strict=True)
+        )
+        logits = torch.stack([target.after([0, token]) for token in tree.tokens])
+        laws = Warp(SamplingParams(temperature=1.0), 1, 3).laws([0], tree, logits)
+        draft = Draft(tree, Draw.IID, q)
+        node, law = level_by_level(draft, laws, Thrifty(seed))
+        plain, plain_law = Traversal().one_by_one(draft, laws, Thrifty(seed))
+        assert node == plain
+        torch.testing.assert_close(law, plain_law)
+        ends.add(node)
+    assert ends == set(range(1, 7)), "three children of the root leave no other token"

@@ -38,6 +38,7 @@ from foretoken.verifiers.block import (
 from foretoken.verifiers.k_sequential import KSequential, division_factor, owed
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
+from foretoken.verifiers.traversal import Traversal
 from foretoken.warp import Warp, WarpedLaws
 
 # Drafters
@@ -56,6 +57,21 @@ class ArgmaxAsDrawn(DrawnTree):
 
     def children(self, q: Tensor, width: int, coins: Coins) -> list[int]:
         return [int(q.argmax())] * width
+
+
+class WholeQ(DrawnTree):
+    """Reports all of q for mixed children, as if the fixed ones had been drawn too."""
+
+    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
+        draft = super().propose_one(row, budget, keep_going)
+        assert draft.q is not None
+        laws: list[Tensor | None] = []
+        for node, rest in enumerate(draft.q):
+            path = [draft.tree.tokens[above] for above in draft.tree.path(node)]
+            context = [*row.tokens, *path]
+            whole = row.warp.law(context, self.lm.after(context))
+            laws.append(None if rest is None else whole)
+        return replace(draft, q=tuple(laws))
 
 
 class DropsUnlikely(DrawnTree):
@@ -196,6 +212,13 @@ class OneTryResidual(KSequential):
                 return token
         rest = (p - q).clamp(min=0.0)
         return coins.draw(repaired(rest, float(rest.sum()), p))
+
+
+class NothingOwed(Traversal):
+    """Corrects with relu(p - q) below the root too, where only a part of p is owed."""
+
+    def residual(self, p: Tensor, q: Tensor, owed: float) -> Tensor:
+        return super().residual(p, q, 1.0)
 
 
 class ParentsRow(Point):

@@ -27,13 +27,15 @@ from foretoken.lm.table import TableLM
 from foretoken.types import DecodeState, Draw, SamplingParams, Verifier
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.k_sequential import KSequential
+from foretoken.verifiers.mixed import Mixed
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
+from foretoken.verifiers.traversal import Traversal
 from foretoken.warp import Warp
 
 Measure = Callable[[bool], float]
 
-CHAIN, PAIR, BUSH = (1, 1), (2,), (2, 2)
+CHAIN, PAIR, FORK, BUSH = (1, 1), (2,), (1, 2), (2, 2)
 PROMPTS = ((0, 1, 2), (2, 0, 0, 1), (1,), (2, 2, 1, 0, 1, 2))
 
 
@@ -140,6 +142,13 @@ def siblings(mutant: type[DrawnTree], draw: Draw, verifier: type[Any], bad: bool
 def declared(widths: Sequence[int], drawn: Draw, claim: Draw, bad: bool) -> float:
     """Children drawn one way and declared another."""
     return variation(widths, drawn, Recursive, declared=claim if bad else None)
+
+
+def mixed(bad: bool) -> float:
+    """The best child fixed and one drawn from the rest, against both taken for drawn ones."""
+    if bad:
+        return variation(PAIR, Draw.MIXED, Recursive, broken.WholeQ, Draw.DISTINCT)
+    return variation(PAIR, Draw.MIXED, Mixed)
 
 
 def row(mutant: type[DecodeState], bad: bool) -> float:
@@ -278,6 +287,16 @@ MUTATIONS = (
         "k tries: residual of one",
         "k-sequential selection corrects with relu(p - q)",
         partial(rule, PAIR, IID, KSequential, broken.OneTryResidual),
+    ),
+    Mutation(
+        "siblings: fixed as drawn",
+        "the likeliest child, which was fixed, is judged as if it had been drawn",
+        mixed,
+    ),
+    Mutation(
+        "residual without what is owed",
+        "traversal corrects below the root with relu(p - q), as if all of p were still owed",
+        partial(rule, FORK, IID, Traversal, broken.NothingOwed),
     ),
     Mutation(
         "mispaired draws",

@@ -6,6 +6,10 @@ branching (RSD-C, arXiv 2402.14160) draws them without, which it writes as Gumbe
 largest of log q + Gumbel noise, in their order, have the law of k successive draws; SpecTr
 (arXiv 2310.15141) draws whole chains independently of each other. The recursive rule renormalises q
 after each distinct sibling, so the siblings' order is the order of their draws.
+
+Each may draw greedily instead (arXiv 2502.18779): of the children of a node all but one are the
+likeliest tokens, the last is drawn from the others. The verifiers mixed and traversal are exact for
+such children.
 """
 
 from __future__ import annotations
@@ -14,9 +18,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from foretoken.coins import Coins
 from foretoken.drafters.levels import Growth, LevelDrafter, distinct, independent, likeliest
 from foretoken.errors import ConfigError
 from foretoken.trees.levels import cut_branching, level_sizes, nodes_below_root
+from foretoken.trees.mixed import best_and_rest
 from foretoken.types import Budget, Draw, LanguageModel
 
 Form = tuple[int, ...] | int
@@ -79,7 +85,9 @@ class FixedShape(LevelDrafter):
     def spawn(self, growth: Growth, laws: dict[int, Tensor]) -> None:
         coins = growth.row.coins
         for node, law in laws.items():
-            if growth.row.warp.greedy:
+            if self.kind is Draw.MIXED and not growth.row.warp.greedy:
+                drawn, law = best_and_drawn(law, growth.width, coins)
+            elif growth.row.warp.greedy:
                 drawn = likeliest(law, growth.width)
             elif self.kind is Draw.IID:
                 drawn = independent(law, growth.width, coins)
@@ -88,6 +96,12 @@ class FixedShape(LevelDrafter):
             growth.laws[node] = law
             for token in drawn:
                 growth.add(token, node)
+
+
+def best_and_drawn(law: Tensor, count: int, coins: Coins) -> tuple[list[int], Tensor]:
+    """The `count` - 1 likeliest tokens and one drawn from the rest, and the law of that rest."""
+    best, rest = best_and_rest(law, count - 1)
+    return (best + [coins.draw(rest)] if float(rest.sum()) > 0.0 else best), rest
 
 
 class SampledTree(FixedShape):
@@ -99,10 +113,19 @@ class SampledTree(FixedShape):
         # None: (4, 2, 2), narrowed to the budget
         k: Form | None = None
         replacement: bool = False  # siblings drawn with replacement may repeat each other
+        greedy_draft: bool = False  # siblings are the likeliest tokens but one, which is drawn
 
     def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
         self.config = config or self.Config()
+        if self.config.replacement and self.config.greedy_draft:
+            raise ConfigError(
+                "replacement and greedy_draft were asked for together.",
+                "of a greedy draft's siblings one is drawn: there is nothing to put back.",
+                "leave one of the two out.",
+            )
         kind = Draw.IID if self.config.replacement else Draw.DISTINCT
+        if self.config.greedy_draft:
+            kind = Draw.MIXED
         super().__init__(draft_lm, self.config.k, (4, 2, 2), kind)
 
 
@@ -113,10 +136,12 @@ class ConstantBranching(FixedShape):
     class Config:
         # children of every node by depth; None: (2, 2, 2), narrowed to the budget
         k: Form | None = None
+        greedy_draft: bool = False  # siblings are the likeliest tokens but one, which is drawn
 
     def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
         self.config = config or self.Config()
-        super().__init__(draft_lm, self.config.k, (2, 2, 2), Draw.DISTINCT)
+        kind = Draw.MIXED if self.config.greedy_draft else Draw.DISTINCT
+        super().__init__(draft_lm, self.config.k, (2, 2, 2), kind)
 
 
 class IndependentChains(FixedShape):
@@ -126,7 +151,9 @@ class IndependentChains(FixedShape):
     class Config:
         # chains, or children of every node by depth; None: 4 chains, or what the budget has
         k: Form | None = None
+        greedy_draft: bool = False  # chains begin with the likeliest tokens but one, which is drawn
 
     def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
         self.config = config or self.Config()
-        super().__init__(draft_lm, self.config.k, 4, Draw.IID)
+        kind = Draw.MIXED if self.config.greedy_draft else Draw.IID
+        super().__init__(draft_lm, self.config.k, 4, kind)

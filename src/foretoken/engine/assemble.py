@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import types
 import typing
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from foretoken.engine.loop import Engine
 from foretoken.errors import ConfigError, nearest
-from foretoken.methods import CONTROLLERS, VERIFIERS, Method
+from foretoken.methods import CONTROLLERS, VERIFIERS, Method, resolve
 from foretoken.methods import method as method_row
 from foretoken.types import LanguageModel
 
@@ -65,7 +64,7 @@ def assemble(
         drafter,
         rule,
         control(control.Config(**options["controller"])),
-        loop=_resolve(f"engine.{row.loop}"),
+        loop=resolve(f"engine.{row.loop}"),
     )
 
 
@@ -104,10 +103,10 @@ def config_fields(
 def _parts(row: Method, controller: str | None, verifier: str | None) -> dict[str, Any]:
     """The classes a method is made of, by the part they play; inner drafters by their rows."""
     return {
-        **{name: _resolve(method_row(name).drafter) for name in row.inner},
-        "drafter": _resolve(row.drafter),
-        "verifier": _resolve(_named("verifier", verifier or row.verifier, VERIFIERS)),
-        "controller": _resolve(_named("controller", controller or row.controller, CONTROLLERS)),
+        **{name: resolve(method_row(name).drafter) for name in row.inner},
+        "drafter": resolve(row.drafter),
+        "verifier": resolve(_named("verifier", verifier or row.verifier, VERIFIERS)),
+        "controller": resolve(_named("controller", controller or row.controller, CONTROLLERS)),
     }
 
 
@@ -119,12 +118,6 @@ def _named(part: str, name: str, known: dict[str, str]) -> str:
             f"did you mean {nearest(name, known)}?",
         )
     return known[name]
-
-
-def _resolve(place: str) -> Any:
-    """The class at "module:Class" below foretoken."""
-    module, name = place.split(":")
-    return getattr(importlib.import_module(f"foretoken.{module}"), name)
 
 
 def require_draft(row: Method, draft: Any) -> None:

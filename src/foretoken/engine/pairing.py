@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foretoken.asking import taps_of
 from foretoken.errors import CapabilityError, PairingError
-from foretoken.methods import VERIFIERS
+from foretoken.methods import VERIFIERS, resolve
 from foretoken.types import Controller, Drafter, LanguageModel, Verifier
 
 
@@ -22,13 +22,13 @@ def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -
             f"{type(drafter).__name__} (candidates: {draws}) was paired with {rule}.",
             f"{rule} keeps the law for {allowed} candidates only; with others the text would "
             "silently follow another law, however fast it looks.",
-            f"use one of the verifiers {', '.join(VERIFIERS)} that is exact for {draws}.",
+            f"use the verifier {' or '.join(exact_rules(drafter))}, exact for {draws}.",
         )
     if verifier.chains_only and drafter.trees:
         raise PairingError(
             f"{type(drafter).__name__} (trees) was paired with {rule}.",
             f"{rule} reads chains only.",
-            "use the verifier point or recursive.",
+            f"use the verifier {' or '.join(exact_rules(drafter))}.",
         )
     if drafter.trees and target.caps.tree != "mask":
         raise CapabilityError(
@@ -51,3 +51,13 @@ def check_reading(drafter: Drafter, controller: Controller) -> None:
             "use it with method chain, or use the controller fixed, confidence or cost_model.",
         )
     controller.read_from(drafter.hidden_from)  # type: ignore[attr-defined]
+
+
+def exact_rules(drafter: Drafter) -> list[str]:
+    """Names of the verifiers that keep the law of this drafter's candidates."""
+    rules = {name: resolve(place) for name, place in VERIFIERS.items()}
+    return [
+        name
+        for name, rule in rules.items()
+        if drafter.draws <= rule.exact_for and not (rule.chains_only and drafter.trees)
+    ]

@@ -19,17 +19,40 @@ def chain(token: int, drafted: Sequence[int]) -> TokenTree:
 
 def from_paths(token: int, paths: Sequence[Sequence[int]]) -> TokenTree:
     """The trie of several paths below the root `token`; shared prefixes become shared nodes."""
-    tokens, parents = [token], [-1]
-    child: dict[tuple[int, int], int] = {}
+    trie = Trie(token)
     for path in paths:
-        node = 0
-        for step in path:
-            if (node, step) not in child:
-                child[node, step] = len(tokens)
-                tokens.append(step)
-                parents.append(node)
-            node = child[node, step]
-    return TokenTree(tuple(tokens), tuple(parents))
+        trie.add(0, path)
+    return trie.tree()
+
+
+class Trie:
+    """A tree while paths are added to it; shared prefixes become shared nodes."""
+
+    __slots__ = ("child", "parents", "tokens")
+
+    def __init__(self, token: int) -> None:
+        self.tokens, self.parents = [token], [-1]
+        self.child: dict[tuple[int, int], int] = {}  # (node, token) -> node
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, node: int, path: Sequence[int], nodes: int | None = None) -> int:
+        """Add `path` below `node`; the last node of it for which `nodes` below the root suffice."""
+        for token in path:
+            below = self.child.get((node, token))
+            if below is None:
+                below = len(self.tokens)
+                if nodes is not None and below > nodes:
+                    return node
+                self.child[node, token] = below
+                self.tokens.append(token)
+                self.parents.append(node)
+            node = below
+        return node
+
+    def tree(self) -> TokenTree:
+        return TokenTree(tuple(self.tokens), tuple(self.parents))
 
 
 def grafted(

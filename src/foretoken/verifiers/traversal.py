@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from foretoken.coins import Coins
@@ -52,7 +53,17 @@ class Traversal:
         return Verdict(tuple(draft.tree.path(node)), coins.draw(law))
 
     def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
-        """The last node that stays, and the law of the token after it; any tree, chains too."""
+        """The last node that stays, and the law of the token after it.
+
+        On a processor the printed rule is the quicker one: it stops where a path is accepted. On a
+        device each of its coins would be a wait.
+        """
+        if laws[0].device.type == "cpu":
+            return self.one_by_one(draft, laws, coins)
+        return level_by_level(draft, laws, coins)
+
+    def one_by_one(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+        """The rule as it is printed, a node at a time and no more of them than needed."""
         children = draft.tree.children()
 
         def visit(node: int, owed: float) -> tuple[int, Tensor] | None:
@@ -104,3 +115,94 @@ class Traversal:
     def without(self, q: Tensor, token: int) -> Tensor:
         """q of the next draw without replacement."""
         return without(q, token)
+
+
+def level_by_level(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
+    """The rule for any tree, a level at a time: two reads from the device, whatever its size.
+
+    A node is asked only after everything before it has failed, so what it is owed then follows
+    from the tree alone, and all coins can be weighed before the first is flipped.
+    """
+    order = tried(draft)
+    level, owed = [0], laws[0].new_ones(1)
+    nodes, shares = [], []  # of all levels
+    left: dict[int, Tensor] = {}  # [V] after each node's children have failed
+    while level:
+        above = [i for i, node in enumerate(level) if order[node]]
+        below: list[int] = []
+        kept = [owed[:0]]
+        if above:
+            family = _Families(draft, laws, [level[i] for i in above], owed[above])
+            for turn in range(max(len(order[level[i]]) for i in above)):
+                rows = [r for r, i in enumerate(above) if turn < len(order[level[i]])]
+                children = [order[level[above[r]]][turn] for r in rows]
+                kept.append(family.fail(rows, children))
+                below += children
+            owed = owed.index_copy(0, torch.tensor(above, device=owed.device), family.owed)
+            left.update({level[i]: law for i, law in zip(above, family.p, strict=True)})
+        nodes += level
+        shares.append(owed)
+        level, owed = below, torch.cat(kept)
+    chances = dict(zip(nodes, torch.cat(shares).tolist(), strict=True))
+    node = next((node for node in bottom_up(order) if coins.flip(chances[node])), 0)
+    return node, left[node] if node in left else laws[node]
+
+
+class _Families:
+    """Nodes of one level and what they are owed while their children fail in turn."""
+
+    def __init__(self, draft: Draft, laws: Laws, nodes: list[int], owed: Tensor) -> None:
+        self.draft, self.owed = draft, owed  # [n]
+        self.p = torch.stack([laws[node] for node in nodes])  # [n, V]
+        self.q = torch.stack([law_drawn_from(draft, node) for node in nodes])  # [n, V]
+        self.open = torch.ones_like(owed, dtype=torch.bool)  # q has not run out
+
+    def fail(self, rows: list[int], children: list[int]) -> Tensor:
+        """What each of `children` is owed, one for each of `rows`; then they count as failed."""
+        at = torch.tensor(rows, device=self.p.device)
+        picks = torch.tensor(
+            [[self.draft.tree.tokens[child]] for child in children], device=self.p.device
+        )
+        p, q, owed = self.p[at], self.q[at], self.owed[at]
+        guess = q.gather(1, picks)
+        if self.draft.draw is Draw.MIXED:  # the others are fixed: their law gives nothing else
+            q = torch.where(guess > 0.0, q, torch.zeros_like(q).scatter_(1, picks, 1.0))
+            guess = q.gather(1, picks)
+        known = self.open[at] & (guess[:, 0] > 0.0)
+        kept = (owed[:, None] * p.gather(1, picks) / guess.clamp_min(1e-30))[:, 0].clamp(max=1.0)
+        kept = torch.where(kept >= sure(p), torch.ones_like(kept), kept)
+        rest = torch.addcmul(-q, p, owed[:, None]).clamp_(min=0.0)
+        mass = rest.sum(-1)
+        share = torch.where(owed >= 1.0, torch.ones_like(owed), mass / (mass + 1.0 - owed))
+        self.owed = self.owed.index_copy(0, at, torch.where(known, share, owed))
+        sound = (known & (mass > 0.0))[:, None]
+        self.p = self.p.index_copy(0, at, torch.where(sound, rest / mass[:, None], p))
+        self.open = self.open.index_copy(0, at, known)
+        if self.draft.draw is Draw.DISTINCT:
+            others = q.scatter(1, picks, 0.0)
+            others = others / others.sum(-1, keepdim=True).clamp_min(1e-30)
+            self.q = self.q.index_copy(0, at, others)
+        return torch.where(known, kept, torch.zeros_like(kept))
+
+
+def tried(draft: Draft) -> list[list[int]]:
+    """The children of each node in the order they are tried: as drawn, of mixed the drawn first."""
+    children = draft.tree.children()
+    if draft.draw is not Draw.MIXED:
+        return children
+    families = [(node, family) for node, family in enumerate(children) if family]
+    tokens = draft.tree.tokens
+    chances = torch.cat([law_drawn_from(draft, n)[[tokens[c] for c in f]] for n, f in families])
+    known = dict(zip((c for _, f in families for c in f), chances.tolist(), strict=True))
+    return [sorted(family, key=lambda child: known[child] <= 0.0) for family in children]
+
+
+def bottom_up(order: list[list[int]]) -> Iterator[int]:
+    """All nodes but the root, each after everything below it and before its later siblings."""
+
+    def below(node: int) -> Iterator[int]:
+        for child in order[node]:
+            yield from below(child)
+            yield child
+
+    return below(0)
