@@ -38,6 +38,18 @@ CHAIN, REPEATING, MCSD = (
 )  # fmt: skip
 RSD_C, RSD_S = "rsd-c[k=2x2x2]", "rsd-s[width=4,depth=3]"
 SELECTED, REJECTED = "spectr[k=4,depth=3]", "spectr[k=4,depth=3,verifier=recursive]"
+GREEDY, GREEDY_LEAVES = (
+    "mcsd[k=2x2x2,greedy_draft=true,verifier=mixed]",
+    "mcsd[k=2x2x2,greedy_draft=true,verifier=traversal]",
+)
+# The same trees under traversal verification, leaves first, and under the rule from the top.
+LEAVES_FIRST = {
+    "mcsd[k=2x2x2,verifier=traversal]": MCSD,
+    "mcsd[k=2x2x2,replacement=true,verifier=traversal]": REPEATING,
+    "spectr[k=4,depth=3,verifier=traversal]": REJECTED,
+    "rsd-s[width=4,depth=3,verifier=traversal]": RSD_S,
+    GREEDY_LEAVES: GREEDY,
+}
 # Twelve nodes for the target to score, however deep.
 CHAIN_12, SPECTR_12, RSD_C_12, RSD_S_12 = (
     "chain[depth=12,verifier=recursive]", "spectr[k=3,depth=4]", "rsd-c[k=3x1x1x1]",
@@ -46,8 +58,7 @@ CHAIN_12, SPECTR_12, RSD_C_12, RSD_S_12 = (
 ROWS = (
     ONE, WITH, WITHOUT, CHAIN, REPEATING, MCSD, RSD_C, RSD_S, SELECTED, REJECTED,
     CHAIN_12, SPECTR_12, RSD_C_12, RSD_S_12,
-    "chain[depth=3]", "rsd-s[width=4,depth=3,verifier=traversal]",
-    "mcsd[k=2x2x2,verifier=traversal]", "mcsd[k=2x2x2,verifier=naive]",
+    "chain[depth=3]", "mcsd[k=2x2x2,verifier=naive]", GREEDY, *LEAVES_FIRST,
 )  # fmt: skip
 ORDERINGS = (
     ("three siblings with replacement, over one candidate", WITH, ONE),
@@ -63,12 +74,11 @@ ORDERINGS = (
     ("12 nodes: rsd-c over spectr", RSD_C_12, SPECTR_12),
     ("12 nodes: rsd-s over chain", RSD_S_12, CHAIN_12),
     ("equal length: recursive over naive", MCSD, "mcsd[k=2x2x2,verifier=naive]"),
-    (
-        "mcsd: traversal over recursive", "mcsd[k=2x2x2,verifier=traversal]", MCSD,
-    ),
-    (
-        "rsd-s: traversal over recursive", "rsd-s[width=4,depth=3,verifier=traversal]", RSD_S,
-    ),
+    *((f"leaves first: {above} over {below}", above, below)
+      for above, below in LEAVES_FIRST.items()),
+    ("equal shape: greedy draft over drawn, from the top", GREEDY, MCSD),
+    *((f"equal shape: greedy draft, leaves first, over {below}", GREEDY_LEAVES, below)
+      for below in (MCSD, REPEATING, RSD_C, *list(LEAVES_FIRST)[:2])),
 )  # fmt: skip
 
 
@@ -151,16 +161,28 @@ def summary(counts: Sequence[Count]) -> dict[str, Any]:
 
 
 def compare(claim: str, above: Sequence[Count], below: Sequence[Count]) -> dict[str, Any]:
-    """The difference of two rows on the same prompts; a claim fails beyond its interval."""
+    """The difference of two rows on the same prompts, over all of them and by family."""
+    families = {
+        family: difference(
+            [count for count in above if count.family == family],
+            [count for count in below if count.family == family],
+        )
+        for family in dict.fromkeys(count.family for count in above)
+    }
+    lost = [family for family, one in families.items() if not one["holds"]]
+    return {"claim": claim, **difference(above, below), "by_family": families, "fails_in": lost}
+
+
+def difference(above: Sequence[Count], below: Sequence[Count]) -> dict[str, Any]:
+    """How much longer one row's accepted length is; fails if its whole interval is below zero."""
 
     def gap(at: Sequence[int]) -> float:
         return mean_length([above[i] for i in at]) - mean_length([below[i] for i in at])
 
-    difference, span = gap(range(len(above))), interval(gap, len(above))
-    low, high = span or (difference, difference)
+    value, span = gap(range(len(above))), interval(gap, len(above))
+    low, high = span or (value, value)
     return {
-        "claim": claim,
-        "difference": difference,
+        "difference": value,
         "interval": [low, high],
         "holds": high >= 0.0,
         "clear": low > 0.0,
@@ -188,14 +210,16 @@ def report(rows: dict[str, Any], compared: Sequence[dict[str, Any]], setting: st
     lines += [
         "", "## Orderings", "",
         "Difference of accepted lengths, prompt by prompt. An ordering holds unless its whole "
-        "interval is below zero, and is clear if its whole interval is above.", "",
-        "| ordering | difference | interval | verdict |", "|---|---:|---|---|",
+        "interval is below zero, and is clear if its whole interval is above. The last column "
+        "names the prompt families in which it fails by that measure.", "",
+        "| ordering | difference | interval | verdict | fails in |", "|---|---:|---|---|---|",
     ]  # fmt: skip
     for one in compared:
         verdict = "clear" if one["clear"] else "holds" if one["holds"] else "fails"
         low, high = one["interval"]
         lines.append(
-            f"| {one['claim']} | {one['difference']:+.3f} | {low:+.3f} to {high:+.3f} | {verdict} |"
+            f"| {one['claim']} | {one['difference']:+.3f} | {low:+.3f} to {high:+.3f} | {verdict} "
+            f"| {', '.join(one['fails_in']) or '-'} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -103,6 +103,10 @@ def test_orderings_are_counted_and_compared(script) -> None:
     assert all(
         one["interval"][0] <= one["difference"] <= one["interval"][1] for one in (first, second)
     )
+    assert len(first["by_family"]) == 6
+    for one in (first, second):
+        lost = [name for name, each in one["by_family"].items() if each["interval"][1] < 0.0]
+        assert one["fails_in"] == lost
     text = (out / "orderings.md").read_text()
     assert all(label in text for label in rows) and "over one candidate" in text
 
