@@ -29,6 +29,8 @@ class Method:
     # options of its parts whose own default does not suit it; a part without the option ignores it
     defaults: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  # options without a default: folders of data or learned parts
+    writes: str = "text"  # one growing text per prompt, or "beams": a scored set of texts
+    law: str = ""  # what a lossless method is exact for, where that is not the target's own text
 
     @property
     def needs_draft(self) -> bool:
@@ -52,6 +54,7 @@ VERIFIERS = {
     "mixed": "verifiers.mixed:Mixed",
     "naive": "verifiers.naive:Naive",
     "k_sequential": "verifiers.k_sequential:KSequential",
+    "beams": "verifiers.beams:Beams",
 }
 
 METHODS: dict[str, Method] = {
@@ -209,6 +212,27 @@ METHODS: dict[str, Method] = {
             needs=("datastore",),
             defaults={"depth": 10, "nodes": 64},
             paper="arXiv 2503.03434",
+        ),
+        Method(
+            "beam-sampling",
+            "several scored texts per prompt, drawn together: the baseline of dsbd",
+            drafter="drafters.beam_model:NoBeams",
+            verifier="beams",
+            loop="beam:decode",
+            writes="beams",
+            law="beam sampling",
+        ),
+        Method(
+            "dsbd",
+            "a draft model runs beam sampling ahead; the target keeps as many beams as stand",
+            drafter="drafters.beam_model:BeamModel",
+            verifier="beams",
+            models=("draft",),
+            defaults={"depth": 4},
+            paper="arXiv 2409.16560",
+            loop="beam:decode",
+            writes="beams",
+            law="dynamic-width beam sampling",
         ),
     )
 }

@@ -34,6 +34,7 @@ class Draw(Enum):
     IID = "iid"  # independent draws from q
     DISTINCT = "distinct"  # draws from q without replacement, in node order
     MIXED = "mixed"  # at most one child sampled, from q; the others fixed, and q is zero on them
+    JOINT = "joint"  # independent draws from one law over (beam, token) pairs
 
 
 @dataclass(frozen=True, slots=True)

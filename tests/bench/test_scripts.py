@@ -111,6 +111,15 @@ def test_orderings_are_counted_and_compared(script) -> None:
     assert all(label in text for label in rows) and "over one candidate" in text
 
 
+def test_beams_are_compared_in_time_and_in_score(script, capsys) -> None:
+    code, out = script("beams", "--quick", "--depths", "2")
+    found = json.loads((out / "beams.json").read_text())
+    assert code == 0 and len(found["gates"]) == 4 and "beams.md" in {p.name for p in out.iterdir()}
+    assert found["rows"]["beam-sampling"]["speedup"]["value"] == 1.0
+    assert found["rows"]["dsbd[depth=2]"]["tokens_per_forward"] >= 1.0
+    assert found["rows"]["beam-sampling"]["tokens_per_forward"] == 1.0
+
+
 def test_pearl_is_modelled_at_every_ratio_and_measured(script) -> None:
     code, out = script("pearl", "--quick")
     found = json.loads((out / "pearl.json").read_text())

@@ -127,6 +127,21 @@ def test_chat_uses_the_chat_template(byte_tokenizer):
     assert prompt.startswith("### Task: dialogue\nUser: hi\n") and "\nUser:" in stop
 
 
+def test_beams_are_told_with_their_scores(models):
+    flags = ["--method", "dsbd", "--set", "num_beams=3", "--temperature", 1, "--seed", 2]
+    ran = run("generate", PROMPT, *models, *flags, "--max-new-tokens", 8, "--json")
+    found = json.loads(ran.stdout)
+    assert found["method"] == "dsbd" and 1 <= len(found["texts"]) <= 3
+    assert found["scores"] == sorted(found["scores"], reverse=True)
+    told = run("generate", PROMPT, *models, *flags, "--max-new-tokens", 8)
+    assert all(f"[{score:.3f}]" in told.stderr for score in found["scores"])
+    assert told.stdout.strip() and "beams per token" in told.stderr
+    shown = run("generate", PROMPT, *models, *flags, "--show")
+    assert shown.exit_code != 0 and "leave --show out" in shown.output
+    talk = run("chat", *models, *flags, input="hi\n")
+    assert talk.exit_code != 0 and "such as chain" in talk.output
+
+
 def test_methods_lists_every_row():
     shown = run("methods").stdout
     assert all(name in shown for name in METHODS)

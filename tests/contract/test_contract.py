@@ -28,12 +28,21 @@ from foretoken.verifiers.recursive import Recursive
 
 VOCAB = 61
 PROMPTS = [[(7 * i * i + 3 * i) % VOCAB for i in range(n)] for n in (23, 1, 9)]
+
+
+def of_one_text(entry: Method, *more: str):
+    """A parameter; methods of beams have a contract of their own."""
+    skipped = pytest.mark.skip(reason="writes beams, not one text: tests/contract/test_beams.py")
+    marks = () if entry.writes == "text" else (skipped,)
+    return pytest.param(entry, *more, id="-".join((entry.name, *more)), marks=marks)
+
+
 COMBINATIONS = [
-    pytest.param(entry, verifier, controller, id=f"{entry.name}-{verifier}-{controller}")
+    of_one_text(entry, verifier, controller)
     for entry in METHODS.values()
     for verifier, controller in checks.combinations(entry)
 ]
-every_row = pytest.mark.parametrize("entry", METHODS.values(), ids=list(METHODS))
+every_row = pytest.mark.parametrize("entry", [of_one_text(entry) for entry in METHODS.values()])
 every_combination = pytest.mark.parametrize(("entry", "verifier", "controller"), COMBINATIONS)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from foretoken.audit import law as exact
+from foretoken.audit.beams import beam_jobs
 from foretoken.audit.cache import cache_difference
 from foretoken.audit.drawn_trees import DrawnTree, rule_gap
 from foretoken.audit.fixtures import needed
@@ -52,6 +53,10 @@ def all_jobs(
 ) -> list[Job]:
     """Every check of an audit, grouped by kind."""
     jobs: list[Job] = []
+    for entry in methods:
+        if entry.writes == "beams":
+            jobs += beam_jobs(entry, target, draft)
+    methods = [entry for entry in methods if entry.writes == "text"]
     for entry in methods:
         jobs += law_jobs(entry)
     jobs += rule_jobs()

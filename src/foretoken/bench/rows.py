@@ -168,6 +168,13 @@ def _parse(name: str) -> RowSpec:
             f"rows are {', '.join(known)}, each with options like chain[depth=4].",
             f"did you mean {nearest(asked, known)}?",
         )
+    if match.group(1) in METHODS and METHODS[match.group(1)].writes != "text":
+        raise ConfigError(
+            f"the row {name!r} was asked for.",
+            "rows are compared by the tokens of one text per prompt; this method writes a scored "
+            "set of texts, and plain is no baseline for it.",
+            "run benchmarks/beams.py, which compares it with plain beam sampling.",
+        )
     options = {}
     for item in filter(None, (part.strip() for part in (match.group(2) or "").split(","))):
         key, equals, value = item.partition("=")

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from foretoken.engine.session import Result, Session
 
 
+BEAM_FIELDS = ("sequences", "scores", "texts", "finish_reasons")
+
+
 @app.command(
     epilog="Example: `foretoken generate 'Once upon a time' --target ./llama --draft ./small`"
 )
@@ -75,6 +78,9 @@ def generate(
         frequency_penalty=frequency_penalty,
         seed=seed,
     )
+    if session.writes == "beams":
+        write_beams(session, text, sampling, show, json_)
+        return
     if json_:
         o.print_json(as_document(session.generate(text, **sampling), method))
         session.save()
@@ -87,6 +93,36 @@ def generate(
     result = paint(session, text, sampling, out, show)
     err.print(summary(result.stats), style="dim")
     session.save()
+
+
+def write_beams(
+    session: Session, text: str, sampling: dict[str, Any], show: bool, json_: bool
+) -> None:
+    """All texts with their scores, the best first."""
+    if show:
+        raise ConfigError(
+            f"--show was passed with method {session.method!r}.",
+            "colours tell where the tokens of one text come from; beams are several.",
+            "leave --show out, or use a method that writes one text.",
+        )
+    result = session.generate(text, **sampling)
+    stats = result.stats
+    if json_:
+        document = {name: getattr(result, name) for name in BEAM_FIELDS}
+        o.print_json({"method": session.method, **document, "stats": stats.to_dict()})
+        return
+    from foretoken.cli.colour import consoles
+
+    out, err = consoles()
+    for score, tokens, told in zip(result.scores, result.sequences, result.texts, strict=True):
+        err.print(f"[{score:.3f}]", style="dim", markup=False)
+        out.print(told or " ".join(map(str, tokens)), markup=False)
+    err.print(
+        f"{len(result.scores)} texts, {stats.grown} tokens deep in {stats.seconds:.2f} s; "
+        f"{stats.target_forwards} target steps, {stats.mean_accepted_length:.2f} tokens per step, "
+        f"{stats.mean_width:.2f} beams per token",
+        style="dim",
+    )
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -102,6 +102,12 @@ def config_fields(
 
 def _parts(row: Method, controller: str | None, verifier: str | None) -> dict[str, Any]:
     """The classes a method is made of, by the part they play; inner drafters by their rows."""
+    if row.writes == "beams" and controller not in (None, row.controller):
+        raise ConfigError(
+            f"controller {controller!r} was asked for with method {row.name!r}.",
+            "controllers that learn look at one text; beams are drafted to a fixed depth.",
+            f"use controller={row.controller!r} and choose its depth.",
+        )
     return {
         **{name: resolve(method_row(name).drafter) for name in row.inner},
         "drafter": resolve(row.drafter),

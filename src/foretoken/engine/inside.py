@@ -57,7 +57,13 @@ def custom_generate(
 
     Without `seed`, sampling follows `torch.manual_seed`. Kernels are in place during calls only.
     """
-    check_request(method, draft, max_rows)
+    row = check_request(method, draft, max_rows)
+    if row.writes != "text":
+        raise ConfigError(
+            f"method {method!r} was asked for inside generate.",
+            "generate takes one text per prompt back; this method writes a scored set of them.",
+            "use foretoken.load(...).generate(...), or a method such as chain.",
+        )
     if kernels == "lean":
         raise ConfigError(
             "kernels='lean' was asked for inside generate.",

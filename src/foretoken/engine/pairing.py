@@ -5,7 +5,7 @@ from __future__ import annotations
 from foretoken.asking import taps_of
 from foretoken.errors import CapabilityError, PairingError
 from foretoken.methods import VERIFIERS, resolve
-from foretoken.types import Controller, Drafter, LanguageModel, Verifier
+from foretoken.types import Controller, Drafter, Draw, LanguageModel, Verifier
 
 
 def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -> None:
@@ -16,6 +16,12 @@ def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -
     draws = ", ".join(sorted(draw.value for draw in drafter.draws))
     rule = type(verifier).__name__
     inexact = drafter.draws - verifier.exact_for
+    if Draw.JOINT in inexact:
+        raise PairingError(
+            f"{type(drafter).__name__} (beams) was paired with {rule}.",
+            f"{rule} judges candidates for one text; beams are judged together.",
+            "use the verifier beams.",
+        )
     if verifier.exact_for and inexact:
         allowed = ", ".join(sorted(draw.value for draw in verifier.exact_for))
         raise PairingError(

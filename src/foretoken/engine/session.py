@@ -26,6 +26,8 @@ from foretoken.engine.requests import (
 )
 from foretoken.engine.text import RowText, decoder, silent_stops, text_of
 from foretoken.errors import ConfigError
+from foretoken.methods import Method
+from foretoken.methods import method as method_row
 from foretoken.types import DecodeState, Remembers, SamplingParams
 from foretoken.warp import Warp
 
@@ -94,6 +96,8 @@ class Stream(Iterator[Piece]):
 
 class Session:
     """A target, a method around it, and a tokenizer if there is one."""
+
+    writes = "text"
 
     def __init__(
         self,
@@ -177,7 +181,7 @@ class Session:
         draft = self.draft if row.needs_draft else None
         engine = assemble(method, self.target, draft, **parts)
         check_words(engine, self.tokenizer)
-        return Session(
+        return session_class(row)(
             engine,
             method=method,
             tokenizer=self.tokenizer,
@@ -256,6 +260,15 @@ class Session:
             self._costs_known = True
 
 
+def session_class(row: Method) -> type[Session]:
+    """The kind of session a method needs: of one text per prompt, or of several."""
+    if row.writes == "beams":
+        from foretoken.engine.beam_session import BeamSession
+
+        return BeamSession
+    return Session
+
+
 def load(
     target: Any,
     method: str = "chain",
@@ -305,7 +318,7 @@ def load(
         verifier=verifier,
         **config,
     )
-    return Session(
+    return session_class(method_row(method))(
         engine,
         method=method,
         tokenizer=words,

@@ -172,6 +172,19 @@ class CachedLM:
             memory.forget()
 
     @torch.inference_mode()
+    def prune(
+        self,
+        rows: Sequence[DecodeState],
+        kept: Sequence[Sequence[int]],
+        settled: Sequence[int],
+    ) -> None:
+        """Keep ascending nodes of each open tree; the first `settled` ones become cached tokens."""
+        for row, nodes, count in zip(rows, kept, settled, strict=True):
+            memory = self._memory(row)
+            self.cache.keep(memory.slot, memory.cached, nodes)
+            memory.prune(nodes, count)
+
+    @torch.inference_mode()
     def free(self, rows: Sequence[DecodeState]) -> None:
         """Forget rows. The last slot's row moves into the gap, so that slots stay contiguous."""
         for row in rows:

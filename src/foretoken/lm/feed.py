@@ -29,6 +29,20 @@ class Memory:
         """Drop the open tree."""
         self.tokens, self.depths, self.seen, self.early = [], [], [], None
 
+    def prune(self, nodes: Sequence[int], settled: int) -> None:
+        """Keep `nodes` of the open tree; the first `settled` ones are committed."""
+        assert self.early is None, "a tree of the first layers is scored whole, or not at all"
+        kept = nodes[settled:]
+        places = {node: i for i, node in enumerate(kept)}
+        seen: list[int] = []
+        for i, node in enumerate(kept):
+            parent = (self.seen[node] ^ 1 << node).bit_length() - 1  # the last of its ancestors
+            seen.append(1 << i | (seen[places[parent]] if parent in places else 0))
+        self.cached += settled
+        self.tokens = [self.tokens[node] for node in kept]
+        self.depths = [self.depths[node] - settled for node in kept]
+        self.seen = seen
+
 
 @dataclass(slots=True, eq=False)
 class Early:

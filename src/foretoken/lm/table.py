@@ -151,6 +151,28 @@ class TableLM:
             memory.cached += [memory.tokens[i] for i in (0, *path)]
             memory.tokens, memory.parents = [], []
 
+    def prune(
+        self,
+        rows: Sequence[DecodeState],
+        kept: Sequence[Sequence[int]],
+        settled: Sequence[int],
+    ) -> None:
+        for row, nodes, count in zip(rows, kept, settled, strict=True):
+            memory = self._memory(row)
+            assert list(nodes) == sorted(set(nodes)), "kept nodes are ascending"
+            places = {-1: -1, **{node: i for i, node in enumerate(nodes)}}
+            above = [memory.parents[node] for node in nodes]
+            assert all(parent in places for parent in above), "a kept node lost its parent"
+            parents = [places[parent] for parent in above]
+            assert parents[: count + 1] == list(range(-1, min(count + 1, len(nodes)) - 1)), (
+                "settled tokens and the new root are one path"
+            )
+            assert all(parent >= count for parent in parents[count + 1 :]), "outside the new root"
+            tokens = [memory.tokens[node] for node in nodes]
+            memory.cached += tokens[:count]
+            memory.tokens = tokens[count:]
+            memory.parents = [-1 if i == 0 else p - count for i, p in enumerate(parents[count:])]
+
     def free(self, rows: Sequence[DecodeState]) -> None:
         for row in rows:
             self._rows.pop(row.uid, None)

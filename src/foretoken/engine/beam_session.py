@@ -1,0 +1,183 @@
+"""Sessions of methods that write several scored texts per prompt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, NoReturn, Unpack
+
+from foretoken.engine.beam import BeamRecord, Round, decode
+from foretoken.engine.requests import Prompt, Sampling, as_batch
+from foretoken.engine.session import Session
+from foretoken.engine.text import decoder, text_of
+from foretoken.errors import ConfigError
+from foretoken.trees.forest import BeamRow, Written
+from foretoken.verifiers.beams import check_beams
+
+
+@dataclass(slots=True)
+class BeamStats:
+    """One prompt's counters; rows of a batch share their forwards, as in `record.Stats`."""
+
+    target_forwards: int = 0  # after the prompt
+    grown: int = 0  # tokens that every beam gained
+    nodes: int = 0  # positions scored in those forwards, of all rows together
+    drafted: int = 0  # attempts, repeats included
+    accepted: int = 0
+    widths: Counter[int] = field(default_factory=Counter)  # beams drawn for a token -> tokens
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens a beam gains per target forward; 1.0 is plain beam sampling."""
+        return self.grown / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def mean_width(self) -> float:
+        """Beams drawn per token."""
+        return sum(w * n for w, n in self.widths.items()) / self.grown if self.grown else 0.0
+
+    def add(self, done: Round, record: BeamRecord) -> None:
+        """Count one round."""
+        self.target_forwards += 1
+        self.grown += done.grown
+        self.nodes += record.nodes
+        self.drafted += sum(len(layer.pairs) for layer in done.layers)
+        self.accepted += sum(judged.verdict.accepted for judged in done.judged)
+        self.widths.update(done.widths)
+        self.draft_seconds += record.draft_seconds
+        self.target_seconds += record.target_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON."""
+        return {
+            "target_forwards": self.target_forwards,
+            "grown": self.grown,
+            "mean_accepted_length": self.mean_accepted_length,
+            "mean_width": self.mean_width,
+            "widths": {str(width): n for width, n in sorted(self.widths.items())},
+            "nodes": self.nodes,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "seconds": self.seconds,
+            "draft_seconds": self.draft_seconds,
+            "target_seconds": self.target_seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BeamResult:
+    """What one prompt became: at most num_beams different texts, the best first."""
+
+    sequences: list[list[int]]  # new tokens, the one that ended the text included
+    scores: list[float]  # mean log-likelihood per token under the target, untempered
+    texts: list[str]  # without end tokens; empty ones where there is no tokenizer
+    finish_reasons: list[str]  # "stop" or "length"
+    stats: BeamStats
+
+    @property
+    def text(self) -> str:
+        """The best text."""
+        return self.texts[0]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the best text."""
+        return self.sequences[0]
+
+
+class BeamSession(Session):
+    """A target, a method of beams around it, and a tokenizer if there is one."""
+
+    writes = "beams"
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 256,
+        num_beams: int | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Any:
+        """Beams after one prompt (a BeamResult) or after each of a batch (a list of them).
+
+        `num_beams` replaces the one the session was loaded with. Temperature, top-k and top-p act
+        on the law of all beams together; at temperature 0 that law is a point mass, so one greedy
+        text is written.
+        """
+        prompts, batch = as_batch(prompt)
+        results = self.generate_rows(prompts, max_new_tokens, num_beams, **sampling)
+        return results if batch else results[0]
+
+    def generate_rows(
+        self,
+        prompts: list[Prompt],
+        max_new_tokens: int = 256,
+        num_beams: int | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> list[Any]:
+        """One BeamResult per prompt, decoded together, at most `max_rows` at a time."""
+        if sampling.get("stop"):
+            raise ConfigError(
+                f"stop={sampling['stop']!r} was asked for with method {self.method!r}.",
+                "beams end at end tokens and at max_new_tokens; stop texts are not watched.",
+                "cut the texts afterwards, or use a method that writes one text, such as chain.",
+            )
+        rows = self.beam_rows(prompts, max_new_tokens, num_beams, **sampling)
+        stats = {row.state.uid: BeamStats() for row in rows}
+        before = perf_counter()
+        with closing(decode(rows, self.engine, self.max_rows)) as records:
+            for record in records:
+                now = perf_counter()
+                for row, done in zip(record.rows, record.rounds, strict=True):
+                    stats[row.state.uid].add(done, record)
+                    stats[row.state.uid].seconds += now - before
+                before = now
+        return [self.beam_result(row, stats[row.state.uid]) for row in rows]
+
+    def beam_rows(
+        self,
+        prompts: list[Prompt],
+        max_new_tokens: int,
+        num_beams: int | None,
+        **sampling: Unpack[Sampling],
+    ) -> list[BeamRow]:
+        """Checked rows, ready for `engine.beam.decode`."""
+        rule: Any = self.engine.verifier
+        width = rule.config.num_beams if num_beams is None else num_beams
+        check_beams(width, self.target.vocab_size)
+        states = self.rows(prompts, max_new_tokens, **sampling)
+        return [BeamRow(state, width) for state in states]
+
+    def beam_result(self, row: BeamRow, stats: BeamStats) -> BeamResult:
+        """The texts of a row that ended."""
+        best = sorted(row.written, key=_score, reverse=True)[: row.width]
+        return BeamResult(
+            sequences=[list(text.tokens) for text in best],
+            scores=[text.score for text in best],
+            texts=[self._written(text.tokens, text.reason) for text in best],
+            finish_reasons=[text.reason for text in best],
+            stats=stats,
+        )
+
+    def _written(self, tokens: Sequence[int], reason: str) -> str:
+        if self.tokenizer is None:
+            return ""
+        kept = list(tokens[:-1] if reason == "stop" else tokens)
+        return text_of(kept, decoder(self.tokenizer))
+
+    def stream(self, *given: Any, **options: Any) -> NoReturn:
+        """Refused: the best text is known at the end only."""
+        raise ConfigError(
+            f"a stream of method {self.method!r} was asked for.",
+            "beams overtake each other: which text is the best is known when all have ended.",
+            "use generate, or a method that writes one text, such as chain.",
+        )
+
+
+def _score(text: Written) -> float:
+    return text.score

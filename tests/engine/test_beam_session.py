@@ -1,0 +1,126 @@
+"""Sessions of beams: results, batches, options, and what is refused."""
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.bench.rows import parse_methods
+from foretoken.engine.assemble import assemble
+from foretoken.engine.beam_session import BeamSession
+from foretoken.engine.session import Session
+from foretoken.errors import CapabilityError, ConfigError, PairingError
+from foretoken.lm.table import TableLM
+from foretoken.types import Caps
+
+PROMPT = "the cat is in the "
+HOT = {"temperature": 1.0, "max_new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def spec(tiny_pair, byte_tokenizer):
+    target, draft = tiny_pair
+    session = foretoken.load(
+        target, method="dsbd", draft=draft, tokenizer=byte_tokenizer, kernels="dense",
+        num_beams=3, depth=3,
+    )  # fmt: skip
+    yield session
+    session.close()
+
+
+@pytest.mark.parametrize("method", ["dsbd", "beam-sampling"])
+def test_texts_come_scored_and_best_first(spec, method):
+    session = spec.using(method, num_beams=3)
+    found = session.generate(PROMPT, seed=1, **HOT)
+    assert 1 <= len(found.sequences) <= 3
+    assert found.scores == sorted(found.scores, reverse=True) and max(found.scores) < 0
+    assert len(found.texts) == len(found.finish_reasons) == len(found.scores)
+    assert found.tokens == found.sequences[0] and found.text == found.texts[0]
+    assert len({tuple(tokens) for tokens in found.sequences}) == len(found.sequences)
+    if found.finish_reasons[0] == "length":
+        assert len(found.tokens) == 12
+        assert found.text == session.tokenizer.decode(found.tokens)
+
+
+def test_counts_add_up(spec):
+    stats = spec.generate(PROMPT, seed=1, **HOT).stats
+    assert stats.grown == 12 == sum(stats.widths.values())
+    assert stats.target_forwards < 12 and stats.mean_accepted_length > 1.0
+    assert 0 < stats.accepted <= stats.drafted
+    assert stats.seconds > 0 and stats.to_dict()["mean_width"] == stats.mean_width
+    plain = spec.using("beam-sampling").generate(PROMPT, seed=1, num_beams=2, **HOT).stats
+    assert plain.target_forwards == 12 and plain.drafted == 0 and set(plain.widths) == {2}
+
+
+def test_a_batch_is_each_prompt_alone(spec):
+    prompts = [PROMPT, "a", "on and on and on"]
+    together = spec.generate(prompts, seed=5, **HOT)
+    alone = [spec.generate(p, seed=5 + i, **HOT) for i, p in enumerate(prompts)]
+    assert [r.sequences for r in together] == [r.sequences for r in alone]
+    assert together[0].scores == pytest.approx(alone[0].scores, abs=1e-4)
+
+
+def test_the_greedy_text_is_plains(spec):
+    found = spec.generate(PROMPT, 20)
+    assert found.sequences == [spec.using("plain").generate(PROMPT, 20).tokens]
+
+
+def test_methods_bring_their_sessions(spec):
+    assert type(spec.using("chain")) is Session and type(spec) is BeamSession
+
+
+def test_the_one_call_door_takes_beams(tiny_pair, byte_tokenizer):
+    target, draft = tiny_pair
+    options = {"tokenizer": byte_tokenizer, "kernels": "dense", "num_beams": 2, **HOT}
+    found = foretoken.generate(target, PROMPT, "dsbd", draft, seed=2, **options)
+    again = foretoken.generate(target, PROMPT, "dsbd", draft, seed=2, **options)
+    assert found.sequences == again.sequences
+
+
+def test_what_beams_cannot_do_is_refused_with_the_way_out(spec):
+    for asked, way in (
+        (lambda: spec.stream(PROMPT), "use generate"),
+        (lambda: spec.generate(PROMPT, stop="x"), "chain"),
+        (lambda: spec.generate(PROMPT, num_beams=0), "num_beams=4"),
+        (lambda: spec.generate(PROMPT, num_beams=10**6), "num_beams=4"),
+        (lambda: spec.using("dsbd", num_beams=0), "num_beams=4"),
+        (lambda: spec.using("dsbd", nodes=8), "num_beams"),
+        (lambda: spec.using("dsbd", controller="cost_model"), "controller='fixed'"),
+        (lambda: foretoken.custom_generate("beam-sampling"), "foretoken.load"),
+        (lambda: parse_methods("plain,beam-sampling"), "benchmarks/beams.py"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            asked()
+        assert way in refused.value.do
+
+
+def test_verifiers_of_one_text_are_refused_and_the_other_way_round():
+    lm, draft = TableLM.random(4), TableLM.random(4)
+    for method, models, verifier in (
+        ("dsbd", (lm, draft), "recursive"),
+        ("dsbd", (lm, draft), "point"),
+        ("beam-sampling", (lm,), "block"),
+        ("chain", (lm, draft), "beams"),
+    ):
+        with pytest.raises(PairingError) as refused:
+            assemble(method, *models, verifier=verifier)
+        assert "beams" in refused.value.do or method == "chain"
+
+
+def test_a_target_that_scores_chains_only_is_refused():
+    chains = TableLM.random(4)
+    chains.caps = Caps(tree="chain", why="it counts places")
+    with pytest.raises(CapabilityError, match="counts places"):
+        assemble("beam-sampling", chains)
+
+
+def test_widths_are_within_the_vocabulary():
+    session = BeamSession(assemble("beam-sampling", TableLM.random(4)), method="beam-sampling")
+    with pytest.raises(ConfigError, match="num_beams=8"):
+        session.generate([1, 2], 3)
+    assert session.generate([1, 2], 3, num_beams=4, temperature=1.0, seed=0).sequences
+
+
+def test_a_session_gives_the_random_state_back(spec):
+    before = torch.random.get_rng_state()
+    spec.generate(PROMPT, seed=1, **HOT)
+    assert torch.equal(before, torch.random.get_rng_state())
