@@ -194,6 +194,8 @@ COMMANDS = {
     "minis train": "out teacher scale fresh",
     "minis widen": "out params dtype seed json",
     "minis evaluate": "draft count seed depth json",
+    "train acceptance": "target draft out data prompts new-tokens temperature weight mix blocks "
+    "shared labels calibration steps rate seed fresh device dtype json",
 }
 
 
@@ -378,3 +380,24 @@ def test_audit_measures_acceptance_instead(monkeypatch, models):
     found = json.loads(ran.stdout)
     assert found["passed"] and "the models', top-k 16" in found["one_candidate"]
     refused(run("audit", "--acceptance", "--mutate"), "one after the other")
+
+
+def test_a_trained_head_serves_the_method_it_is_for(models, tmp_path):
+    target, draft = models[1], models[3]
+    data = tmp_path / "passages.txt"
+    data.write_text("\n\n".join(f"the cat {n} is in the rain" for n in range(12)))
+    flags = ["--target", target, "--draft", draft, "--data", data, "--prompts", 8, "--steps", 20]
+    ran = run("train", "acceptance", "--out", tmp_path / "head", "--new-tokens", 8, *flags)
+    assert ran.exit_code == 0, ran.output
+    assert "Brier" in ran.stdout and "shift" in ran.stdout
+    using = ["--method", "specdec++", "--set", f"head={tmp_path / 'head'}"]
+    texts = [
+        json.loads(run("generate", PROMPT, *models, *how, "--max-new-tokens", 20, "--json").stdout)
+        for how in (using, ["--method", "plain"])
+    ]
+    assert texts[0]["tokens"] == texts[1]["tokens"]
+
+
+def test_specdec_without_a_head_says_how_to_make_one(models):
+    ran = run("generate", PROMPT, *models, "--method", "specdec++")
+    refused(ran, "without a head", "foretoken train acceptance --out DIR", "head=DIR")

@@ -1,0 +1,79 @@
+"""`foretoken train acceptance`: the head that chooses lengths for specdec++."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.cli import options as o
+from foretoken.cli import train as t
+
+
+@t.train.command(epilog="Example: `foretoken train acceptance --out ./head --prompts 300`")
+def acceptance(
+    out: t.Out,
+    target: o.Target = o.DEFAULT_TARGET,
+    draft: o.Draft = None,
+    data: t.Data = None,
+    count: Annotated[int, typer.Option("--prompts", help="Prompts to train on.")] = 600,
+    new_tokens: Annotated[int, typer.Option(help="Tokens the target writes after each.")] = 64,
+    temperature: Annotated[float, typer.Option(help="The head fits this one.")] = 1.0,
+    weight: Annotated[float, typer.Option(help="Of a rejection in the loss; paper 6.")] = 6.0,
+    mix: Annotated[float, typer.Option(help="Share of the target's own tokens read.")] = 0.15,
+    blocks: Annotated[int, typer.Option(help="Residual blocks of the head.")] = 3,
+    shared: Annotated[bool, typer.Option("--shared", help="One block, repeated.")] = False,
+    labels: Annotated[str, typer.Option(help="accept (true chances) or outcome.")] = "accept",
+    calibration: Annotated[
+        str, typer.Option(help="none, temperature, shift, cape-bin or cape-kde.")
+    ] = "none",
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: 3 epochs.")] = None,
+    rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    seed: t.Seed = 0,
+    fresh: t.Fresh = False,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    json_: o.AsJson = False,
+) -> None:
+    """Train the head that tells specdec++ when to stop drafting."""
+    t.require_extra()
+    from foretoken.training.acceptance import Lesson, run
+    from foretoken.training.capture import Capture
+    from foretoken.training.objectives.acceptance import Acceptance
+
+    lesson = Lesson(
+        capture=Capture(new_tokens=new_tokens, temperature=temperature, mix=mix, seed=seed),
+        objective=Acceptance(weight=weight, labels=labels),
+        blocks=blocks,
+        shared=shared,
+        steps=steps,
+        rate=rate,
+        calibration=calibration,
+    )
+    held_out = max(1, count // t.HELD_OUT)
+    some = t.prompts(data, "train", count, seed), t.prompts(data, "valid", held_out, seed)
+    session = o.open_session(
+        target=target, draft=draft, method="chain", given=None, quiet=json_, device=device,
+        dtype=dtype,
+    )  # fmt: skip
+    with session:
+        found = run(session, some, lesson, out, fresh=fresh, show=not json_)
+    if json_:
+        o.print_json(found)
+        return
+    show(found)
+    print(out)
+
+
+def show(found: dict[str, Any]) -> None:
+    """How good the predictions are on held-out prompts, under every calibration."""
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"held-out tokens, accepted with a mean chance of {found['acceptance']:.2f}"
+    table = Table("calibration", "Brier", "of the mean alone", "KL", "ECE", title=title)
+    rows = {"untrained": found["untrained"], **found["figures"]}
+    for name, row in rows.items():
+        values = (row["brier"], row["base"], row["divergence"], row["ece"])
+        table.add_row(name, *(f"{value:.4f}" for value in values))
+    Console().print(table)
