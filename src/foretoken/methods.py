@@ -125,6 +125,15 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2504.05598",
         ),
         Method(
+            "swift",
+            "the target less some sublayers guesses; which ones is searched for as it writes",
+            drafter="drafters.layer_set:LayerSet",
+            verifier="recursive",
+            models=("target",),
+            defaults={"depth": 25},
+            paper="arXiv 2410.06916",
+        ),
+        Method(
             "prompt-lookup",
             "continue the way the last n-gram continued before; no second model",
             drafter="drafters.prompt_lookup:PromptLookup",

@@ -257,6 +257,7 @@ class Drafter(Protocol):
     memoryless: bool  # a proposal follows from the row's text, the budget and coins alone
     # The model whose hidden layers it hands to a `keep_going` marked as `reading`; None: to nobody.
     hidden_from: LanguageModel | None
+    shared: bool  # how much is drawn for a row depends on what was learned from other rows
 
     def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
         """The constant budget for what was asked of it (None: nothing was).

@@ -36,10 +36,12 @@ FAMILIES = {
 }
 
 
-def small(family: str, seed: int = 0):
+def small(family: str, seed: int = 0, layers: int = LAYERS):
     kind, changes = FAMILIES[family]
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(kind(**{**SHAPE, **changes})).eval()
+    return AutoModelForCausalLM.from_config(
+        kind(**{**SHAPE, "num_hidden_layers": layers, **changes})
+    ).eval()
 
 
 def flat_above(model, depth: int):

@@ -276,18 +276,28 @@ def cache(build: Build, prompts: Any, tokens: int) -> Checked:
 
 
 def neighbours(build: Build, prompts: Any, tokens: int) -> Checked:
-    """Texts alone and in company; see `follows_the_clock` for what is left out, and says so."""
+    """Texts alone and in company; see `follows_company` for what is left out, and says so."""
     engine = build()
-    temperatures = (0.0,) if follows_the_clock(engine) else (0.0, 1.0)
+    why = follows_company(engine)
+    temperatures = (0.0,) if why else (0.0, 1.0)
     changed = 0
     for temperature in temperatures:
         params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
         with torch.inference_mode():
             changed += neighbour_differences(build, prompts, params)
     detail = f"{changed} of {len(temperatures) * len(prompts)} texts changed"
-    if len(temperatures) == 1:
-        detail += "; sampled text keeps its law only: lengths follow measured costs"
+    if why:
+        detail += f"; sampled text keeps its law only: {why}"
     return changed == 0, detail, {"changed": changed}
+
+
+def follows_company(engine: Engine) -> str:
+    """Why other rows may change how many coins a sampled text uses, and so the text of a seed."""
+    if follows_the_clock(engine):
+        return "lengths follow measured costs"
+    if engine.drafter.shared and engine.drafter.draws != {Draw.POINT}:
+        return "drafts follow what was learned from all rows"
+    return ""
 
 
 def follows_the_clock(engine: Engine) -> bool:

@@ -8,6 +8,7 @@ asked first: dropping a token after its draw would change the law.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -33,13 +34,28 @@ class ChainDrafter(RowDrafter):
         raise NotImplementedError
 
     def go_on(self, chain: Chain, logits: Tensor) -> bool:
-        """Whether another token may follow the one just taken from `logits` [V]."""
+        """Asked after each token taken from `logits` [V]: whether another may follow it."""
         return True
+
+    def draft(self, chain: Chain) -> Draft:
+        """What becomes of a chain that is complete."""
+        return chain.draft()
+
+    def advance(self, chain: Chain, score: Scores, keep_going: KeepGoing) -> bool:
+        """Take one more token; whether the chain goes on."""
+        taken = len(chain.tokens)
+        more = chain.extend(score, keep_going)
+        if len(chain.tokens) > taken:
+            more = self.go_on(chain, score.logits[0]) and more
+        return more
 
     def propose(
         self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
     ) -> list[Draft]:
-        chains = [Chain(r, self.allowed(r, b)) for r, b in zip(rows, budgets, strict=True)]
+        chains = [
+            Chain(row, self.allowed(row, budget), budget.nodes)
+            for row, budget in zip(rows, budgets, strict=True)
+        ]
         drafting = [one for one in chains if one.depth > 0]
         taps = taps_of(keep_going)
         while drafting:
@@ -50,11 +66,11 @@ class ChainDrafter(RowDrafter):
             drafting = [
                 one
                 for one, score in zip(drafting, scores, strict=True)
-                if one.extend(score, keep_going) and self.go_on(one, score.logits[0])
+                if self.advance(one, score, keep_going)
             ]
         for one in chains:
             self.drafted(one)
-        return [one.draft() for one in chains]
+        return [self.draft(one) for one in chains]
 
     def allowed(self, row: DecodeState, budget: Budget) -> int:
         """Tokens that may be drafted; the last of them is never fed to the draft."""
@@ -71,14 +87,15 @@ class ChainDrafter(RowDrafter):
 class Chain:
     """One row's chain while it grows."""
 
-    __slots__ = ("depth", "fed", "feed", "greedy", "laws", "row", "tokens")
+    __slots__ = ("depth", "fed", "feed", "greedy", "laws", "nodes", "notes", "row", "tokens")
 
-    def __init__(self, row: DecodeState, depth: int) -> None:
-        self.row, self.depth = row, depth
+    def __init__(self, row: DecodeState, depth: int, nodes: int) -> None:
+        self.row, self.depth, self.nodes = row, depth, nodes
         self.fed = 0  # nodes the draft has scored
         self.feed: tuple[int, ...] = (row.tokens[-1],)
         self.tokens: list[int] = []
         self.laws: list[Tensor | None] = []
+        self.notes: list[Any] = []  # of the drafter, for its own use
         self.greedy: bool = row.warp.greedy
 
     @property

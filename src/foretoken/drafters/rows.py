@@ -27,6 +27,7 @@ class RowDrafter:
     valued = False
     memoryless = False
     hidden_from: LanguageModel | None = None
+    shared = False
 
     def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
         return None

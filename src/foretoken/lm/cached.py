@@ -30,7 +30,8 @@ from foretoken.lm.masking import Masks
 from foretoken.lm.plan import Plan
 from foretoken.lm.probe import choose_plan
 from foretoken.lm.shadow import Watched
-from foretoken.lm.stages import Stack, Stage
+from foretoken.lm.skips import CachedSkips
+from foretoken.lm.stages import Part, Stack, Stage
 from foretoken.trees.masks import depths
 from foretoken.types import DecodeState, Draft, Scores
 
@@ -206,6 +207,10 @@ class CachedLM:
         """Early exits, see `lm.views`."""
         return CachedExits(self, marks, look_back)
 
+    def skips(self) -> CachedSkips:
+        """Drafting without some sublayers, see `lm.views`."""
+        return CachedSkips(self)
+
     @cached_property
     def stack(self) -> Stack:
         """The decoder layers, some of which a forward may leave out."""
@@ -297,17 +302,17 @@ class CachedLM:
         return logits, torch.where(far[:, None, None], far_hidden, near_hidden)
 
     def _run(
-        self, feeds: list[Feed], taps: tuple[int, ...], stage: Stage | None = None
+        self, feeds: list[Feed], taps: tuple[int, ...], part: Part | None = None
     ) -> list[tuple[Tensor, Tensor | None]]:
         """Forward the feeds together where rows may differ in length, else one by one."""
         fed = [feed for feed in feeds if feed.tokens]
         if not self.plan.ragged and len(fed) > 1:
-            return [self._run([feed], taps, stage)[0] for feed in feeds]
+            return [self._run([feed], taps, part)[0] for feed in feeds]
         if not fed:
             return [(self.masks.table.new_zeros(0, self.vocab_size), None) for _ in feeds]
         fed.sort(key=_slot)
         batch = self._batch(fed)
-        logits, hidden = self._forward(batch, taps, stage)
+        logits, hidden = self._forward(batch, taps, part)
         rows: dict[int, tuple[Tensor, Tensor | None]] = {}
         skipped = batch.width - logits.shape[1]
         for i, feed in enumerate(fed):
@@ -338,10 +343,10 @@ class CachedLM:
         return Batch(feeds, width, longest, max(1, width - first), ids, positions)
 
     def _forward(
-        self, batch: Batch, taps: tuple[int, ...], stage: Stage | None
+        self, batch: Batch, taps: tuple[int, ...], part: Part | None
     ) -> tuple[Tensor, Tensor | None]:
         """The model call: logits [B, kept, V] and tapped features [B, Q, L, H] of a batch."""
-        if self.graphs is not None and not taps and stage is None:
+        if self.graphs is not None and not taps and part is None:
             replayed = self.graphs.logits(batch)
             if replayed is not None:
                 return replayed, None
@@ -361,16 +366,16 @@ class CachedLM:
             arguments["order"] = order_of(self.span, feeds, batch.key_positions())
         if self._positions_accepted:
             arguments["position_ids"] = batch.positions
-        headless = stage is not None and not stage.head
+        headless = part is not None and not part.head
         if self._keep_accepted and not headless:
             arguments["logits_to_keep"] = batch.kept
         arguments |= {"input_ids": batch.ids, "past_key_values": self.cache, "use_cache": True}
         run = self.stack.body if headless else self.model
-        entered = _NOTHING if stage is None else stage.entered(self.stack, feeds, width)
+        entered = _NOTHING if part is None else part.entered(self.stack, feeds, width)
         tapped: list[Tensor] = []
         with self._switch.to(self.plan.attention), entered:
             if taps:
-                last = None if stage is None else stage.last
+                last = None if part is None else part.last
                 with tapping(self._layers, self._decoder, taps, last) as tapped:
                     output = run(**arguments)
             else:

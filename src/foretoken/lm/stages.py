@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,26 @@ from foretoken.errors import CapabilityError
 from foretoken.lm.feed import Feed
 
 Forward = Callable[..., Any]
+
+
+class Part(Protocol):
+    """One forward through part of a model."""
+
+    @property
+    def head(self) -> bool:
+        """Whether logits are made."""
+        ...
+
+    @property
+    def last(self) -> int | None:
+        """How many places taps keep, from the end; None for all."""
+        ...
+
+    def entered(
+        self, stack: Stack, feeds: Sequence[Feed], width: int
+    ) -> AbstractContextManager[None]:
+        """Inside, the model runs this part only, on a batch of these feeds padded to `width`."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

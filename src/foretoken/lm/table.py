@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.lm.shadow import Watched
-from foretoken.lm.table_views import TableExits, disturbed
+from foretoken.lm.table_views import TableExits, TableSkips, disturbed
 from foretoken.types import NORMED, Caps, DecodeState, Draft, Scores, TokenTree
 
 
@@ -27,6 +27,7 @@ class Memory:
     parents: list[int] = field(default_factory=list)
     early: Memory | None = None  # a tree drafted by the first layers
     depth: int = 0  # layers that have seen the open tree; zero: all
+    scratch: bool = False  # the open tree is drafted afresh by whoever scores
     wanted: tuple[int, ...] = ()  # depths whose hidden states the scores are to bring
     shown: Tensor | None = None  # [n, L, V]: hidden states of the prompt's end, if asked for
 
@@ -58,7 +59,7 @@ class TableLM:
         self.layers = layers  # what its early exits and views are shares of
         self.disturbance = disturbance  # of logits when all layers are missing
         self.forwards = 0  # calls of score and grow, for accounting tests
-        self.layers_run = 0  # by these and by views
+        self.layers_run = 0.0  # by these and by views
         self.watched: Watched | None = None  # hidden states that a view wants of every prompt
         self._rows: dict[int, Memory] = {}
 
@@ -84,6 +85,10 @@ class TableLM:
     def exits(self, marks: Sequence[int], look_back: int | None = None) -> TableExits:
         """Early exits, see `lm.views`."""
         return TableExits(self, marks, look_back)
+
+    def skips(self) -> TableSkips:
+        """Drafting without some sublayers, see `lm.views`."""
+        return TableSkips(self)
 
     def prefill(
         self, row: DecodeState, taps: tuple[int, ...] = ()
@@ -206,7 +211,7 @@ class TableLM:
         """
         memory = self._memory(row)
         early, memory.early = memory.early, None
-        if early is None:
+        if early is None or early.scratch:
             return ()
         fed = len(early.tokens)
         assert list(tree.tokens[:fed]) == early.tokens, "scored nodes are not those drafted"

@@ -66,6 +66,54 @@ class TableExits:
         return memory.early
 
 
+class TableSkips:
+    """A table without some sublayers: each that is missing disturbs it a little."""
+
+    searchable = True
+
+    def __init__(self, table: TableLM) -> None:
+        self.table, self.units = table, 2 * (table.layers - 2)
+        self.max_length = table.max_length
+
+    def grow(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        skipped: frozenset[int],
+    ) -> list[Float[Tensor, "n V"]]:
+        table = self.table
+        table.layers_run += table.layers - len(skipped) / 2
+        logits = without(table, skipped)
+        grown = []
+        for row, new, above in zip(rows, tokens, parents, strict=True):
+            memory = table._memory(row)
+            if above[0] < 0 or memory.early is None:
+                assert not memory.tokens, "drafting beside an open tree"
+                memory.early = memory.opened(0, ())
+                memory.early.scratch = True
+            grown.append(table._grow_row(row, memory.early, new, above, logits))
+        return grown
+
+    def guesses(self, row: DecodeState, count: int, skipped: frozenset[int]) -> list[int]:
+        table = self.table
+        table.layers_run += table.layers - len(skipped) / 2
+        logits = without(table, skipped)
+        assert not table._memory(row).tokens, "a search beside an open tree"
+        ends = range(row.prompt_len + 1, row.prompt_len + count + 1)
+        return [int(table._look_up(logits, row.tokens[:end]).argmax()) for end in ends]
+
+
+def without(table: TableLM, skipped: frozenset[int]) -> Float[Tensor, "*context V"]:
+    """The table as its other sublayers would have it; always the same for the same ones."""
+    logits = table.logits
+    for unit in sorted(skipped):
+        generator = torch.Generator().manual_seed(unit)
+        noise = torch.randn(logits.shape, generator=generator, dtype=torch.float64)
+        logits = logits + table.disturbance / table.layers * noise
+    return logits
+
+
 def disturbed(table: TableLM, depth: int) -> Float[Tensor, "*context V"]:
     """The table behind `depth` of its layers; always the same for the same depth."""
     if depth == table.layers:

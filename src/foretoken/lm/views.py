@@ -52,6 +52,40 @@ class Exits(Protocol):
         ...
 
 
+class Skips(Protocol):
+    """A model that can leave sublayers out while it drafts."""
+
+    units: int  # sublayers that may be left out, two per layer; not those of the first and last
+    max_length: int | None
+    searchable: bool  # `guesses` can be asked
+
+    def grow(
+        self,
+        rows: Sequence[DecodeState],
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        skipped: frozenset[int],
+    ) -> list[Float[Tensor, "n V"]]:
+        """As `LanguageModel.grow`, without these sublayers; the next `score` starts afresh."""
+        ...
+
+    def guesses(self, row: DecodeState, count: int, skipped: frozenset[int]) -> list[int]:
+        """What the draft says after each of the first `count` new tokens, one forward for all."""
+        ...
+
+
+def skips(lm: LanguageModel) -> Skips:
+    """Drafting with `lm` less some of its sublayers."""
+    if layers_of(lm) < 3:
+        raise CapabilityError(
+            f"skipping some of {layers_of(lm)} layers was asked for.",
+            "the first and the last layer always run, so it takes three or more.",
+            "use method layerskip, chain, prompt-lookup or plain.",
+        )
+    view: Skips = _made(lm, "skips")()
+    return view
+
+
 def exits(
     lm: LanguageModel, depths: Sequence[int] | None = None, look_back: int | None = None
 ) -> Exits:

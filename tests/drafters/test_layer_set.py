@@ -1,0 +1,199 @@
+"""Drafting with sublayers left out: exact for every set, widths as told, a search that improves."""
+
+from functools import partial
+
+import pytest
+import torch
+from small_models import FAMILIES, small
+
+from foretoken.audit import law
+from foretoken.drafters.layer_set import LayerSet, width
+from foretoken.drafters.skip_search import odd_layers
+from foretoken.engine.assemble import assemble
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.cached import CachedLM
+from foretoken.lm.table import TableLM
+from foretoken.types import Draw
+from foretoken.verifiers.recursive import Recursive
+
+SETS = [(), (1, 2), (0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("skip", [*SETS, None])
+def test_greedy_text_is_plains_for_every_set(family, skip, row, run, plain, prompts):
+    lm = CachedLM(small(family), kernels="dense")
+    make = lambda: [row(p, 61, max_new_tokens=24) for p in prompts]  # noqa: E731
+    drafter = LayerSet(lm, LayerSet.Config(skip=skip, window=4, stop_below=0.1))
+    found, _ = run(lm, drafter, make(), verifier=Recursive(), depth=6, nodes=16)
+    assert found == plain(lm, make())
+    assert drafter.search.cost.passes == drafter.search.tries
+    assert (drafter.search.tries > 0) == (skip is None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_without_skips_every_chain_is_accepted_and_matches(temperature, row, run, prompts):
+    lm = CachedLM(small("llama"), kernels="dense")
+    drafter = LayerSet(lm, LayerSet.Config(skip=(), stop_below=0.0))
+    rows = [row(p, 61, max_new_tokens=24, temperature=temperature, seed=2) for p in prompts]
+    _, records = run(lm, drafter, rows, verifier=Recursive(), depth=5)
+    assert len(records) == 4
+    for record in records:
+        for draft, verdict in zip(record.drafts, record.verdicts, strict=True):
+            assert len(verdict.path) == len(draft.tree) - 1 == 5
+            assert draft.draw is (Draw.DISTINCT if temperature else Draw.POINT)
+    one = row(prompts[1], 61, max_new_tokens=24)
+    judged = LayerSet(lm, LayerSet.Config(window=8, skip_ratio=0.0))
+    run(lm, judged, [one], verifier=Recursive(), depth=3)
+    lm.prefill(one)
+    assert judged.search.judge(one, frozenset()) == 1.0
+
+
+@pytest.mark.parametrize("setting", ["temperature 1", "temperature 0.7, top-p 0.8"])
+def test_the_law_of_wide_and_deep_drafts_is_the_targets(setting):
+    """The catalogue's law test stops early drafts; here confidence never stops them."""
+    build = partial(
+        assemble, "swift", TableLM.random(3, seed=4), depth=2, nodes=4, stop_below=0.0, skip=(0, 3)
+    )
+    gap = law.law_gap(build, TableLM.random(3, seed=4), law.SETTINGS[setting])
+    assert gap.variation <= law.BOUND
+    assert gap.law.drafted > gap.law.accepted > 0
+
+
+def test_widths_follow_confidence():
+    for sure, greedy, sampled in (
+        (0.96, 3, 1),
+        (0.95, 5, 3),
+        (0.7, 8, 5),
+        (0.5, 10, 10),
+        (0, 10, 10),
+    ):
+        assert (width(sure, True), width(sure, False)) == (greedy, sampled)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_siblings_fill_the_budget_where_the_draft_was_least_sure(temperature, row):
+    table = TableLM.random(24, scale=2.0, layers=6)
+    drafter = LayerSet(table, LayerSet.Config(skip=(), stop_below=0.0))
+    one = row([1, 2, 3], 24, max_new_tokens=30, temperature=temperature, seed=0)
+    table.prefill(one)
+    engine = assemble("swift", table, depth=3, nodes=9)
+    (draft,) = drafter.propose([one], engine.controller.budgets([one]), lambda *_: True)
+    children = draft.tree.children()
+    assert len(draft.tree) - 1 == 9
+    backbone, node = [], 0
+    while children[node]:
+        backbone.append(node)
+        node = children[node][0]
+    assert len(backbone) == 3
+    laws = [table.after([1, 2, 3, *path_tokens(draft, node)]).softmax(-1) for node in backbone]
+    sure = [
+        float(p[draft.tree.tokens[children[n][0]]]) for p, n in zip(laws, backbone, strict=True)
+    ]
+    wanted = [width(value, temperature == 0.0) - 1 for value in sure]
+    left, order = 6, sorted(range(3), key=lambda i: sure[i])
+    for i in order:
+        assert len(children[backbone[i]]) - 1 == min(wanted[i], left)
+        left -= min(wanted[i], left)
+    for node, p in zip(backbone, laws, strict=True):
+        tokens = [draft.tree.tokens[child] for child in children[node]]
+        assert len(set(tokens)) == len(tokens)
+        if temperature == 0.0:
+            assert tokens == p.argsort(descending=True)[: len(tokens)].tolist()
+
+
+def path_tokens(draft, node):
+    return [draft.tree.tokens[i] for i in draft.tree.path(node)]
+
+
+def test_a_draft_ends_with_the_token_it_was_not_sure_of(row):
+    table = TableLM.random(12, scale=4.0, layers=6)
+    for threshold in (0.3, 0.6, 0.9):
+        drafter = LayerSet(table, LayerSet.Config(skip=(), stop_below=threshold))
+        one = row([1, 2, 3], 12, max_new_tokens=40)
+        table.prefill(one)
+        engine = assemble("swift", table, depth=25, nodes=25)
+        (draft,) = drafter.propose([one], engine.controller.budgets([one]), lambda *_: True)
+        nodes, node = [], 0
+        while draft.tree.children()[node]:
+            node = draft.tree.children()[node][0]
+            nodes.append(node)
+        text, sure = [1, 2, 3], []
+        for node in nodes:
+            sure.append(float(table.after(text).softmax(-1)[draft.tree.tokens[node]]))
+            text.append(draft.tree.tokens[node])
+        assert all(value >= threshold for value in sure[:-1])
+        assert sure[-1] < threshold or len(nodes) == 25
+        table.free([one])
+
+
+def test_a_search_keeps_its_best_and_ends(row, run):
+    table = TableLM(TableLM.random(24).logits, layers=12, disturbance=6.0)
+    config = LayerSet.Config(window=8, patience=12, skip_ratio=0.45)
+    drafter = LayerSet(table, config)
+    search = drafter.search
+    assert search.skipped == frozenset(odd_layers(20)) and search.size == 9
+    best, ended_at = [], None
+    for seed in range(12):
+        one = row([seed, 2, 3], 24, max_new_tokens=40)
+        run(table, drafter, [one], verifier=Recursive(), depth=4)
+        best.append(search.best)
+        if search.done and ended_at is None:
+            ended_at = search.cost.passes
+    assert best == sorted(best) and 0 < best[0] < best[-1] <= 1
+    assert len(search.skipped) == 9 and search.skipped <= set(range(20))
+    assert ended_at == search.cost.passes == search.tries, "no pass after the end"
+    assert search.cost.tokens == 8 * search.tries and search.cost.seconds > 0
+
+
+def test_short_texts_are_never_searched_on(row, run):
+    table = TableLM.random(24, layers=6)
+    drafter = LayerSet(table)
+    run(table, drafter, [row([1, 2], 24, max_new_tokens=33)], verifier=Recursive(), depth=4)
+    assert drafter.search.tries == 0
+
+
+def test_random_middle_layers_that_add_nothing_are_found(row, run):
+    """Half the sublayers are idle: every set of idle ones matches wholly, and one is found."""
+    model = small("llama", layers=8)
+    idle = [0, 1, 4, 5, 8, 9]
+    with torch.no_grad():
+        for unit in idle:
+            layer = model.base_model.layers[1 + unit // 2]
+            (layer.mlp.down_proj if unit % 2 else layer.self_attn.o_proj).weight.zero_()
+    lm = CachedLM(model, kernels="dense")
+    config = LayerSet.Config(skip_ratio=0.2, window=8, good_enough=0.99, stop_below=0.0)
+    drafter = LayerSet(lm, config)
+    for seed in range(4):
+        one = row([seed, 5, 7], 61, max_new_tokens=60)
+        run(lm, drafter, [one], verifier=Recursive(), depth=3)
+    assert drafter.search.size == 2
+    assert drafter.search.best > 0.99 and drafter.search.done
+
+
+def test_a_gaussian_process_suggests_sets_of_the_same_size(row, run):
+    pytest.importorskip("bayes_opt")
+    table = TableLM(TableLM.random(24).logits, layers=8, disturbance=6.0)
+    config = LayerSet.Config(window=8, bayes_interval=4, most_tries=3)
+    drafter = LayerSet(table, config)
+    run(table, drafter, [row([1, 2], 24, max_new_tokens=40)], verifier=Recursive(), depth=4)
+    search = drafter.search
+    assert search.tries == len(search.model.process.space) == 4
+    assert len(search.model.suggest(search.size)) == search.size == int(12 * 0.45)
+
+
+def test_what_makes_no_sense_is_refused():
+    table = TableLM.random(4, layers=6)
+    for wrong in ({"skip_ratio": 1.0}, {"skip": (8,)}, {"window": 0}, {"search_interval": -1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            LayerSet(table, LayerSet.Config(**wrong))
+
+
+def test_exact_bits_take_a_known_set_only(row, run, plain, prompts):
+    lm = CachedLM(small("llama"), exact_bits=True)
+    with pytest.raises(CapabilityError, match="exact_bits"):
+        LayerSet(lm)
+    drafter = LayerSet(lm, LayerSet.Config(skip=(1, 2)))
+    make = lambda: [row(p, 61, max_new_tokens=16) for p in prompts]  # noqa: E731
+    found, _ = run(lm, drafter, make(), verifier=Recursive(), depth=4)
+    assert found == plain(lm, make())
