@@ -134,8 +134,8 @@ def test_a_search_keeps_its_best_and_ends(row, run):
     search = drafter.search
     assert search.skipped == frozenset(odd_layers(20)) and search.size == 9
     best, ended_at = [], None
-    for seed in range(12):
-        one = row([seed, 2, 3], 24, max_new_tokens=40)
+    for seed in range(24):
+        one = row([seed, 2, 3], 24, max_new_tokens=14)
         run(table, drafter, [one], verifier=Recursive(), depth=4)
         best.append(search.best)
         if search.done and ended_at is None:

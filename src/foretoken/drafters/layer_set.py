@@ -24,7 +24,7 @@ WIDTHS = ((0.95, 3, 1), (0.8, 5, 3), (0.5, 8, 5), (-1.0, 10, 10))
 
 
 class LayerSet(ChainDrafter):
-    """A chain that stops when unsure, with siblings as far as the budget of nodes goes."""
+    """A chain that stops when unsure; nodes the budget grants beyond its depth are siblings."""
 
     trees = True
     draws = frozenset({Draw.POINT, Draw.DISTINCT})
@@ -82,7 +82,7 @@ class LayerSet(ChainDrafter):
         return sure >= self.config.stop_below
 
     def draft(self, chain: Chain) -> Draft:
-        """The chain and its siblings, the least sure places first, while there are nodes left."""
+        """The chain and its siblings."""
         tokens, parents = [chain.row.tokens[-1]], [-1]
         laws: list[Tensor | None] = [None]
         beside = self.siblings(chain)
@@ -101,9 +101,9 @@ class LayerSet(ChainDrafter):
         return Draft(tree, Draw.DISTINCT, tuple(laws))
 
     def siblings(self, chain: Chain) -> list[list[int]]:
-        """Further candidates beside each token of the chain."""
+        """Further candidates beside each token of the chain, the least sure places first."""
         found: list[list[int]] = [[] for _ in chain.tokens]
-        left = chain.nodes - len(chain.tokens)
+        left = chain.nodes - chain.depth  # what the budget grants beyond a chain
         for depth in sorted(range(len(found)), key=lambda at: chain.notes[at][0]):
             sure, logits = chain.notes[depth]
             count = min(width(sure, chain.greedy) - 1, left)
