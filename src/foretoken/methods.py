@@ -243,6 +243,14 @@ METHODS: dict[str, Method] = {
             writes="beams",
             law="dynamic-width beam sampling",
         ),
+        Method(
+            "fused",
+            "several look-up methods in one tree: prompt look-up, suffixes and recycled tokens",
+            drafter="drafters.fusion:Fusion",
+            verifier="point",
+            inner=("prompt-lookup", "suffix", "token-recycling"),
+            defaults={"depth": 10, "nodes": 80},
+        ),
     )
 }
 

@@ -58,7 +58,6 @@ def test_after_a_step_the_rows_of_scored_tokens_are_the_targets_top(row):
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
     drafter.start(one, None)
     drafter.propose_one(one, WHOLE, always)
-    one.draft = [-1, 0, 1, 0, 0, 0]
     draft = Draft(tree, Draw.POINT)
     drafter.observe([one], [draft], [Scores(logits)], [Verdict((1,), 5)])
     top = logits.topk(8).indices.tolist()
@@ -137,8 +136,9 @@ def test_small_budgets_go_to_the_ranks_that_were_accepted():
     shapes = RankShapes(Template(((0,), (1,), (0, 0), (0, 1), (1, 0))), 8)
     chain = shapes.within(Budget(2, 2))
     assert chain == ([-1, 0, 1], [-1, 0, 0])
+    tree = TokenTree((9, 5, 6), (-1, 0, 0))
     for step in range(320):  # rank 0 and rank 1 take turns
-        shapes.update([-1, 0, 0], [-1, 0, 1], (1 + step % 2,))
+        shapes.update(tree, [-1, 0, 1], (5 + step % 2, 9))
     assert shapes.within(Budget(2, 2)) == ([-1, 0, 0], [-1, 0, 1])
 
 

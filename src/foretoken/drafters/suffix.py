@@ -14,23 +14,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.drafters.rows import RowDrafter
 from foretoken.drafters.suffix_index import Followers, SuffixIndex
+from foretoken.drafters.weighing import WeighingDrafter
 from foretoken.errors import ConfigError
 from foretoken.trees.build import root
 from foretoken.types import (
     Budget,
     DecodeState,
     Draft,
-    Draw,
-    KeepGoing,
     Scores,
     TokenTree,
     Verdict,
 )
 
 
-class SuffixDecoding(RowDrafter):
+class SuffixDecoding(WeighingDrafter):
     """A tree or a chain from frequencies, as long as the match deserves."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,16 +62,16 @@ class SuffixDecoding(RowDrafter):
         row.draft = SuffixIndex()
         row.draft.extend(row.tokens)
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-        if min(budget.depth, budget.nodes) <= 0:
-            return Draft(root(row.tokens[-1]), Draw.POINT)
+    def weigh(self, row: DecodeState, budget: Budget) -> tuple[TokenTree, list[float]]:
         own: SuffixIndex = row.draft
-        # The request's own suffix is an occurrence as well, one that nothing has followed yet.
-        best = self.speculate(own, row, budget, unfinished=1)
-        if len(self.answers):
-            other = self.speculate(self.answers, row, budget)
-            best = other if other.score > best.score else best
-        return Draft(best.tree, Draw.POINT)
+        best = Guess(root(row.tokens[-1]), [1.0])
+        if min(budget.depth, budget.nodes) > 0:
+            # The request's own suffix is an occurrence as well, one that nothing has followed yet.
+            best = self.speculate(own, row, budget, unfinished=1)
+            if len(self.answers):
+                other = self.speculate(self.answers, row, budget)
+                best = other if other.score > best.score else best
+        return best.tree, best.values
 
     def speculate(
         self, index: SuffixIndex, row: DecodeState, budget: Budget, unfinished: int = 0
@@ -82,7 +80,7 @@ class SuffixDecoding(RowDrafter):
         settings = self.config
         context = row.tokens[-settings.max_match :]
         found = index.matches(context, settings.max_match, settings.occurrences)
-        best = Guess(root(row.tokens[-1]), 0.0)
+        best = Guess(root(row.tokens[-1]), [1.0])
         for length in sorted({length for _, length in found}, reverse=True):
             # 1e-6: a factor such as 0.1 must not lose a node to rounding
             nodes = int(settings.factor * length + settings.offset + 1e-6)
@@ -94,9 +92,9 @@ class SuffixDecoding(RowDrafter):
             total = following.total + unfinished
             choose = following.best if settings.branching else following.chain
             kept = choose(nodes, settings.min_prob * total)
-            score = sum(following.counts[node] for node in kept) / total
-            if score > best.score:
-                best = Guess(_cut(row.tokens[-1], following, kept), score)
+            values = [1.0, *(following.counts[node] / total for node in kept)]
+            if sum(values) - 1.0 > best.score:
+                best = Guess(_cut(row.tokens[-1], following, kept), values)
         return best
 
     def observe(
@@ -118,10 +116,15 @@ class SuffixDecoding(RowDrafter):
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A draft, and the accepted tokens it promises."""
+    """A draft, and how often each of its paths was followed."""
 
     tree: TokenTree
-    score: float
+    values: list[float]
+
+    @property
+    def score(self) -> float:
+        """The accepted tokens it promises."""
+        return sum(self.values) - 1.0
 
 
 def _cut(token: int, following: Followers, kept: Sequence[int]) -> TokenTree:

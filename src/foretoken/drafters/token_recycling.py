@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from foretoken.drafters.adjacency import Adjacency
-from foretoken.drafters.rows import RowDrafter
+from foretoken.drafters.weighing import WeighingDrafter, emitted, trials
 from foretoken.errors import ConfigError
 from foretoken.trees.counts import Counts
 from foretoken.trees.select import best_first_shape, best_nodes
@@ -29,10 +29,9 @@ from foretoken.types import (
     Budget,
     DecodeState,
     Draft,
-    Draw,
-    KeepGoing,
     LanguageModel,
     Scores,
+    TokenTree,
     Verdict,
 )
 
@@ -47,10 +46,8 @@ PAPER = paths_of_counts(
 )
 
 
-class TokenRecycling(RowDrafter):
+class TokenRecycling(WeighingDrafter):
     """One matrix for all rows, one template for all trees."""
-
-    trees = True
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -87,10 +84,14 @@ class TokenRecycling(RowDrafter):
             for token, follower in pairwise(row.tokens):
                 self.known.hint(token, follower)
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
+    def weigh(self, row: DecodeState, budget: Budget) -> tuple[TokenTree, list[float]]:
         parents, ranks = self.shapes.within(budget)
-        tree, row.draft = self.known.fill(row.tokens[-1], parents, ranks, row.params.eos)
-        return Draft(tree, Draw.POINT)
+        tree, own = self.known.fill(row.tokens[-1], parents, ranks, row.params.eos)
+        row.draft = tree, own
+        values = [1.0]
+        for parent, rank in zip(tree.parents[1:], own[1:], strict=True):
+            values.append(values[parent] * self.shapes.rates[rank])
+        return tree, values
 
     def observe(
         self,
@@ -102,7 +103,8 @@ class TokenRecycling(RowDrafter):
         tokens: list[int] = []
         tops: list[Tensor] = []
         for row, draft, score, verdict in zip(rows, drafts, scores, verdicts, strict=True):
-            self.shapes.update(draft.tree.parents, row.draft, verdict.path)
+            tree, ranks = row.draft  # its own: a fusion of drafters may have scored another one
+            self.shapes.update(tree, ranks, emitted(draft.tree, verdict))
             nodes = {token: node for node, token in enumerate(draft.tree.tokens)}  # the last wins
             logits = score.logits
             if len(nodes) < len(logits):
@@ -124,6 +126,7 @@ class RankShapes:
         self.counts = Counts(half_life=512.0)
         self.keep = keep
         self.steps = 0
+        self.rates = self.current()
         self.made: dict[tuple[int, int], tuple[Sequence[int], Sequence[int]]] = {}
 
     def within(self, budget: Budget) -> tuple[Sequence[int], Sequence[int]]:
@@ -135,7 +138,7 @@ class RankShapes:
 
     def make(self, budget: Budget) -> tuple[Sequence[int], Sequence[int]]:
         """The best nodes of the template, or of all trees if there is none."""
-        rates = self.rates()
+        rates = self.rates
         if self.whole is None:
             shape = best_first_shape(rates, budget.nodes, budget.depth)
             return shape.parents, shape.ranks
@@ -149,7 +152,7 @@ class RankShapes:
         place = {node: i for i, node in enumerate(kept)}
         return [place.get(parents[i], -1) for i in kept], [ranks[i] for i in kept]
 
-    def rates(self) -> list[float]:
+    def current(self) -> list[float]:
         """Chance of each rank, falling, so that a better sibling is never left out for a worse."""
         rates: list[float] = []
         prior, best = self.FIRST, 1.0
@@ -159,13 +162,12 @@ class RankShapes:
             prior = best * self.FALL
         return rates
 
-    def update(self, parents: Sequence[int], ranks: Sequence[int], path: Sequence[int]) -> None:
-        """Each rank below a reached node was tried; the one on the path was right."""
+    def update(self, tree: TokenTree, ranks: Sequence[int], said: Sequence[int]) -> None:
+        """Each rank below a reached node was tried, and one of them was right or none."""
         self.counts.fade()
-        reached = {0, *path}
-        for node in range(1, len(parents)):
-            if parents[node] in reached:
-                self.counts.tried(ranks[node], node in reached)
+        for node, _, hit in trials(tree, said):
+            self.counts.tried(ranks[node], hit)
         self.steps += 1
         if self.steps % self.EVERY == 0:
+            self.rates = self.current()
             self.made.clear()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.engine.loop import Engine
@@ -38,7 +39,7 @@ def assemble(
 
     A controller that needs measured costs gets them later (`engine.measure`), not here.
     """
-    row = method_row(method_name)
+    row = _row(method_name, config)
     parts = _parts(row, controller, verifier)
     _check_draft(row, target_lm, draft_lm)
     options = _route(row, parts, config)
@@ -47,9 +48,10 @@ def assemble(
     inner = []
     for name in row.inner:
         given = [models[role] for role in method_row(name).models]
-        inner.append(parts[name](*given, parts[name].Config(**options[name])))
+        inner.append(parts[name](*given, config=parts[name].Config(**options[name])))
     given = [models[role] for role in row.models]
-    drafter = parts["drafter"](*given, *inner, parts["drafter"].Config(**options["drafter"]))
+    settings = parts["drafter"].Config(**options["drafter"])
+    drafter = parts["drafter"](*given, *inner, config=settings)
     rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
     control = parts["controller"]
     for name in {"trees", "valued"} & _fields(control).keys():  # these follow from the drafter
@@ -76,7 +78,7 @@ def check_options(
     **config: Any,
 ) -> None:
     """Raise what `assemble` would say about options alone, before any model is loaded."""
-    row = method_row(method_name)
+    row = _row(method_name, config)
     parts = _parts(row, controller, verifier)
     options = _route(row, parts, config)
     _require_options(row, config)
@@ -98,6 +100,24 @@ def config_fields(
             role = "drafter" if part in row.inner else part
             found[name] = ConfigField(name, role, str(option.type), default)
     return found
+
+
+def _row(name: str, config: Mapping[str, Any]) -> Method:
+    """The row of a method; one that merges others takes those that `sources` names, if any."""
+    row = method_row(name)
+    chosen = config.get("sources")
+    if "sources" not in _fields(resolve(row.drafter)) or not isinstance(chosen, list | tuple):
+        return row
+    sources = [method_row(source) for source in chosen]
+    for source in sources:
+        if source.needs_draft or source.inner or source.loop != row.loop:
+            raise ConfigError(
+                f"{source.name!r} was asked for as a source of {name!r}.",
+                "sources look guesses up, without a model of their own.",
+                f"name look-up methods, such as {', '.join(row.inner)}.",
+            )
+    needs = tuple({need: None for source in sources for need in source.needs})
+    return replace(row, inner=tuple(chosen), needs=needs)
 
 
 def _parts(row: Method, controller: str | None, verifier: str | None) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+import random
+
+import pytest
+
+from foretoken.drafters.chain_model import ChainModel
+from foretoken.drafters.fusion import Fusion, Offer
+from foretoken.drafters.lookahead import Lookahead
+from foretoken.drafters.prompt_lookup import PromptLookup
+from foretoken.drafters.rows import RowDrafter
+from foretoken.drafters.suffix import SuffixDecoding
+from foretoken.drafters.token_recycling import TokenRecycling
+from foretoken.drafters.weighing import WeighingDrafter
+from foretoken.engine.assemble import assemble
+from foretoken.errors import ConfigError, PairingError
+from foretoken.lm.table import TableLM
+from foretoken.trees.build import chain, from_paths
+from foretoken.types import Budget, Draft, Draw, Scores, Verdict
+
+
+def always(*_):
+    return True
+
+
+class Says(WeighingDrafter):
+    """Proposes these paths, all with the same chance per token."""
+
+    def __init__(self, paths, chance=0.5):
+        self.paths, self.chance = paths, chance
+        self.saw = []
+
+    def start(self, row, seen):
+        row.draft = f"the state of {self.paths}"
+
+    def weigh(self, row, budget):
+        assert row.draft == f"the state of {self.paths}"
+        tree = from_paths(row.tokens[-1], [path[: budget.depth] for path in self.paths])
+        return tree, [self.chance**depth for depth in tree.depths()]
+
+    def observe(self, rows, drafts, scores, verdicts):
+        assert all(row.draft == f"the state of {self.paths}" for row in rows)
+        self.saw += [(draft.tree, verdict) for draft, verdict in zip(drafts, verdicts, strict=True)]
+
+
+class Silent(RowDrafter):
+    """Names no chances."""
+
+    def propose_one(self, row, budget, keep_going):
+        return Draft(chain(row.tokens[-1], [7, 8][: min(budget.depth, budget.nodes)]), Draw.POINT)
+
+
+def paths_of(tree):
+    return {tuple(tree.tokens[n] for n in tree.path(node)) for node in range(1, len(tree))}
+
+
+def drafted(fusion, one, budget):
+    return fusion.propose([one], [budget], always)[0]
+
+
+def test_equal_paths_merge_and_the_best_nodes_stay(row):
+    fusion = Fusion(Says([[1, 2, 3]], 0.9), Says([[1, 2, 4], [5]], 0.4))
+    one = row([0], 12, max_new_tokens=30)
+    fusion.start(one, None)
+    whole = paths_of(drafted(fusion, one, Budget(9, 20)).tree)
+    assert whole == {(1,), (1, 2), (1, 2, 3), (1, 2, 4), (5,)}
+    best = paths_of(drafted(fusion, one, Budget(9, 3)).tree)
+    assert best == {(1,), (1, 2), (1, 2, 3)}
+    assert paths_of(drafted(fusion, one, Budget(1, 20)).tree) == {(1,), (5,)}
+    for budget in (Budget(0, 20), Budget(9, 0)):
+        assert len(drafted(fusion, one, budget).tree) == 1
+
+
+def test_a_source_that_is_wrong_loses_its_nodes_to_one_that_is_right(row):
+    boaster, modest = Says([[1, 2]], 0.95), Says([[3, 4]], 0.3)
+    fusion = Fusion(boaster, modest)
+    one = row([0], 12, max_new_tokens=500)
+    fusion.start(one, None)
+    assert paths_of(drafted(fusion, one, Budget(9, 2)).tree) == {(1,), (1, 2)}
+    for _ in range(60):  # what a source would have guessed counts, even if it was not scored
+        draft = drafted(fusion, one, Budget(9, 2))
+        fusion.observe([one], [draft], [Scores(None)], [Verdict((), 3)])
+    assert paths_of(drafted(fusion, one, Budget(9, 2)).tree) == {(3,), (3, 4)}
+    assert boaster.saw == modest.saw and len(modest.saw) == 60, "every source sees every outcome"
+
+
+def test_sources_that_name_no_chance_take_part(row):
+    fusion = Fusion(Silent(), Says([[1]], 0.4))
+    one = row([0], 12, max_new_tokens=30)
+    fusion.start(one, None)
+    assert paths_of(drafted(fusion, one, Budget(9, 9)).tree) == {(7,), (7, 8), (1,)}
+    prices = tuple(0.35 * n for n in range(10))
+    assert paths_of(drafted(fusion, one, Budget(9, 9, 0.0, prices)).tree) == {(7,), (1,)}
+
+
+def test_an_offer_tells_chances_ranks_and_depths():
+    offer = Offer.of(from_paths(0, [[1, 2], [3], [1, 4]]), [1.0, 0.5, 0.25, 0.0, 0.1])
+    assert offer.chances == [1.0, 0.5, 0.5, 0.0, 0.2]
+    assert offer.ranks == [0, 0, 0, 1, 1]
+    assert offer.depths == [0, 1, 2, 1, 2]
+
+
+def all_sources(target):
+    return [PromptLookup(), SuffixDecoding(), TokenRecycling(target), Lookahead()]
+
+
+def test_greedy_text_is_plains_in_batches(prompts, row, run, plain):
+    target = TableLM.random(vocab=12, order=2, seed=3)
+    make = lambda: [  # noqa: E731
+        row(p, 12, max_new_tokens=50 + 7 * i, eos=frozenset({11}), min_new_tokens=30)
+        for i, p in enumerate(prompts)
+    ]
+    fusion = Fusion(*all_sources(target))
+    for _ in range(2):
+        found, records = run(target, fusion, make(), depth=6, nodes=30)
+        assert found == plain(target, make())
+    assert len(records) < 25
+
+
+def test_on_the_same_budget_a_fusion_needs_no_more_steps_than_its_best_source(row, run):
+    target = TableLM.random(vocab=60, order=2, seed=5, scale=2.5)
+    rng = random.Random(0)
+    prompts = [[rng.randrange(60) for _ in range(20)] for _ in range(12)]
+
+    def steps(drafter):
+        rows = [row(prompt, 60, max_new_tokens=60, temperature=0.5, seed=1) for prompt in prompts]
+        return sum(len(run(target, drafter, [one], depth=6, nodes=12)[1]) for one in rows)
+
+    alone = [steps(source) for source in all_sources(target)[:3]]
+    assert steps(Fusion(*all_sources(target)[:3])) <= 1.05 * min(alone)
+
+
+def test_what_cannot_be_merged_is_refused():
+    with pytest.raises(ConfigError, match="no sources"):
+        Fusion()
+    with pytest.raises(PairingError, match="ChainModel"):
+        Fusion(ChainModel(TableLM.random(4)))
+    for wrong, told in (("chain", "as a source"), ("fused", "as a source"), ("rest", "datastore")):
+        with pytest.raises(ConfigError, match=told):
+            assemble("fused", TableLM.random(4), sources=[wrong])
+    with pytest.raises(ConfigError, match="did you mean"):
+        assemble("fused", TableLM.random(4), sources=["sufix"])
+
+
+def test_the_row_takes_any_sources_by_name():
+    built = assemble("fused", TableLM.random(4), sources=["lookahead", "suffix"]).drafter
+    assert [type(source) for source in built.sources] == [Lookahead, SuffixDecoding]
+    with pytest.raises(ConfigError, match="sources"):
+        assemble("fused", TableLM.random(4), sources="suffix")
+    default = assemble("fused", TableLM.random(4), remember=7, keep=2).drafter
+    assert default.sources[1].config.remember == 7 and default.sources[2].known.keep == 2
+    assert [type(s) for s in default.sources] == [PromptLookup, SuffixDecoding, TokenRecycling]
