@@ -212,6 +212,16 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2402.02057",
         ),
         Method(
+            "retrieval-dense",
+            "continue the way texts did where the target was in a similar state; no second model",
+            drafter="drafters.dense_retrieval:DenseRetrieval",
+            verifier="point",
+            models=("target",),
+            needs=("keys",),
+            defaults={"depth": 10, "nodes": 64},
+            paper="arXiv 2505.00105, 2504.08386, 1911.00172",
+        ),
+        Method(
             "rasd",
             "a draft model's tree, fused with what it finds plausible in a datastore",
             drafter="drafters.guided_retrieval:GuidedRetrieval",

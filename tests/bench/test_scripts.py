@@ -188,3 +188,22 @@ def test_gates_hold_at_their_bound_and_fail_when_nothing_was_measured(script) ->
     assert not gates.Gate("cheap", 2.1, 2.0, at_least=False).holds
     assert not gates.Gate("lost", None, 0.0).holds
     assert gates.ratio({"rows": {"a": {"failed": "x"}}}, "a", "b") is None
+
+
+def test_the_datastore_script_measures_look_ups(script) -> None:
+    code, out = script("datastore", "--quick")
+    found = json.loads((out / "datastore.json").read_text())
+    assert code == 0 and found["tokens"] > 50_000 and found["segments"] == 2
+    assert found["mean_match"] > 4 and len(found["gates"]) == 3
+    assert found["find_and_trie_ms"]["p99"] >= found["find_and_trie_ms"]["p50"] > 0
+    assert "p99" in (out / "datastore.md").read_text()
+
+
+def test_the_dense_script_plots_bytes_against_tokens(script) -> None:
+    code, out = script("dense", "--quick")
+    found = json.loads((out / "dense.json").read_text())["keys"]
+    assert code == 0 and len(found) == 24
+    assert all(row["tokens_per_step"] >= 1.0 for row in found)
+    sizes = {(row["dtype"], row["dims"]): row["bytes"] for row in found}
+    assert sizes["float8_e4m3", 64] == 64 and sizes["binary", 64] == 8
+    assert (out / "dense.png").stat().st_size > 5000

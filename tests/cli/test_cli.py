@@ -187,7 +187,7 @@ COMMANDS = {
     "seed ignore-eos out resume threads device dtype allow-pickle trust-remote-code json",
     "audit": "methods mutate acceptance target draft out json",
     "methods": "markdown json",
-    "datastore build": "out traffic seed target json",
+    "datastore build": "out traffic seed target dense dims dtype layer json",
     "datastore add": "traffic seed target json",
     "datastore info": "check json",
     "minis list": "json",

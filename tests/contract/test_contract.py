@@ -62,7 +62,7 @@ def real_engine(entry: Method, pair, **config) -> Engine:
     target, draft = pair
     if entry.name == "plain":
         config = {}
-    config |= needed(entry, VOCAB, hidden_size=draft.hidden_size)
+    config |= needed(entry, VOCAB, hidden_size=draft.hidden_size, target_hidden=target.hidden_size)
     return assemble(entry.name, target, draft if entry.needs_draft else None, **config)
 
 

@@ -221,7 +221,7 @@ def model_jobs(
     if entry.needs_draft and draft is None:
         return [("models", entry.name, partial(left_out, "no draft model was given"))]
     config: dict[str, Any] = {} if entry.name == "plain" else {"depth": 4}
-    config |= needed(entry, target.vocab_size, "fixed")
+    config |= needed(entry, target.vocab_size, "fixed", target_hidden=target.hidden_size)
     build = partial(
         assemble,
         entry.name,

@@ -1,7 +1,8 @@
 """What rows of METHODS cannot be built without (`Method.needs`), made small for any vocabulary.
 
 A row that needs an option gets it here, so that the audit, the contract tests and every other loop
-over METHODS can build it. A new need is a maker in MAKERS: vocabulary size to the option's value.
+over METHODS can build it. A new need is a maker in MAKERS: sizes of the
+target's vocabulary and hidden states to the option's value.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
+from foretoken.datastore.codecs import Codec
+from foretoken.datastore.dense import Contents, write
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.heads import acceptance
@@ -23,13 +27,18 @@ _folders: list[TemporaryDirectory[str]] = []  # removed when the interpreter end
 
 
 def needed(
-    entry: Method, vocab_size: int, controller: str | None = None, hidden_size: int | None = None
+    entry: Method,
+    vocab_size: int,
+    controller: str | None = None,
+    hidden_size: int | None = None,
+    target_hidden: int | None = None,
 ) -> dict[str, Any]:
     """The options without which the row cannot be built, for a target of `vocab_size` ids.
 
-    A controller may have needs too; `hidden_size` is the draft's, a table's if left out.
+    A controller may have needs too; `hidden_size` is the draft's and `target_hidden` the target's,
+    a table's if left out.
     """
-    found = {name: _made(name, vocab_size) for name in entry.needs}
+    found = {name: _made(name, vocab_size, target_hidden or vocab_size) for name in entry.needs}
     if (controller or entry.controller) == "acceptance_head":
         head = random_acceptance(hidden_size or vocab_size, vocab_size)
         found |= {"head": head, "threshold": 0.5, "shortest": 1}
@@ -43,17 +52,38 @@ def folder() -> Path:
 
 
 @cache
-def _made(name: str, vocab_size: int) -> Any:
-    return MAKERS[name](vocab_size)
+def _made(name: str, vocab_size: int, hidden_size: int) -> Any:
+    return MAKERS[name](vocab_size, hidden_size)
 
 
-def tiny_datastore(vocab_size: int) -> Path:
+def tiny_datastore(vocab_size: int, hidden_size: int) -> Path:
     """Two segments of texts that hold every pair of the first ids, some of them more often."""
     where = folder() / "datastore"
     store = Datastore.create(where, Vocabulary.of_ids(vocab_size))
     ids = range(min(vocab_size, 8))
     store.add([[a, b, (a + b + 1) % vocab_size, a, b] for a in ids for b in ids])
     store.add([[i % vocab_size, (3 * i) % vocab_size, (i * i) % vocab_size] for i in range(12)])
+    return where
+
+
+def tiny_keys(vocab_size: int, hidden_size: int) -> Path:
+    """Random states, some of them before every one of the first ids."""
+    generator = torch.Generator().manual_seed(6)
+    tokens = np.arange(400) % min(vocab_size, 8)
+    states = torch.randn(320, hidden_size, generator=generator)
+    codec = Codec.fit(states, min(hidden_size, 8), "float8_e4m3")
+    said = np.sort(np.arange(320) % min(vocab_size, 8))
+    contents = Contents(
+        Vocabulary.of_ids(vocab_size),
+        -1,
+        codec,
+        codec.encode(states).numpy(),
+        ((np.arange(320) * 7) % 390).astype(np.uint32),
+        np.searchsorted(said, np.arange(vocab_size + 1)),
+        np.append(tokens, vocab_size).astype(np.uint32),
+    )
+    where = folder() / "keys"
+    write(where, contents)
     return where
 
 
@@ -75,4 +105,4 @@ def random_acceptance(hidden_size: int, vocab_size: int) -> Path:
     return acceptance.save(folder(), head, vocab_size, {"weights": "random"})
 
 
-MAKERS: dict[str, Callable[[int], Any]] = {"datastore": tiny_datastore}
+MAKERS: dict[str, Callable[[int, int], Any]] = {"datastore": tiny_datastore, "keys": tiny_keys}

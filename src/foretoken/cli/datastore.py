@@ -13,6 +13,7 @@ from foretoken.cli.app import Commands, app
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
+    from foretoken.datastore.dense import KeyStore
     from foretoken.datastore.store import Datastore
 
 datastore = typer.Typer(
@@ -44,11 +45,22 @@ def build(
     target: Annotated[
         str, typer.Option(help="Model directory, hub name or mini whose tokenizer is used.")
     ] = o.DEFAULT_TARGET,
+    dense: Annotated[
+        bool, typer.Option("--dense", help="Keys for retrieval-dense: the target reads the texts.")
+    ] = False,
+    dims: Annotated[int, typer.Option(help="Principal components kept of a key.")] = 64,
+    dtype: Annotated[
+        str, typer.Option(help="Of keys: float32, float16, float8_e4m3, float8_e5m2, int8, binary.")
+    ] = "float8_e4m3",
+    layer: Annotated[int, typer.Option(help="Of the target, for keys; -1 is the last.")] = -1,
     json_: o.AsJson = False,
 ) -> None:
-    """Make a datastore of texts for one target's tokenizer."""
+    """Make a datastore of texts for one target's tokenizer, or keys for one target."""
     documents = gathered(texts, traffic, seed)
     words = tokenizer(target)
+    if dense:
+        build_keys(out, documents, words, target, (layer, dims, dtype), json_)
+        return
     from foretoken.datastore.store import Datastore
     from foretoken.datastore.vocabulary import Vocabulary
 
@@ -88,13 +100,50 @@ def info(
     ] = False,
     json_: o.AsJson = False,
 ) -> None:
-    """What a datastore holds."""
+    """What a datastore holds, of texts or of keys."""
+    from foretoken.datastore.dense import HEADER, KeyStore
     from foretoken.datastore.store import Datastore
 
+    if (folder / HEADER).exists():
+        keys = KeyStore(folder)
+        if check:
+            keys.check()
+        show_keys(keys, json_)
+        return
     store = Datastore(folder)
     if check:
         store.check()
     show(store, json_)
+
+
+def build_keys(
+    out: Path,
+    documents: Iterator[str],
+    words: Any,
+    target: str,
+    shape: tuple[int, int, str],
+    json_: bool,
+) -> None:
+    """Let the target read the documents and keep its states."""
+    from foretoken.datastore.capture import capture
+    from foretoken.datastore.dense import KeyStore, refuse_existing, write
+    from foretoken.datastore.vocabulary import Vocabulary
+    from foretoken.lm.cached import CachedLM
+    from foretoken.lm.load import load_model
+
+    refuse_existing(out)
+    layer, dims, dtype = shape
+    with CachedLM(load_model(o.source(target))) as reader:
+        contents = capture(
+            reader,
+            encoded(documents, words, quiet=json_),
+            Vocabulary.of(words.get_vocab()),
+            tap=layer,
+            dims=dims,
+            dtype=dtype,
+        )
+    write(out, contents)
+    show_keys(KeyStore(out), json_)
 
 
 def tokenizer(target: str) -> Any:
@@ -154,6 +203,30 @@ def encoded(documents: Iterator[str], words: Any, quiet: bool) -> Iterator[list[
             status.update(f"{total:,} tokens")
             yield ids if ids[-1:] == end else ids + end
         status.update(f"sorting {total:,} tokens")
+
+
+def show_keys(store: KeyStore, json_: bool) -> None:
+    """What a key store holds, as a line or as JSON."""
+    held = store.contents
+    found = {
+        "folder": str(store.folder),
+        "keys": store.size,
+        "bytes_per_key": held.codec.bytes_per_key,
+        "dims": held.codec.components.shape[1],
+        "dtype": held.codec.dtype,
+        "layer": held.tap,
+        "hidden_size": store.hidden_size,
+        "tokens": len(held.tokens),
+        "vocab_size": store.vocabulary.size,
+        "fingerprint": store.vocabulary.fingerprint,
+    }
+    if json_:
+        o.print_json(found)
+        return
+    print(
+        f"{store.folder}: {store.size:,} keys of {found['bytes_per_key']} bytes "
+        f"({found['dims']} of {store.hidden_size} dimensions, {held.codec.dtype})"
+    )
 
 
 def show(store: Datastore, json_: bool) -> None:

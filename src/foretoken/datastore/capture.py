@@ -1,0 +1,111 @@
+"""Keys from a target that reads texts: a hidden state for every token it would have to guess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from foretoken.coins import SeededCoins
+from foretoken.datastore.codecs import Codec
+from foretoken.datastore.dense import Contents
+from foretoken.datastore.vocabulary import Vocabulary
+from foretoken.errors import ConfigError
+from foretoken.sampling import SamplingParams
+from foretoken.types import DecodeState, LanguageModel
+from foretoken.warp import Warp
+
+FITTED = 20_000  # keys the projection is fitted to, the first ones
+
+
+def capture(
+    target: LanguageModel,
+    documents: Iterable[Sequence[int]],
+    vocabulary: Vocabulary,
+    *,
+    tap: int = -1,
+    dims: int = 64,
+    dtype: str = "float8_e4m3",
+) -> Contents:
+    """A key for every place of the texts that something follows.
+
+    The projection is fitted to the first keys; those are encoded when it is known, all others as
+    they come, so memory holds FITTED states and the small keys.
+    """
+    waiting: list[Tensor] = []
+    encoded: list[Tensor] = []
+    said: list[npt.NDArray[np.int64]] = []
+    places: list[npt.NDArray[np.int64]] = []
+    texts: list[npt.NDArray[np.int64]] = []
+    codec: Codec | None = None
+    size = 0
+    for document in documents:
+        ids = np.asarray(document, np.int64)
+        longest = target.max_length or len(ids)
+        for start in range(0, len(ids), longest):
+            piece = ids[start : start + longest]
+            if len(piece) > 2:
+                states = states_of(target, piece.tolist(), tap)[:-1]
+                waiting.append(states)
+                said.append(piece[1:-1])
+                places.append(np.arange(size + 2, size + len(piece)))
+            texts.append(np.append(piece, vocabulary.size))
+            size += len(piece) + 1
+        if codec is None and sum(map(len, waiting)) >= FITTED:
+            codec = Codec.fit(torch.cat(waiting), dims, dtype)
+        if codec is not None:
+            encoded += [codec.encode(states) for states in waiting]
+            waiting = []
+    if waiting:
+        codec = codec or Codec.fit(torch.cat(waiting), dims, dtype)
+        encoded += [codec.encode(states) for states in waiting]
+    if codec is None:
+        raise ConfigError(
+            "keys of texts were asked for.",
+            "there is no text of three tokens or more in them.",
+            "name longer texts.",
+        )
+    return _ordered(vocabulary, tap, codec, encoded, said, places, texts)
+
+
+def _ordered(
+    vocabulary: Vocabulary,
+    tap: int,
+    codec: Codec,
+    encoded: list[Tensor],
+    said: list[npt.NDArray[np.int64]],
+    places: list[npt.NDArray[np.int64]],
+    texts: list[npt.NDArray[np.int64]],
+) -> Contents:
+    """All keys in order of the token said next."""
+    tokens = np.concatenate(said)
+    order = np.argsort(tokens, kind="stable")
+    return Contents(
+        vocabulary,
+        tap,
+        codec,
+        torch.cat(encoded).numpy()[order],
+        np.concatenate(places)[order].astype(np.uint32),
+        np.searchsorted(tokens[order], np.arange(vocabulary.size + 1)),
+        np.concatenate(texts).astype(np.uint32),
+    )
+
+
+def states_of(target: LanguageModel, tokens: list[int], tap: int) -> Tensor:
+    """[S - 1, H]: the target's states after every token but the last."""
+    params = SamplingParams()
+    row = DecodeState(
+        tokens,
+        len(tokens),
+        params,
+        SeededCoins(0),
+        Warp(params, len(tokens), target.vocab_size),
+    )
+    with torch.inference_mode():
+        seen = target.prefill(row, (tap,))
+        target.free([row])
+    assert seen is not None, "a target shows the layers it is asked for"
+    return seen[:, 0].float().cpu().clone()
