@@ -1,0 +1,175 @@
+"""Lengths by a trained head against the best fixed length and the draft's own confidence.
+
+    python benchmarks/specdecpp.py --head DIR          # from `foretoken train acceptance`
+    python benchmarks/specdecpp.py --quick             # trains a tiny head first
+
+Writes benchmarks/results/specdecpp.json and .md: interleaved tokens per second at temperature 1 on
+the widened mini, and how much of the way to perfect lengths the head goes, by one cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gates
+from pair import WORK, main, pair, parser, prompts
+
+from foretoken.bench import environment
+from foretoken.bench.run import BenchConfig, run_bench
+from foretoken.controllers.prices import Price
+from foretoken.engine.measure import measure_costs
+from foretoken.engine.session import Session, load
+
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
+THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
+CONFIDENCE = (0.2, 0.4, 0.6)
+LONGEST = 20
+Round = tuple[int, int]  # drafted, accepted
+
+
+@contextmanager
+def head_at(given: Path | None, models: Any, quick: bool) -> Any:
+    """The head asked for, or one trained now."""
+    if given is not None:
+        yield given
+        return
+    from foretoken.cli.train import prompts as some
+    from foretoken.training.acceptance import Lesson, run
+    from foretoken.training.capture import Capture
+
+    count, tokens = (16, 16) if quick else (600, 64)
+    with TemporaryDirectory(prefix="foretoken-") as folder:
+        out = Path(folder)
+        with load(models.target, "chain", models.draft) as session:
+            lesson = Lesson(capture=Capture(new_tokens=tokens), steps=20 if quick else 600)
+            run(session, (some(None, "train", count), some(None, "valid", count // 8)), lesson, out)
+        yield out
+
+
+def rounds(session: Session, tasks: Sequence[Any], tokens: int) -> list[Round]:
+    """What was drafted and accepted in every round at temperature 1."""
+    texts = [task.turns[0] for task in tasks]
+    found = session.generate_rows(texts, tokens, temperature=1.0, seed=0)
+    return [(step.drafted, step.accepted) for one in found for step in one.steps if step.drafted]
+
+
+def rate(found: Sequence[Round], target: Price, draft: Price, overhead: float) -> float:
+    """Tokens per second of rounds under the cost table."""
+    seconds = sum(target.at(n + 1) + (draft.at(n) if n else 0.0) + overhead for n, _ in found)
+    return sum(accepted + 1 for _, accepted in found) / seconds
+
+
+def oracle_gap(models: Any, head: Path, tasks: Sequence[Any], tokens: int) -> dict[str, Any]:
+    """Modelled rates of fixed lengths, of the head, and of lengths that are never wrong.
+
+    A draft of LONGEST tokens shows how far each round would have gone; cut to k tokens it accepts
+    the smaller of the two. The oracle drafts exactly what will be accepted.
+    """
+    with load(models.target, "chain", models.draft, depth=LONGEST, verifier="recursive") as session:
+        costs = measure_costs(session.engine)
+        target, draft = Price(costs.target), Price(costs.draft)
+        runs = [accepted for _, accepted in rounds(session, tasks, tokens)]
+        using = session.using("specdec++", head=str(head), verifier="recursive")
+        chosen = rounds(using, tasks, tokens)
+    fixed = {
+        k: rate([(k, min(k, run)) for run in runs], target, draft, costs.overhead) for k in LENGTHS
+    }
+    found = {
+        "plain": rate([(0, 0)], target, draft, costs.overhead),
+        "fixed": fixed,
+        "head": rate(chosen, target, draft, costs.overhead),
+        "oracle": rate([(run, run) for run in runs], target, draft, costs.overhead),
+    }
+    best = max(fixed.values())
+    found["share_of_the_gap"] = (found["head"] - best) / (found["oracle"] - best)
+    found["mean_length"] = sum(n for n, _ in chosen) / len(chosen)
+    found["discarded"] = sum(n - a for n, a in chosen) / sum(a + 1 for _, a in chosen)
+    return found
+
+
+def run(description: str | None) -> int:
+    options = parser(description)
+    options.add_argument("--head", type=Path, help="folder of a trained acceptance head")
+    options.add_argument("--params", help="size to widen the shipped target to")
+    options.add_argument("--per-family", type=int, default=8, help="prompts of each family")
+    options.add_argument("--repetitions", type=int, default=2)
+    options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    asked = options.parse_args()
+    quick = asked.quick
+    params = asked.params or (None if quick else "350M")
+    tasks = prompts(1, limit=2) if quick else prompts(asked.per_family)
+    tokens = 16 if quick else 96
+    with (
+        pair(asked.target, asked.draft, params) as models,
+        head_at(asked.head, models, quick) as head,
+    ):
+        lengths, bounds, doubts = (
+            ((2, 5), (0.7,), (0.4,)) if quick else (LENGTHS, THRESHOLDS, CONFIDENCE)
+        )
+        methods = [
+            "plain",
+            *(f"chain[depth={k}]" for k in lengths),
+            *(f"chain[controller=confidence,threshold={c}]" for c in doubts),
+            "chain[controller=cost_model]",
+            *(f"specdec++[head={head},threshold={h}]" for h in bounds),
+        ]
+        config = BenchConfig(
+            target=models.target,
+            draft=models.draft,
+            dtype="float32",
+            methods=methods,
+            out=WORK / ("specdecpp-quick" if quick else "specdecpp"),
+            repetitions=1 if quick else asked.repetitions,
+            max_new_tokens=tokens,
+            temperature=1.0,
+            threads=asked.threads,
+            resume=asked.resume,
+            title="Lengths by an acceptance head",
+        )
+        results = run_bench(config, tasks)
+        gap = oracle_gap(models, head, tasks, tokens)
+    publish(results, gap, asked.out)
+    return 0
+
+
+def publish(results: dict[str, Any], gap: dict[str, Any], out: Path) -> None:
+    """Gates, speeds and the oracle's gap."""
+    fixed = gates.best(results, lambda label: label.startswith("chain[depth="))
+    learned = gates.best(results, lambda label: label.startswith("specdec++"))
+    unsure = gates.best(results, lambda label: "controller=confidence" in label)
+    found = [
+        gates.Gate(
+            "specdec++ over the best fixed length",
+            gates.ratio(results, learned, fixed), 1.03, unit="x",
+        ),
+        gates.Gate(
+            "specdec++ over the draft's own confidence",
+            gates.ratio(results, learned, unsure), 1.0, unit="x",
+        ),
+    ]  # fmt: skip
+    document = {
+        "environment": environment.describe(),
+        "gates": [gate.to_dict() for gate in found],
+        "best": {"fixed": fixed, "specdec++": learned, "confidence": unsure},
+        "oracle": gap,
+        "results": results,
+    }
+    steps = ", ".join(f"{k}: {value:.1f}" for k, value in gap["fixed"].items())
+    text = f"# Lengths by an acceptance head\n\n{gates.markdown(found)}\n{gates.speeds(results)}"
+    text += (
+        "\n## How far from perfect lengths\n\nBy one cost table measured on this machine, tokens/s "
+        f"of fixed lengths are {steps}; of the head {gap['head']:.1f}; of lengths that are never "
+        f"wrong {gap['oracle']:.1f}. The head goes {gap['share_of_the_gap']:.0%} of the way from "
+        f"the best fixed length to the oracle; its drafts have {gap['mean_length']:.1f} tokens on "
+        f"average, and {gap['discarded']:.2f} are thrown away per token written.\n"
+    )
+    gates.publish(out, "specdecpp", document, text)
+    gates.show(found, "specdec++")
+
+
+if __name__ == "__main__":
+    main(run, __doc__)
