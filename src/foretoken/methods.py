@@ -52,6 +52,7 @@ VERIFIERS = {
     "block": "verifiers.block:Block",
     "traversal": "verifiers.traversal:Traversal",
     "mixed": "verifiers.mixed:Mixed",
+    "target_first": "verifiers.target_first:TargetFirst",
     "naive": "verifiers.naive:Naive",
     "k_sequential": "verifiers.k_sequential:KSequential",
     "beams": "verifiers.beams:Beams",
@@ -175,6 +176,15 @@ METHODS: dict[str, Method] = {
             verifiers=("traversal", "naive"),
             models=("draft",),
             paper="arXiv 2401.06706",
+        ),
+        Method(
+            "mcsd-target-init",
+            "a tree whose first layer is the target's own; exact only for k=(1, 1, ...)",
+            drafter="drafters.target_first:TargetFirst",
+            verifier="target_first",
+            models=("draft",),
+            lossless=False,
+            paper="arXiv 2409.10644",
         ),
         Method(
             "spectr",
