@@ -81,6 +81,8 @@ def test_an_empty_budget_is_plain_decoding(entry: Method, temperature: float) ->
 @every_row
 @pytest.mark.parametrize("rows", [1, 3])
 def test_greedy_text_is_plains(entry: Method, rows: int, real_pair) -> None:
+    if not entry.lossless:
+        pytest.skip("lossy by design")
     found = compare_greedy(
         partial(real_engine, METHODS["plain"], real_pair),
         partial(real_engine, entry, real_pair, depth=4),

@@ -5,6 +5,7 @@ import pytest
 from foretoken.audit.law import BOUND, law_gap
 from foretoken.audit.rows import seeded_rows, write
 from foretoken.engine.assemble import assemble
+from foretoken.errors import PairingError
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS
 from foretoken.types import SamplingParams
@@ -74,3 +75,10 @@ def test_more_candidates_are_accepted_longer():
                 emitted, steps = emitted + len(record.emitted[0]), steps + 1
         means.append(emitted / steps)
     assert means == sorted(means) and means[-1] > 1.1 * means[0]
+
+
+def test_the_rule_takes_no_other_drafts():
+    """An ordinary first layer would be believed untested."""
+    models = TableLM.random(3, seed=21), TableLM.random(3, seed=22)
+    with pytest.raises(PairingError, match="untested"):
+        assemble("mcsd", *models, verifier="target_first")

@@ -203,8 +203,9 @@ def table_jobs(entry: Method) -> list[Job]:
     for verifier, controller in combinations(entry):
         build = partial(table_engine, entry, 4, controller, verifier, 4)
         name = f"{entry.name} ({verifier}, {controller})"
+        same = partial(greedy, plain, build, TABLE_PROMPTS, TABLE_TOKENS)
+        jobs += [("greedy, tables", name, same)] if entry.lossless else []
         jobs += [
-            ("greedy, tables", name, partial(greedy, plain, build, TABLE_PROMPTS, TABLE_TOKENS)),
             ("cache, tables", name, partial(cache, build, TABLE_PROMPTS, 24)),
             ("neighbours", name, partial(neighbours, build, TABLE_PROMPTS, TABLE_TOKENS)),
             ("seeds", name, partial(seeds, build, TABLE_PROMPTS, TABLE_TOKENS)),
@@ -232,8 +233,10 @@ def model_jobs(
     )
     plain = partial(assemble, "plain", target)
     prompts = model_prompts(target.vocab_size)
+    same = partial(greedy, plain, build, prompts, MODEL_TOKENS)
+    jobs: list[Job] = [("greedy, models", entry.name, same)] if entry.lossless else []
     return [
-        ("greedy, models", entry.name, partial(greedy, plain, build, prompts, MODEL_TOKENS)),
+        *jobs,
         ("cache, models", entry.name, partial(cache, build, prompts, 8)),
         ("seeds, models", entry.name, partial(seeds, build, prompts, MODEL_TOKENS)),
     ]

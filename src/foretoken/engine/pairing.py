@@ -14,7 +14,7 @@ def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -
     A lossy verifier (empty `exact_for`) takes any draft: it promises nothing to break.
     """
     draws = ", ".join(sorted(draw.value for draw in drafter.draws))
-    rule = type(verifier).__name__
+    rule, guesser = type(verifier).__name__, type(drafter).__name__
     inexact = drafter.draws - verifier.exact_for
     if Draw.JOINT in inexact:
         raise PairingError(
@@ -29,6 +29,12 @@ def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -
             f"{rule} keeps the law for {allowed} candidates only; with others the text would "
             "silently follow another law, however fast it looks.",
             f"use the verifier {' or '.join(exact_rules(drafter))}, exact for {draws}.",
+        )
+    if getattr(verifier, "drafter", guesser) != guesser:
+        raise PairingError(
+            f"{guesser} was paired with the verifier of {verifier.drafter}.",  # type: ignore[attr-defined]
+            "that rule takes the first layer for the target's own, untested.",
+            f"use one of the verifiers {', '.join(VERIFIERS)} that is exact for {draws}.",
         )
     if verifier.chains_only and drafter.trees:
         raise PairingError(
