@@ -207,3 +207,13 @@ def test_the_dense_script_plots_bytes_against_tokens(script) -> None:
     sizes = {(row["dtype"], row["dims"]): row["bytes"] for row in found}
     assert sizes["float8_e4m3", 64] == 64 and sizes["binary", 64] == 8
     assert (out / "dense.png").stat().st_size > 5000
+
+
+def test_learned_lengths_are_held_against_fixed_ones(script) -> None:
+    code, out = script("specdecpp", "--quick")
+    found = json.loads((out / "specdecpp.json").read_text())
+    assert code == 0 and set(found["best"]) == {"fixed", "specdec++", "confidence"}
+    assert all(label for label in found["best"].values()), "a row failed"
+    gap = found["oracle"]
+    assert gap["oracle"] > max(gap["fixed"].values()), "lengths that are never wrong are the bound"
+    assert "of the way from" in (out / "specdecpp.md").read_text()
