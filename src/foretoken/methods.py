@@ -21,6 +21,7 @@ class Method:
     controller: str = "fixed"
     models: tuple[str, ...] = ()  # what the drafter is handed: "target", "draft", both or nothing
     inner: tuple[str, ...] = ()  # rows whose drafters it is handed next, each with its own options
+    inner_chains: tuple[str, ...] = ()  # the same, for a target that scores chains only
     lossless: bool = True
     paper: str = ""
     verifiers: tuple[str, ...] = ()  # other rules the `verifier` option may name
@@ -271,8 +272,23 @@ METHODS: dict[str, Method] = {
             inner=("prompt-lookup", "suffix", "token-recycling"),
             defaults={"depth": 10, "nodes": 80},
         ),
+        Method(
+            "auto",
+            "whatever pays: look-up methods in one tree, each node at its measured worth, or none",
+            drafter="drafters.fusion:Fusion",
+            verifier="point",
+            controller="cost_model",
+            inner=("prompt-lookup", "suffix", "token-recycling"),
+            inner_chains=("prompt-lookup",),
+            defaults={"depth": 10, "nodes": 80},
+        ),
     )
 }
+
+
+def default_method(draft: object) -> str:
+    """What a user gets who names no method: `chain` with a draft model, `auto` without."""
+    return "auto" if draft is None else "chain"
 
 
 def method(name: str) -> Method:

@@ -63,6 +63,8 @@ def real_engine(entry: Method, pair, **config) -> Engine:
     if entry.name == "plain":
         config = {}
     config |= needed(entry, VOCAB, hidden_size=draft.hidden_size, target_hidden=target.hidden_size)
+    if entry.controller == "cost_model":  # a steady budget, so that every step drafts
+        config["controller"] = "fixed"
     return assemble(entry.name, target, draft if entry.needs_draft else None, **config)
 
 

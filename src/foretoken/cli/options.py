@@ -23,7 +23,10 @@ Draft = Annotated[
     str | None,
     typer.Option(help="Draft model, likewise; the shipped target has the shipped draft."),
 ]
-MethodName = Annotated[str, typer.Option("--method", help="See `foretoken methods`.")]
+MethodName = Annotated[
+    str | None,
+    typer.Option("--method", help="See `foretoken methods`; chain with a draft, else auto."),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A field of the method's config; repeatable."),
@@ -92,7 +95,7 @@ def open_session(
     *,
     target: str,
     draft: str | None,
-    method: str,
+    method: str | None,
     given: list[str] | None,
     quiet: bool = False,
     **loading: Any,
@@ -101,7 +104,8 @@ def open_session(
     from foretoken.methods import method as method_row
 
     config = settings(given)
-    method_row(method)  # an unknown name is refused before torch is imported
+    if method is not None:
+        method_row(method)  # an unknown name is refused before torch is imported
     whole, small = pair(target, draft)
     from rich.console import Console
 

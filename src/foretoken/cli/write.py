@@ -30,7 +30,7 @@ def generate(
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
-    method: o.MethodName = "chain",
+    method: o.MethodName = None,
     set_: o.Settings = None,
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.Temperature = 0.0,
@@ -82,14 +82,14 @@ def generate(
         write_beams(session, text, sampling, show, json_)
         return
     if json_:
-        o.print_json(as_document(session.generate(text, **sampling), method))
+        o.print_json(as_document(session.generate(text, **sampling), session.method))
         session.save()
         return
     from foretoken.cli.colour import consoles, legend, paint
 
     out, err = consoles()
     if show:
-        out.print(legend(method))
+        out.print(legend(session.method))
     result = paint(session, text, sampling, out, show)
     err.print(summary(result.stats), style="dim")
     session.save()
@@ -173,7 +173,7 @@ def summary(stats: Stats) -> str:
 def chat(
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
-    method: o.MethodName = "chain",
+    method: o.MethodName = None,
     set_: o.Settings = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: o.MaxNewTokens = 512,
@@ -221,7 +221,7 @@ def chat(
 
     out, err = consoles()
     if show:
-        out.print(legend(method))
+        out.print(legend(session.method))
     messages = [] if system is None else [{"role": "system", "content": system}]
     try:
         converse(session, messages, sampling, (out, err), show)

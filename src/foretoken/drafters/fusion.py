@@ -64,6 +64,7 @@ class Fusion(RowDrafter):
                     "merge look-up methods: prompt-lookup, suffix, token-recycling, lookahead.",
                 )
         self.sources = sources
+        self.trees = len(sources) > 1 or sources[0].trees
         self.trust = [[Trust() for _ in range(LEVELS)] for _ in sources]
 
     def start(self, row: DecodeState, seen: Tensor | None) -> None:

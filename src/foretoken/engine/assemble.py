@@ -44,6 +44,8 @@ def assemble(
     _check_draft(row, target_lm, draft_lm)
     options = _route(row, parts, config)
     _require_options(row, config)
+    if row.inner_chains and "sources" not in config and target_lm.caps.tree != "mask":
+        row = replace(row, inner=row.inner_chains)
     models = {"target": target_lm, "draft": draft_lm}
     inner = []
     for name in row.inner:

@@ -35,12 +35,13 @@ from foretoken.engine.models import check_request, engine_over
 from foretoken.engine.requests import row_seeds, stop_texts
 from foretoken.engine.text import RowText, decoder, silent_stops
 from foretoken.errors import ConfigError
+from foretoken.methods import default_method
 from foretoken.types import DecodeState, Finish, SamplingParams
 from foretoken.warp import Warp
 
 
 def custom_generate(
-    method: str = "chain",
+    method: str | None = None,
     draft: Any = None,
     streamer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
@@ -57,6 +58,7 @@ def custom_generate(
 
     Without `seed`, sampling follows `torch.manual_seed`. Kernels are in place during calls only.
     """
+    method = default_method(draft) if method is None else method
     row = check_request(method, draft, max_rows)
     if row.writes != "text":
         raise ConfigError(

@@ -26,7 +26,7 @@ from foretoken.engine.requests import (
 )
 from foretoken.engine.text import RowText, decoder, silent_stops, text_of
 from foretoken.errors import ConfigError
-from foretoken.methods import Method
+from foretoken.methods import Method, default_method
 from foretoken.methods import method as method_row
 from foretoken.types import DecodeState, Remembers, SamplingParams
 from foretoken.warp import Warp
@@ -271,7 +271,7 @@ def session_class(row: Method) -> type[Session]:
 
 def load(
     target: Any,
-    method: str = "chain",
+    method: str | None = None,
     draft: Any = None,
     tokenizer: Any = None,
     device: Any = None,
@@ -288,10 +288,12 @@ def load(
 ) -> Session:
     """A session over `target` (directory, hub name or loaded model), decoding with `method`.
 
+    Without `method` it is `chain` where there is a draft, and `auto` where there is none.
     `config` holds fields of the method's drafter, verifier and controller. What cannot work is
     refused here, before any weight is read where that can be known. A method that needs no draft
     leaves `draft` alone.
     """
+    method = default_method(draft) if method is None else method
     check_options(method, controller=controller, verifier=verifier, **config)
     from foretoken.lm.load import check_source, load_model, load_tokenizer
 
@@ -329,7 +331,7 @@ def load(
 
 
 def generate(
-    target: Any, prompt: Any, method: str = "chain", draft: Any = None, **options: Any
+    target: Any, prompt: Any, method: str | None = None, draft: Any = None, **options: Any
 ) -> Any:
     """Load, write once and forget: `options` are those of `load` and of `Session.generate`."""
     sampling = {name: value for name, value in options.items() if name in SAMPLING}
