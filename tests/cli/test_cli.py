@@ -234,7 +234,14 @@ def test_an_unknown_method():
 
 
 def test_a_method_that_needs_a_draft_without_one(pair_folders):
-    refused(run("generate", "x", "--target", pair_folders[0]), "without a draft model")
+    ran = run("generate", "x", "--target", pair_folders[0], "--method", "chain")
+    refused(ran, "without a draft model")
+
+
+def test_without_draft_and_method_the_default_looks_guesses_up(pair_folders):
+    ran = run("generate", "x", "--target", pair_folders[0], "--max-new-tokens", "8", "--json")
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["method"] == "auto"
 
 
 def test_vocabularies_that_differ(pair_folders, make_llama, tmp_path):
