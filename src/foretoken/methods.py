@@ -136,6 +136,16 @@ METHODS: dict[str, Method] = {
             paper="arXiv 2410.06916",
         ),
         Method(
+            "specee",
+            "the target stops at the layer where trained predictors are sure; lossy",
+            drafter="drafters.early_leave:EarlyLeave",
+            verifier="point",
+            models=("target", "draft"),
+            lossless=False,
+            needs=("predictors",),
+            paper="arXiv 2504.08850",
+        ),
+        Method(
             "prompt-lookup",
             "continue the way the last n-gram continued before; no second model",
             drafter="drafters.prompt_lookup:PromptLookup",

@@ -26,6 +26,7 @@ from foretoken.lm.fast import KernelReport, choose_kernels, restore
 from foretoken.lm.feed import Batch, Feed, Memory, committed_feed, renewed_feed, tree_feed
 from foretoken.lm.graphs import Graphs
 from foretoken.lm.hidden import tapping
+from foretoken.lm.leaving import CachedLeaves, score_leaving
 from foretoken.lm.masking import Masks
 from foretoken.lm.plan import Plan
 from foretoken.lm.probe import choose_plan
@@ -127,10 +128,13 @@ class CachedLM:
         trees = [draft.tree for draft in drafts]
         memories = [self._memory(row) for row in rows]
         early = [memory.early for memory in memories]
+        wishes = [memory.leave for memory in memories]
         for memory in memories:
             memory.forget()
         if any(early) and not taps:
             return finish(self, rows, trees, early)
+        if any(wishes) and not taps:
+            return score_leaving(self, rows, trees, wishes)
         scored = self._advance(
             rows, [tree.tokens for tree in trees], [tree.parents for tree in trees], taps
         )
@@ -168,6 +172,9 @@ class CachedLM:
             memory = self._memory(row)
             nodes = [0, *path]
             assert nodes[-1] < len(memory.tokens), "commit of a node that was never fed"
+            if memory.partial:  # the other layers know nothing of them yet: they are fed again
+                memory.forget()
+                continue
             self.cache.keep(memory.slot, memory.cached, nodes)
             memory.cached += len(nodes)
             memory.forget()
@@ -210,6 +217,10 @@ class CachedLM:
     def skips(self) -> CachedSkips:
         """Drafting without some sublayers, see `lm.views`."""
         return CachedSkips(self)
+
+    def leaves(self) -> CachedLeaves:
+        """Forwards that end early, see `lm.views`."""
+        return CachedLeaves(self)
 
     @cached_property
     def stack(self) -> Stack:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from foretoken.trees.masks import ancestors, depths, prefixes
+
+if TYPE_CHECKING:
+    from foretoken.lm.leaving import Leave
 
 
 @dataclass(slots=True, eq=False)
@@ -23,11 +27,14 @@ class Memory:
     seen: list[int] = field(default_factory=list)  # ancestors as bits
     far: bool = False  # longrope: columns were made beyond the switch
     early: Early | None = None  # nodes that went through the first layers only
+    leave: Leave | None = None  # the next scoring may end before the last layer
+    partial: bool = False  # the open tree was scored by some layers only
     shown: Tensor | None = None  # [n, L, H]: hidden states of the prompt's end, if asked for
 
     def forget(self) -> None:
         """Drop the open tree."""
         self.tokens, self.depths, self.seen, self.early = [], [], [], None
+        self.leave, self.partial = None, False
 
     def prune(self, nodes: Sequence[int], settled: int) -> None:
         """Keep `nodes` of the open tree; the first `settled` ones are committed."""

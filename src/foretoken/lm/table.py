@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from foretoken.lm.leaving import Leave
 from foretoken.lm.shadow import Watched
-from foretoken.lm.table_views import TableExits, TableSkips, disturbed
+from foretoken.lm.table_views import TableExits, TableLeaves, TableSkips, disturbed, left_early
 from foretoken.types import NORMED, Caps, DecodeState, Draft, Scores, TokenTree
 
 
@@ -29,6 +30,7 @@ class Memory:
     depth: int = 0  # layers that have seen the open tree; zero: all
     scratch: bool = False  # the open tree is drafted afresh by whoever scores
     wanted: tuple[int, ...] = ()  # depths whose hidden states the scores are to bring
+    leave: Leave | None = None  # the next scoring may end before the last layer
     shown: Tensor | None = None  # [n, L, V]: hidden states of the prompt's end, if asked for
 
     def opened(self, depth: int, wanted: tuple[int, ...]) -> Memory:
@@ -90,6 +92,10 @@ class TableLM:
         """Drafting without some sublayers, see `lm.views`."""
         return TableSkips(self)
 
+    def leaves(self) -> TableLeaves:
+        """Forwards that end early, see `lm.views`."""
+        return TableLeaves(self)
+
     def prefill(
         self, row: DecodeState, taps: tuple[int, ...] = ()
     ) -> Float[Tensor, "S L V"] | None:
@@ -108,12 +114,15 @@ class TableLM:
         self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
     ) -> list[Scores]:
         trees = [draft.tree for draft in drafts]
-        trees = [draft.tree for draft in drafts]
         wanted = [self._drop_early(row, tree) for row, tree in zip(rows, trees, strict=True)]
         scores = self.grow_scores(rows, [t.tokens for t in trees], [t.parents for t in trees], taps)
         for row, score, depths in zip(rows, scores, wanted, strict=True):
             if depths:
                 score.hidden = self._hidden(self._contexts(row), depths)
+            memory = self._memory(row)
+            wish, memory.leave = memory.leave, None
+            if wish is not None:
+                score.logits = left_early(self, wish, self._contexts(row))
         return scores
 
     def grow(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from foretoken.lm.leaving import Leave
 from foretoken.lm.shadow import Shadow, Watched
 from foretoken.types import DecodeState
 
@@ -102,6 +103,37 @@ class TableSkips:
         assert not table._memory(row).tokens, "a search beside an open tree"
         ends = range(row.prompt_len + 1, row.prompt_len + count + 1)
         return [int(table._look_up(logits, row.tokens[:end]).argmax()) for end in ends]
+
+
+class TableLeaves:
+    """Scoring of a table that ends early: what is told is the disturbed table behind that layer.
+
+    A table has nothing to cache by layers, so no token is ever fed again.
+    """
+
+    def __init__(self, table: TableLM) -> None:
+        self.table, self.layers = table, table.layers
+
+    def behind(self, row: DecodeState) -> int:
+        return 0
+
+    def leave(self, row: DecodeState, wish: Leave) -> None:
+        self.table._memory(row).leave = wish
+
+
+def left_early(
+    table: TableLM, wish: Leave, contexts: Sequence[Sequence[int]]
+) -> Float[Tensor, "N V"]:
+    """The logits of all nodes behind the layer where their row leaves."""
+    for layer in range(table.layers):
+        shown = disturbed(table, layer + 1)
+        logits = torch.stack([table._look_up(shown, tokens) for tokens in contexts])
+        wish.depth = layer + 1
+        if layer in wish.active and layer + 1 < table.layers:
+            some = logits.gather(1, wish.candidates)
+            if wish.asks(layer, some.float(), logits.argmax(-1).tolist):
+                break
+    return logits
 
 
 def without(table: TableLM, skipped: frozenset[int]) -> Float[Tensor, "*context V"]:

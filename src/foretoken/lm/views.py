@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.leaving import Leave
 from foretoken.lm.shadow import Shadow
 from foretoken.types import DecodeState, LanguageModel
 
@@ -83,6 +84,27 @@ def skips(lm: LanguageModel) -> Skips:
             "use method layerskip, chain, prompt-lookup or plain.",
         )
     view: Skips = _made(lm, "skips")()
+    return view
+
+
+class Leaves(Protocol):
+    """A model whose own scoring can end before its last layer. Lossy."""
+
+    layers: int
+
+    def behind(self, row: DecodeState) -> int:
+        """Committed tokens that will be fed again, as a forward that knew them ended early."""
+        ...
+
+    def leave(self, row: DecodeState, wish: Leave) -> None:
+        """The row's next `score` may end early, as its wish says."""
+        ...
+
+
+def leaves(lm: LanguageModel) -> Leaves:
+    """Forwards of `lm` that end early."""
+    layers_of(lm)
+    view: Leaves = _made(lm, "leaves")()
     return view
 
 
