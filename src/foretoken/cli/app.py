@@ -68,4 +68,4 @@ def main() -> None:
 
 
 # Commands register themselves on import; the imports stand below because they need `app`.
-from foretoken.cli import catalogue, datastore, measure, minis, train_acceptance, write  # noqa: E402, F401
+from foretoken.cli import catalogue, datastore, measure, minis, train_acceptance, train_exits, write  # noqa: E402, F401

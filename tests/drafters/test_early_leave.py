@@ -1,0 +1,172 @@
+"""Leaving the target's stack early: who may, where, with what, and that nothing stays half done."""
+
+from collections import deque
+
+import pytest
+import torch
+from small_models import flat_above, small
+
+from foretoken.drafters.early_leave import EarlyLeave, Schedule
+from foretoken.engine.assemble import assemble
+from foretoken.errors import ConfigError
+from foretoken.heads import exits
+from foretoken.lm.cached import CachedLM
+from foretoken.lm.leaving import Leave
+from foretoken.lm.table import TableLM
+from foretoken.trees.build import chain, root
+from foretoken.verifiers.point import Point
+
+K = 4
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Predictors that always fire, or never, by the bias of their last unit."""
+
+    def make(bias, vocab=61, layers=range(3), often=None):
+        head = exits.ExitPredictors(layers, candidates=K, hidden=8, often=often)
+        with torch.no_grad():
+            for weight in head.parameters():
+                weight.zero_()
+            for layer in layers:
+                head.predictors[str(layer)][2].bias.fill_(bias)
+        return str(exits.save(tmp_path / f"{bias}-{vocab}", head, 64, vocab, {}))
+
+    return make
+
+
+def pair(family="llama", depth=4):
+    model = flat_above(small(family), depth)
+    return CachedLM(model, kernels="dense"), CachedLM(flat_above(model, 1), kernels="dense")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
+@pytest.mark.parametrize("drafted", [0, 3])
+def test_predictors_that_never_fire_change_nothing(
+    family, drafted, folder, row, run, plain, prompts
+):
+    target, draft = pair(family)
+    make = lambda: [row(p, 61, max_new_tokens=20) for p in prompts]  # noqa: E731
+    for options in ({"predictors": folder(-9.0)}, {"predictors": folder(9.0), "threshold": 1.5}):
+        drafter = EarlyLeave(target, draft, EarlyLeave.Config(chain=drafted, **options))
+        rows = make()
+        found, _ = run(target, drafter, rows, verifier=Point(), depth=4)
+        assert found == plain(target, make())
+        assert all(one.draft.layers == 4 * one.draft.rounds for one in rows)
+    assert target.rows_held == draft.rows_held == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize("drafted", [0, 2])
+def test_flat_upper_layers_are_left_out_and_the_text_is_the_same(
+    family, drafted, folder, row, run, plain, prompts
+):
+    """Exits behind layer 2 on, above which nothing changes; tokens are fed again where needed."""
+    target, _ = pair(family, depth=2)
+    draft = CachedLM(flat_above(target.model, 2), kernels="dense")
+    options = EarlyLeave.Config(predictors=folder(9.0, layers=[1, 2]), chain=drafted, most_behind=5)
+    make = lambda: [row(p, 61, max_new_tokens=30) for p in prompts]  # noqa: E731
+    alone = []
+    for one in make():
+        alone += run(target, EarlyLeave(target, draft, options), [one], verifier=Point())[0]
+        assert one.draft.layers < 3 * one.draft.rounds
+    rows = make()
+    together, _ = run(target, EarlyLeave(target, draft, options), rows, verifier=Point())
+    assert alone == together == plain(target, make())
+
+
+def test_a_token_leaves_as_a_candidate_that_the_whole_vocabulary_confirms(folder, row, prompts):
+    """Predictors that always fire: what is written is the argmax behind the recorded layer."""
+    model = small("llama", seed=2)
+    target = CachedLM(model, kernels="dense")
+    draft = CachedLM(flat_above(model, 2), kernels="dense")
+    engine = assemble("specee", target, draft, predictors=folder(9.0), depth=1)
+    one = row(prompts[1], 61, max_new_tokens=30)
+    wishes, left = [], 0
+    original = target.score
+
+    def score(rows, drafts, taps=()):
+        wishes[:] = [target._memory(one).leave]
+        return original(rows, drafts, taps)
+
+    target.score = score
+    for record in engine.run([one]):
+        before = one.tokens[: len(one.tokens) - len(record.emitted[0])]
+        wish = wishes[0]
+        if wish is None or wish.depth == 4:
+            continue
+        left += 1
+        token = record.emitted[0][0]
+        assert token in wish.candidates[0].tolist()
+        assert wish.depth - 1 in wish.active
+        cut = CachedLM(flat_above(model, wish.depth), kernels="dense")
+        twin = row(before, 61)
+        cut.prefill(twin)
+        logits = cut.grow([twin], [(before[-1],)], [(-1,)])[0][0]
+        assert int(logits.argmax()) == token
+    assert left > 5
+
+
+def test_features_are_scores_laws_and_changes():
+    seen = []
+    wish = Leave(
+        torch.tensor([[1, 2, 3, 0]]),
+        frozenset({0, 2}),
+        lambda layer, features: seen.append((layer, features)) or [False],
+        root(5),
+    )
+    for layer in (0, 2):
+        wish.asks(layer, torch.tensor([[1.0, 2.0, 3.0, float(layer)]]), lambda: [0])
+    (_, first), (_, second) = seen
+    assert first.shape == (1, 3 * K)
+    assert float(first[0, K : 2 * K].sum()) == pytest.approx(1.0)
+    assert torch.equal(first[0, K : 2 * K], first[0, 2 * K :])
+    torch.testing.assert_close(second[0, 2 * K :], second[0, K : 2 * K] - first[0, K : 2 * K])
+
+
+def test_a_path_leaves_once_its_last_node_agrees():
+    """Accepted down to the second node, where the text turns off: three nodes must fire."""
+    tree = chain(9, (3, 4, 5))
+    candidates = torch.tensor([[3, 1], [4, 1], [7, 1], [8, 1]])
+    best = [3, 4, 7, 0]  # the third node wants 7, not the drafted 5
+    for fires, leaves in (
+        ([True, True, True, False], True),
+        ([True, True, False, True], False),
+        ([False, True, True, True], False),
+    ):
+        wish = Leave(candidates, frozenset({0}), lambda *_, fires=fires: fires, tree)
+        assert wish.asks(0, torch.zeros(4, 2), lambda: best) == leaves
+    stranger = Leave(candidates, frozenset({0}), lambda *_: [True] * 4, tree)
+    assert not stranger.asks(0, torch.zeros(4, 2), lambda: [2, 4, 7, 0])
+
+
+def test_active_layers_follow_the_last_exits(folder):
+    target = TableLM.random(8, layers=16)
+    config = EarlyLeave.Config(predictors=folder(9.0, vocab=8, layers=range(15), often=[7, 9]))
+    drafter = EarlyLeave(target, TableLM.random(8), config)
+    schedule = Schedule(deque(maxlen=5))
+    for depth in (3, 3, 12, 16):
+        schedule.exits.append(depth)
+        assert drafter.active(schedule) == {7, 9}
+    schedule.exits.append(16)
+    near = {0, 1, 2, 3, 4} | {9, 10, 11, 12, 13} | {13, 14}
+    assert drafter.active(schedule) == {7, 9} | near
+    assert 15 not in drafter.active(schedule)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_early_words_shorten_the_work_on_tables(temperature, folder, row, run):
+    table, draft = TableLM.random(12, layers=6), TableLM.random(12, seed=0)
+    drafter = EarlyLeave(table, draft, EarlyLeave.Config(predictors=folder(9.0, vocab=12)))
+    rows = [row([1, 2], 12, max_new_tokens=30, temperature=temperature, seed=i) for i in (0, 1)]
+    run(table, drafter, rows, verifier=Point(), depth=1)
+    assert all(len(one.new_tokens) == 30 for one in rows)
+    assert all(one.draft.layers < 6 * one.draft.rounds for one in rows)
+
+
+def test_what_is_missing_or_does_not_fit_is_told(folder):
+    table = TableLM.random(12)
+    with pytest.raises(ConfigError, match="foretoken train exits"):
+        EarlyLeave(table, table)
+    with pytest.raises(ConfigError, match="61 tokens"):
+        EarlyLeave(table, table, EarlyLeave.Config(predictors=folder(9.0)))

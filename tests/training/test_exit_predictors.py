@@ -1,0 +1,71 @@
+"""Predictors of early leaving: labels that are true, and training that beats knowing nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.engine.assemble import assemble
+from foretoken.engine.session import Session
+from foretoken.errors import CheckpointError
+from foretoken.heads import exits
+from foretoken.lm.cached import CachedLM
+from foretoken.training.exits import ExitLesson, collect, run
+
+VOCAB, LAYERS = 61, 4
+PROMPTS = [[(7 * i * i + 3 * i + seed) % VOCAB for i in range(5)] for seed in range(12)]
+
+
+@pytest.fixture
+def session(make_llama):
+    """A target whose early layers often say what it will, and a draft that is the same model."""
+    model = make_llama(VOCAB, seed=1, num_hidden_layers=LAYERS)
+    with torch.no_grad():
+        for layer in model.model.layers[1:]:
+            layer.self_attn.o_proj.weight *= 0.4
+            layer.mlp.down_proj.weight *= 0.4
+    target = CachedLM(model, kernels="dense")
+    draft = CachedLM(model, name="draft", kernels="dense")
+    return Session(assemble("chain", target, draft, depth=3), draft=draft)
+
+
+def test_labels_and_features_are_those_of_the_layers(session):
+    found = collect(session, PROMPTS[:2], ExitLesson(new_tokens=6), show=False)
+    assert found["features"].shape == (12, LAYERS - 1, 12)
+    assert found["labels"].shape == (12, LAYERS - 1)
+    laws = found["features"][:, :, 4:8]
+    torch.testing.assert_close(laws.sum(-1), torch.ones(12, LAYERS - 1))
+    torch.testing.assert_close(found["features"][:, 0, 8:], laws[:, 0])
+    torch.testing.assert_close(found["features"][:, 1, 8:], laws[:, 1] - laws[:, 0])
+    text = [*PROMPTS[0], *found["input_ids"][:6].tolist()]
+    hidden = []
+    hooks = [
+        layer.register_forward_hook(lambda _, __, output: hidden.append(output[0]))
+        for layer in session.target.model.model.layers
+    ]
+    logits = session.target.model(torch.tensor([text[:-1]]), use_cache=False).logits[0, -6:]
+    for hook in hooks:
+        hook.remove()
+    assert logits.argmax(-1).tolist() == text[-6:]
+    for layer in range(LAYERS - 1):
+        normed = session.target.model.model.norm(hidden[layer][-6:])
+        said = session.target.model.lm_head(normed).argmax(-1)
+        assert found["labels"][:6, layer].tolist() == (said == logits.argmax(-1)).tolist()
+
+
+def test_trained_predictors_know_more_than_the_larger_class(session, tmp_path: Path):
+    lesson = ExitLesson(new_tokens=40, hidden=32, steps=150, rate=3e-3)
+    found = run(session, (PROMPTS[:10], PROMPTS[10:]), lesson, tmp_path, show=False)
+    assert sum(found["accuracy"]) > sum(found["majority"]) + 0.05
+    head, card = exits.load(tmp_path)
+    assert head.layers == (0, 1, 2) and 1 <= len(head.often) <= 2
+    assert card.vocab_size == VOCAB and card.notes["tokens"]["train"] == 400
+    features = torch.randn(3, 12)
+    with torch.no_grad():
+        expected = head(1, features).sigmoid().tolist()
+    assert head.sure(1, features) == pytest.approx(expected)
+
+
+def test_a_head_of_another_kind_is_refused(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="exits"):
+        exits.load(tmp_path)
