@@ -26,7 +26,7 @@ def session(make_llama):
             layer.mlp.down_proj.weight *= 0.4
     target = CachedLM(model, kernels="dense")
     draft = CachedLM(model, name="draft", kernels="dense")
-    return Session(assemble("chain", target, draft, depth=3), draft=draft)
+    return Session(assemble("chain", target, draft, depth=3), method="chain", draft=draft)
 
 
 def test_labels_and_features_are_those_of_the_layers(session):
