@@ -47,7 +47,7 @@ def test_predictors_that_never_fire_change_nothing(
 ):
     target, draft = pair(family)
     make = lambda: [row(p, 61, max_new_tokens=20) for p in prompts]  # noqa: E731
-    for options in ({"predictors": folder(-9.0)}, {"predictors": folder(9.0), "threshold": 1.5}):
+    for options in ({"predictors": folder(-9.0)}, {"predictors": folder(9.0), "sure_above": 1.5}):
         drafter = EarlyLeave(target, draft, EarlyLeave.Config(chain=drafted, **options))
         rows = make()
         found, _ = run(target, drafter, rows, verifier=Point(), depth=4)

@@ -40,7 +40,7 @@ class EarlyLeave(RowDrafter):
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         predictors: str = ""  # folder that `foretoken train exits` wrote; there is no default
-        threshold: float = 0.5  # of a predictor; above 1 it never fires
+        sure_above: float = 0.5  # of a predictor; above 1 it never fires
         chain: int = 0  # tokens drafted as well; 0: one token per round, as in the paper's table
         recent: int = 5  # last exits that decide which further layers are active
         around: int = 2  # layers on each side of a recent exit
@@ -95,7 +95,7 @@ class EarlyLeave(RowDrafter):
 
     def judge(self, layer: int, features: Float[Tensor, "n F"]) -> list[bool]:
         """Whether the predictor of a layer fires, node by node."""
-        return [sure > self.config.threshold for sure in self.head.sure(layer, features)]
+        return [sure > self.config.sure_above for sure in self.head.sure(layer, features)]
 
     def active(self, schedule: Schedule) -> frozenset[int]:
         """Layers where exits are frequent, and those near the last exits (section 5.2)."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,19 +19,19 @@ from foretoken.lm import attention
 from foretoken.lm.bits import Span, order_of
 from foretoken.lm.bits_probe import promise_bits
 from foretoken.lm.cache import SlotCache
-from foretoken.lm.exits import CachedExits, finish
+from foretoken.lm.exits import finish
 from foretoken.lm.family import attention_configs, decoder_layers, decoder_of, describe
 from foretoken.lm.fast import KernelReport, choose_kernels, restore
 from foretoken.lm.feed import Batch, Feed, Memory, committed_feed, renewed_feed, tree_feed
 from foretoken.lm.graphs import Graphs
 from foretoken.lm.hidden import tapping
-from foretoken.lm.leaving import CachedLeaves, score_leaving
+from foretoken.lm.leaving import score_leaving
 from foretoken.lm.masking import Masks
 from foretoken.lm.plan import Plan
 from foretoken.lm.probe import choose_plan
 from foretoken.lm.shadow import Watched
-from foretoken.lm.skips import CachedSkips
-from foretoken.lm.stages import Part, Stack, Stage
+from foretoken.lm.stages import Part, Stage
+from foretoken.lm.viewed import Viewed
 from foretoken.trees.masks import depths
 from foretoken.types import DecodeState, Draft, Scores
 
@@ -40,7 +39,7 @@ _NOTHING = nullcontext()
 CHUNK = 512  # tokens of a prompt fed together: a mask of a whole long prompt would not fit
 
 
-class CachedLM:
+class CachedLM(Viewed):
     """The LanguageModel protocol over an unmodified transformers model.
 
     `kernels` is a mode of `lm.fast.choose_kernels`. `exact_bits` promises logits and cache whose
@@ -205,27 +204,6 @@ class CachedLM:
                 self.cache.move(moved.slot, memory.slot, moved.cached + len(moved.tokens))
                 moved.slot = memory.slot
                 self._slots[memory.slot] = last
-
-    @property
-    def layers(self) -> int:
-        return self.family.layers
-
-    def exits(self, marks: Sequence[int], look_back: int | None = None) -> CachedExits:
-        """Early exits, see `lm.views`."""
-        return CachedExits(self, marks, look_back)
-
-    def skips(self) -> CachedSkips:
-        """Drafting without some sublayers, see `lm.views`."""
-        return CachedSkips(self)
-
-    def leaves(self) -> CachedLeaves:
-        """Forwards that end early, see `lm.views`."""
-        return CachedLeaves(self)
-
-    @cached_property
-    def stack(self) -> Stack:
-        """The decoder layers, some of which a forward may leave out."""
-        return Stack(self.model, self._layers)
 
     @property
     def rows_held(self) -> int:
