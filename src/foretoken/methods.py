@@ -21,6 +21,7 @@ class Method:
     controller: str = "fixed"
     models: tuple[str, ...] = ()  # what the drafter is handed: "target", "draft", both or nothing
     inner: tuple[str, ...] = ()  # rows whose drafters it is handed next, each with its own options
+    optional: tuple[str, ...] = ()  # of inner: left out where the target cannot carry them
     inner_chains: tuple[str, ...] = ()  # the same, for a target that scores chains only
     lossless: bool = True
     paper: str = ""
@@ -284,13 +285,14 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "auto",
-            "whatever pays: look-up methods in one tree, each node at its measured worth, or none",
-            drafter="drafters.fusion:Fusion",
-            verifier="point",
+            "whatever pays just now: looked-up trees, the target's own first layers, or nothing",
+            drafter="drafters.choice:Choice",
+            verifier="recursive",
             controller="cost_model",
-            inner=("prompt-lookup", "suffix", "token-recycling"),
+            inner=("prompt-lookup", "suffix", "token-recycling", "del"),
+            optional=("del",),
             inner_chains=("prompt-lookup",),
-            defaults={"depth": 10, "nodes": 80},
+            defaults={"depth": 10, "nodes": 80, "look_every": 4},
         ),
     )
 }

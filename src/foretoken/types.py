@@ -129,6 +129,7 @@ class Budget:
     nodes: int  # nodes below the root
     level_price: float = 0.0  # of one more draft forward
     node_prices: tuple[float, ...] = ()  # [n]: of scoring n nodes; empty: they are free
+    arm: int = 0  # which of its own drafters a drafter with several lets draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +255,7 @@ class Drafter(Protocol):
     taps: tuple[int, ...]  # hidden layers it wants to see; negative counts from the last
     trees: bool  # emits trees that are no chains
     valued: bool  # knows the chance of each of its nodes, and honours the prices of a budget
+    arms: int  # drafters it chooses from, as a budget says
     memoryless: bool  # a proposal follows from the row's text, the budget and coins alone
     # The model whose hidden layers it hands to a `keep_going` marked as `reading`; None: to nobody.
     hidden_from: LanguageModel | None

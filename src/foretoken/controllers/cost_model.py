@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from foretoken.controllers.arms import Arms
 from foretoken.controllers.prices import SURPRISE, Prices
 from foretoken.controllers.shapes import NONE, Bargain, Shapes
 from foretoken.controllers.survival import BELIEF, Alarm, Ranks, Slots
@@ -29,6 +30,7 @@ from foretoken.types import (
 
 HOPELESS = 0.01  # slots that survive less often are not considered
 FORGET = 0.1  # what counts keep of their weight when the alarm rings
+MOST_STEPS = 4.0  # plain steps that a step of another arm may take before it counts as a pause
 CREDIT = 64.0  # plain steps of winnings the ledger remembers
 
 
@@ -43,6 +45,7 @@ class CostModel:
         max_nodes: int = 64  # largest tree, per row
         trees: bool = False  # the drafter makes trees: choose nodes, not only lengths
         valued: bool = False  # the drafter values its nodes: name prices, not numbers
+        arms: int = 1  # drafters behind a valued one, of which one drafts
         margin: float = 1.02  # drafting must promise this many times plain's rate
         half_life: float = 64.0  # of counts, in steps of a row
         probe_every: int = 32  # plain steps between probes, doubled up to four times that
@@ -73,7 +76,8 @@ class CostModel:
         self.branching = self.config.trees  # or a tree was seen
         limits = (self.config.max_depth, self.config.max_nodes, self.config.margin)
         self.shapes = Shapes(*limits, self.config.half_life)
-        self.bargain = Bargain(*limits, self.config.half_life / 2.0)
+        bargains = [Bargain(*limits, self.config.half_life / 2.0) for _ in range(self.config.arms)]
+        self.arms = Arms(bargains)
         self.probes = _Probes(self.config.probe_every)
         self.ledger = 0.0  # seconds won against plain decoding
         self.step = _Step()
@@ -88,7 +92,8 @@ class CostModel:
         if broke:
             chosen = [NONE] * len(rows)
         elif self.config.valued:
-            chosen = [self.bargain.best(prices, len(rows))] * len(rows)
+            arm = self.arms.pick()
+            chosen = [replace(self.arms[arm].best(prices, len(rows)), arm=arm)] * len(rows)
         elif self.branching:
             chosen = [self.shapes.best(self.ranks, prices, len(rows))] * len(rows)
         else:
@@ -96,6 +101,7 @@ class CostModel:
         self.step = _Step(len(rows))
         self._probe(records, chosen, broke)
         self.step.asked = any(budget.depth for budget in chosen)
+        self.step.arm = max((budget.arm for budget in chosen if budget.depth), default=0)
         for record, budget in zip(records, chosen, strict=True):
             if budget.depth:
                 self.step.lagging |= record.idle > 2
@@ -146,6 +152,8 @@ class CostModel:
         record, tree, step = self._record(row), draft.tree, self.step
         step.emitted += len(verdict.path) + 1
         if len(tree) == 1:
+            if self.config.valued and row.uid == self.probes.row:
+                self.probes.ended(False, False)  # a draft was looked for, and nothing paid
             return
         record.idle = 0
         accepted = len(verdict.path)
@@ -162,7 +170,7 @@ class CostModel:
             record.slots.scale(FORGET)
             self.slots.scale(1.0 - (1.0 - FORGET) / max(step.rows, 1))
             self.shapes.age = 0
-            self.bargain.scale(FORGET)
+            self.arms.scale(FORGET)
             if self.branching:
                 self.ranks.scale(FORGET)
         if row.uid == self.probes.row:
@@ -179,11 +187,12 @@ class CostModel:
         spent = times.draft + times.target + times.other
         # A pause of the machine is nobody's loss; a lagging draft's catch-up is the probe's.
         if not step.lagging:
-            spent = min(spent, SURPRISE * expected)
-        prices.rest.seen(times.nodes, times.target + times.other)
+            spent = min(spent, SURPRISE * (MOST_STEPS * plain if step.arm else expected))
         if step.asked and not step.lagging:
-            self.bargain.update(step.emitted / rows, spent / plain)
-        if step.depth and not step.lagging:
+            self.arms[step.arm].update(step.emitted / rows, spent / plain)
+        if step.arm == 0:  # another arm's forwards are other work at other prices
+            prices.rest.seen(times.nodes, times.target + times.other)
+        if step.depth and step.arm == 0 and not step.lagging:
             prices.draft.seen(step.depth, max(times.draft, 1e-9))
         if step.depth or (step.asked and self.config.valued):  # made, or made and found too dear
             self.ledger += step.emitted * plain / rows - spent
@@ -216,13 +225,15 @@ class CostModel:
             return
         if at < 0:  # a new burst: the row that has idled longest
             at = max(idle.values(), key=lambda i: records[i].idle)
-            self.probes.row = records[at].uid
+            self.probes.row, self.probes.arm = records[at].uid, self.arms.next_probe()
         depth = min(self.probes.depth, self.config.max_depth)
         nodes = min(2 * depth, self.config.max_nodes) if self.branching else depth
         chosen[at] = Budget(depth, nodes)
         if self.config.valued:  # at the speed of plain decoding a draft has most to offer
             chosen[at] = replace(
-                self.bargain.offer(self.priced(len(records)), len(records), 1.0), depth=depth
+                self.arms[0].offer(self.priced(len(records)), len(records), 1.0),
+                depth=depth,
+                arm=self.probes.arm,
             )
 
 
@@ -242,6 +253,7 @@ class _Step:
 
     rows: int = 1
     emitted: int = 0
+    arm: int = 0
     asked: bool = False  # a draft was asked for; it may have found nothing worth its price
     depth: int = 0  # deepest draft really made
     lagging: bool = False  # a draft model first has to catch up
@@ -256,6 +268,7 @@ class _Probes:
         self.every = self.interval = every
         self.waited = 0
         self.depth = 2
+        self.arm = 0
         self.won = False  # a draft of this burst has paid
         self.row: int | None = None  # uid of the row whose burst goes on
 

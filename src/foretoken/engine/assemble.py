@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.engine.loop import Engine
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import CapabilityError, ConfigError, nearest
 from foretoken.methods import CONTROLLERS, VERIFIERS, Method, resolve
 from foretoken.methods import method as method_row
 from foretoken.types import LanguageModel
@@ -50,13 +50,19 @@ def assemble(
     inner = []
     for name in row.inner:
         given = [models[role] for role in method_row(name).models]
-        inner.append(parts[name](*given, config=parts[name].Config(**options[name])))
+        try:
+            inner.append(parts[name](*given, config=parts[name].Config(**options[name])))
+        except CapabilityError:
+            if name not in row.optional:
+                raise
     given = [models[role] for role in row.models]
     settings = parts["drafter"].Config(**options["drafter"])
     drafter = parts["drafter"](*given, *inner, config=settings)
     rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
     control = parts["controller"]
-    for name in {"trees", "valued"} & _fields(control).keys():  # these follow from the drafter
+    for name in {"trees", "valued", "arms"} & _fields(
+        control
+    ).keys():  # these follow from the drafter
         options["controller"].setdefault(name, getattr(drafter, name))
     if {"depth", "nodes"} <= _fields(control).keys():  # a constant budget: the drafter's own size
         asked = options["controller"]

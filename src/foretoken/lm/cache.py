@@ -107,6 +107,7 @@ class SlotCache(Cache):
         self.groups: list[Group] = []
         self.loose = False  # layers came with buffers of their own, not shared yet
         self.target = Target(0, 1, 0, 0, 0)
+        self.lowered = False  # some layers leave the first columns out
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -161,8 +162,10 @@ class SlotCache(Cache):
         """Point the next forward at rows of ascending `slots`; `lows`: layer -> first column."""
         first, count = slots[0], len(slots)
         self.target = target = Target(first, count, starts[0], width, longest)
-        for index, layer in enumerate(self.rows_of):
-            layer.low = lows.get(index, 0)
+        if lows or self.lowered:
+            for index, layer in enumerate(self.rows_of):
+                layer.low = lows.get(index, 0)
+            self.lowered = bool(lows)
         if count == 1:
             return
         columns = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)

@@ -25,6 +25,7 @@ from foretoken.lm.fast import KernelReport, choose_kernels, restore
 from foretoken.lm.feed import Batch, Feed, Memory, committed_feed, renewed_feed, tree_feed
 from foretoken.lm.graphs import Graphs
 from foretoken.lm.hidden import tapping
+from foretoken.lm.inferring import inferring
 from foretoken.lm.leaving import score_leaving
 from foretoken.lm.masking import Masks
 from foretoken.lm.plan import Plan
@@ -102,7 +103,7 @@ class CachedLM(Viewed):
         self._rows, self._slots = {}, []
         self.cache = SlotCache(self.family.layers)
 
-    @torch.inference_mode()
+    @inferring
     def prefill(
         self, row: DecodeState, taps: tuple[int, ...] = ()
     ) -> Float[Tensor, "S L H"] | None:
@@ -119,7 +120,7 @@ class CachedLM(Viewed):
             return like.new_zeros(0, len(taps), self.family.hidden)
         return torch.cat(parts)
 
-    @torch.inference_mode()
+    @inferring
     def score(
         self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
     ) -> list[Scores]:
@@ -139,7 +140,6 @@ class CachedLM(Viewed):
         )
         return [Scores(logits, hidden) for logits, hidden in scored]
 
-    @torch.inference_mode()
     def grow(
         self,
         rows: Sequence[DecodeState],
@@ -149,7 +149,7 @@ class CachedLM(Viewed):
         """Append nodes to the rows' open trees; a parent of -1 opens a new one."""
         return [score.logits for score in self.grow_scores(rows, tokens, parents, ())]
 
-    @torch.inference_mode()
+    @inferring
     def grow_scores(
         self,
         rows: Sequence[DecodeState],
@@ -164,7 +164,7 @@ class CachedLM(Viewed):
         scored = self._advance(rows, tokens, parents, taps)
         return [Scores(logits, hidden) for logits, hidden in scored]
 
-    @torch.inference_mode()
+    @inferring
     def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
         """Keep the root and `path` of each open tree, forget the rest."""
         for row, path in zip(rows, paths, strict=True):
@@ -178,7 +178,7 @@ class CachedLM(Viewed):
             memory.cached += len(nodes)
             memory.forget()
 
-    @torch.inference_mode()
+    @inferring
     def prune(
         self,
         rows: Sequence[DecodeState],
@@ -191,7 +191,7 @@ class CachedLM(Viewed):
             self.cache.keep(memory.slot, memory.cached, nodes)
             memory.prune(nodes, count)
 
-    @torch.inference_mode()
+    @inferring
     def free(self, rows: Sequence[DecodeState]) -> None:
         """Forget rows. The last slot's row moves into the gap, so that slots stay contiguous."""
         for row in rows:
@@ -302,6 +302,9 @@ class CachedLM(Viewed):
         fed.sort(key=_slot)
         batch = self._batch(fed)
         logits, hidden = self._forward(batch, taps, part)
+        if len(feeds) == 1 and hidden is None and logits.shape[1] == feeds[0].scored:
+            feeds[0].settle()
+            return [(logits[0], None)]
         rows: dict[int, tuple[Tensor, Tensor | None]] = {}
         skipped = batch.width - logits.shape[1]
         for i, feed in enumerate(fed):

@@ -76,6 +76,8 @@ class Warp:
         self, tokens: Sequence[int], logits: Float[Tensor, "V"], path: Sequence[int] = ()
     ) -> int:
         """The most likely token after every option: what temperature 0 emits."""
+        if self._bias is None and not self.path_dependent:
+            return best_token(logits)
         scores = self._processed(tokens, (path,), logits[None])
         if self._forbids and impossible(scores):
             raise nothing_left(len(tokens) + len(path))
@@ -302,6 +304,13 @@ def best_tokens(scores: Float[Tensor, "n V"]) -> list[int]:
         choices: list[int] = scores.detach().numpy().argmax(-1).tolist()
         return choices
     return [int(token) for token in scores.argmax(-1).tolist()]
+
+
+def best_token(scores: Float[Tensor, "V"]) -> int:
+    """The most likely token of one row."""
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+        return int(scores.detach().numpy().argmax())
+    return int(scores.argmax())
 
 
 def point_mass(token: int, like: Float[Tensor, "V"]) -> Float[Tensor, "V"]:

@@ -1,0 +1,47 @@
+"""Which of a drafter's own drafters drafts: the fastest so far; the others are tried now and then.
+
+Speeds are tokens in the time of a plain step (`Bargain`), so arms of different cost compare. Only
+past steps decide, so the law of the text stays what each arm's own rule makes it.
+"""
+
+from __future__ import annotations
+
+from foretoken.controllers.shapes import Bargain
+
+FIRST, MOST = 16, 128  # steps between trials of a slower arm, doubled while it stays slower
+
+
+class Arms:
+    """One bargain per arm."""
+
+    def __init__(self, bargains: list[Bargain]) -> None:
+        self.bargains = bargains
+        self.waited = [0] * len(bargains)
+        self.every = [FIRST] * len(bargains)
+        self.turn = 0  # arm of the next probe while nothing is drafted
+
+    def __getitem__(self, arm: int) -> Bargain:
+        return self.bargains[arm]
+
+    def pick(self) -> int:
+        """The arm of this step; one that has waited long enough goes before the best."""
+        best = max(range(len(self.bargains)), key=lambda arm: self.bargains[arm].speed)
+        self.waited[best], self.every[best] = 0, FIRST
+        for arm in range(len(self.bargains)):
+            if arm != best:
+                self.waited[arm] += 1
+                if self.waited[arm] >= self.every[arm]:
+                    self.waited[arm] = 0
+                    self.every[arm] = min(2 * self.every[arm], MOST)
+                    return arm
+        return best
+
+    def next_probe(self) -> int:
+        """Arms are probed in turn."""
+        self.turn = (self.turn + 1) % len(self.bargains)
+        return self.turn
+
+    def scale(self, factor: float) -> None:
+        """Believe what was seen so far `factor` times as much."""
+        for bargain in self.bargains:
+            bargain.scale(factor)
