@@ -32,6 +32,7 @@ class Choice(RowDrafter):
     """Arm 0 merges the sources of fixed candidates; every other source is an arm of its own."""
 
     valued = True
+    shared = True  # arms are told apart by what all rows brought, and rules differ in their coins
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -45,7 +46,6 @@ class Choice(RowDrafter):
         self.arms = len(self.choices)
         self.draws = frozenset().union(*(one.draws for one in self.choices))
         self.trees = any(one.trees for one in self.choices)
-        self.shared = any(one.shared for one in self.choices)
 
     def start(self, row: DecodeState, seen: Tensor | None) -> None:
         states = []
