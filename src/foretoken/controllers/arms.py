@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from foretoken.controllers.shapes import Bargain
 
+ENOUGH = 8  # steps of an arm before its speed counts
 FIRST, MOST = 16, 128  # steps between trials of a slower arm, doubled while it stays slower
 
 
@@ -23,18 +24,24 @@ class Arms:
     def __getitem__(self, arm: int) -> Bargain:
         return self.bargains[arm]
 
-    def pick(self) -> int:
-        """The arm of this step; one that has waited long enough goes before the best."""
-        best = max(range(len(self.bargains)), key=lambda arm: self.bargains[arm].speed)
+    def pick(self) -> tuple[int, bool]:
+        """The arm of this step, and whether this is a trial: of a new arm as long as it promises
+        anything, or of a slower one that has waited long enough.
+        """
+        arms = range(len(self.bargains))
+        youngest = min(arms, key=lambda arm: self.bargains[arm].steps)
+        if self.bargains[youngest].steps < ENOUGH and self.bargains[youngest].speed >= 1.0:
+            return youngest, True
+        best = max(arms, key=lambda arm: self.bargains[arm].speed)
         self.waited[best], self.every[best] = 0, FIRST
-        for arm in range(len(self.bargains)):
+        for arm in arms:
             if arm != best:
                 self.waited[arm] += 1
                 if self.waited[arm] >= self.every[arm]:
                     self.waited[arm] = 0
                     self.every[arm] = min(2 * self.every[arm], MOST)
-                    return arm
-        return best
+                    return arm, True
+        return best, False
 
     def next_probe(self) -> int:
         """Arms are probed in turn."""

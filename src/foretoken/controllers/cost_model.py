@@ -92,8 +92,12 @@ class CostModel:
         if broke:
             chosen = [NONE] * len(rows)
         elif self.config.valued:
-            arm = self.arms.pick()
-            chosen = [replace(self.arms[arm].best(prices, len(rows)), arm=arm)] * len(rows)
+            arm, trial = self.arms.pick()
+            bargain = self.arms[arm]
+            offer = bargain.best(prices, len(rows))
+            if trial:  # at plain decoding's speed at worst, or it could never show what it brings
+                offer = bargain.offer(prices, len(rows), max(bargain.speed, 1.0))
+            chosen = [replace(offer, arm=arm)] * len(rows)
         elif self.branching:
             chosen = [self.shapes.best(self.ranks, prices, len(rows))] * len(rows)
         else:

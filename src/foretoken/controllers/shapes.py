@@ -32,6 +32,7 @@ class Bargain:
         self.max_depth, self.max_nodes, self.margin = max_depth, max_nodes, margin
         self.fade = 0.5 ** (1.0 / half_life)
         self.tokens = self.spent = 0.0  # per row, and in plain steps
+        self.steps = 0
 
     @property
     def speed(self) -> float:
@@ -40,6 +41,7 @@ class Bargain:
 
     def update(self, tokens: float, plain_steps: float) -> None:
         """One step that drafted brought `tokens` per row in the time of so many plain steps."""
+        self.steps += 1
         self.tokens = self.tokens * self.fade + tokens
         self.spent = self.spent * self.fade + plain_steps
 
