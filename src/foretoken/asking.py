@@ -16,11 +16,15 @@ def endless(rule: RuleT) -> RuleT:
     return rule
 
 
-def reading(*taps: int) -> Callable[[RuleT], RuleT]:
-    """Mark a `keep_going` that wants these hidden layers of the draft model's newest token."""
+def reading(*taps: int, branches: bool = False) -> Callable[[RuleT], RuleT]:
+    """Mark a `keep_going` that wants these hidden layers of the draft model's newest token.
+
+    With `branches` it decides about a whole level at once, and wants those of every branch.
+    """
 
     def marked(rule: RuleT) -> RuleT:
         rule.taps = taps  # type: ignore[attr-defined]
+        rule.branches = branches  # type: ignore[attr-defined]
         return rule
 
     return marked
@@ -30,3 +34,8 @@ def taps_of(rule: Callable[..., int]) -> tuple[int, ...]:
     """The hidden layers a `keep_going` wants; most want none."""
     taps: tuple[int, ...] = getattr(rule, "taps", ())
     return taps
+
+
+def wants_branches(rule: Callable[..., int]) -> bool:
+    """Whether a `keep_going` decides about all branches of a level; most see one law."""
+    return bool(getattr(rule, "branches", False))

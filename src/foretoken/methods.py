@@ -45,6 +45,7 @@ CONTROLLERS = {
     "cost_model": "controllers.cost_model:CostModel",
     "confidence": "controllers.confidence:Confidence",
     "acceptance_head": "controllers.acceptance_head:AcceptanceThreshold",
+    "decision": "controllers.decision:DecisionModel",
 }
 GENERAL_CONTROLLERS = ("fixed", "cost_model")  # fit every method that drafts
 
@@ -194,6 +195,16 @@ METHODS: dict[str, Method] = {
             "a tree whose first layer is the target's own; exact only for k=(1, 1, ...)",
             drafter="drafters.target_first:TargetFirst",
             verifier="target_first",
+            models=("draft",),
+            lossless=False,
+            paper="arXiv 2409.10644",
+        ),
+        Method(
+            "mcsd-dynamic",
+            "chains below the target's own tokens, cut by a trained model; exact only for k=1",
+            drafter="drafters.target_first:TargetFork",
+            verifier="target_first",
+            controller="decision",
             models=("draft",),
             lossless=False,
             paper="arXiv 2409.10644",

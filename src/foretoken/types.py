@@ -364,7 +364,8 @@ class Controller(Protocol):
 
         May look at laws and earlier draws only. `hidden` belongs to the token fed last, the one
         before the token asked for; given if the rule is marked as `reading` it. Drafters that know
-        no LAST ask again, and then the answer has to be no.
+        no LAST ask again, and then the answer has to be no. A rule marked as reading `branches` is
+        handed the laws [n V] and hidden layers [n L H] of a whole level by drafters of trees.
         """
         ...
 

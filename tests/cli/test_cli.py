@@ -195,7 +195,7 @@ COMMANDS = {
     "minis widen": "out params dtype seed json",
     "minis evaluate": "draft count seed depth json",
     "train acceptance": "target draft out data prompts new-tokens temperature weight mix blocks "
-    "shared labels calibration steps rate seed fresh device dtype json",
+    "shared labels calibration steps rate seed fresh device dtype json for model",
 }
 
 
@@ -403,6 +403,25 @@ def test_a_trained_head_serves_the_method_it_is_for(models, tmp_path):
         for how in (using, ["--method", "plain"])
     ]
     assert texts[0]["tokens"] == texts[1]["tokens"]
+
+
+def test_a_decision_model_is_trained_by_the_same_command(models, tmp_path):
+    target, draft = models[1], models[3]
+    data = tmp_path / "passages.txt"
+    data.write_text("\n\n".join(f"the cat {n} is in the rain" for n in range(12)))
+    flags = ["--target", target, "--draft", draft, "--data", data, "--prompts", 8, "--steps", 20]
+    head = tmp_path / "head"
+    flags += ["--out", head, "--new-tokens", 8]
+    ran = run("train", "acceptance", "--for", "mcsd", "--model", "hard", *flags)
+    assert ran.exit_code == 0, ran.output
+    assert "Brier" in ran.stdout and "trained" in ran.stdout
+    using = ["--method", "mcsd-dynamic", "--set", f"head={head}"]
+    ran = run("generate", PROMPT, *models, *using, "--max-new-tokens", 20, "--json")
+    assert ran.exit_code == 0 and json.loads(ran.stdout)["tokens"]
+    refused(run("train", "acceptance", "--for", "pearl", *flags), "'pearl'", "--for mcsd")
+    wrong = run("train", "acceptance", "--for", "mcsd", "--mix", 0.5, *flags)
+    refused(wrong, "--mix", "an acceptance head has that option")
+    refused(run("train", "acceptance", "--model", "hard", *flags), "--model")
 
 
 def test_specdec_without_a_head_says_how_to_make_one(models):

@@ -20,7 +20,7 @@ from foretoken.datastore.codecs import Codec
 from foretoken.datastore.dense import Contents, write
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
-from foretoken.heads import acceptance, exits
+from foretoken.heads import acceptance, decision, exits
 from foretoken.methods import Method
 
 _folders: list[TemporaryDirectory[str]] = []  # removed when the interpreter ends
@@ -42,6 +42,8 @@ def needed(
     if (controller or entry.controller) == "acceptance_head":
         head = random_acceptance(hidden_size or vocab_size, vocab_size)
         found |= {"head": head, "threshold": 0.5, "shortest": 1}
+    if (controller or entry.controller) == "decision":
+        found |= {"head": random_decision(hidden_size or vocab_size, vocab_size), "threshold": 0.5}
     return found
 
 
@@ -105,19 +107,4 @@ def random_acceptance(hidden_size: int, vocab_size: int) -> Path:
     return acceptance.save(folder(), head, vocab_size, {"weights": "random"})
 
 
-def silent_predictors(vocab_size: int, hidden_size: int) -> str:
-    """Predictors that never fire: what they would change is a lossy method's own affair."""
-    head = exits.ExitPredictors(range(3), candidates=2, hidden=4)
-    with torch.no_grad():
-        for weight in head.parameters():
-            weight.zero_()
-        for layer in head.layers:
-            head.predictors[str(layer)][2].bias.fill_(-100.0)
-    return str(exits.save(folder(), head, hidden_size, vocab_size, {"weights": "zero"}))
-
-
-MAKERS: dict[str, Callable[[int, int], Any]] = {
-    "datastore": tiny_datastore,
-    "keys": tiny_keys,
-    "predictors": silent_predictors,
-}
+from foretoken.heads import acceptance, decision, exits

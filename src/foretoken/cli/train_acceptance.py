@@ -1,4 +1,4 @@
-"""`foretoken train acceptance`: the head that chooses lengths for specdec++."""
+"""`foretoken train acceptance`: heads that say how far to draft, for specdec++ or mcsd-dynamic."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from foretoken.cli import train as t
 
 @t.train.command(epilog="Example: `foretoken train acceptance --out ./head --prompts 300`")
 def acceptance(
+    context: typer.Context,
     out: t.Out,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
     data: t.Data = None,
+    for_: Annotated[
+        str,
+        typer.Option("--for", help="specdec++ (an acceptance head) or mcsd (a decision model)."),
+    ] = "specdec++",
+    model: Annotated[str, typer.Option(help="For mcsd: soft or hard.")] = "soft",
     count: Annotated[int, typer.Option("--prompts", help="Prompts to train on.")] = 600,
     new_tokens: Annotated[int, typer.Option(help="Tokens the target writes after each.")] = 64,
     temperature: Annotated[float, typer.Option(help="The head fits this one.")] = 1.0,
@@ -35,21 +41,32 @@ def acceptance(
     dtype: o.Dtype = None,
     json_: o.AsJson = False,
 ) -> None:
-    """Train the head that tells specdec++ when to stop drafting."""
+    """Train the head that tells specdec++ or mcsd-dynamic when to stop drafting."""
     t.require_extra()
+    _check_options(context, for_)
+    from foretoken.training import decision
     from foretoken.training.acceptance import Lesson, run
     from foretoken.training.capture import Capture
+    from foretoken.training.decision import DecisionLesson
     from foretoken.training.objectives.acceptance import Acceptance
 
-    lesson = Lesson(
-        capture=Capture(new_tokens=new_tokens, temperature=temperature, mix=mix, seed=seed),
-        objective=Acceptance(weight=weight, labels=labels),
-        blocks=blocks,
-        shared=shared,
-        steps=steps,
-        rate=rate,
-        calibration=calibration,
-    )
+    lesson: Any
+    train: Any
+    if for_ == "mcsd":
+        capture = Capture(new_tokens=new_tokens, temperature=temperature, mix=0.0, seed=seed)
+        lesson = DecisionLesson(capture=capture, model=model, steps=steps, rate=rate)
+        train = decision.run
+    else:
+        lesson = Lesson(
+            capture=Capture(new_tokens=new_tokens, temperature=temperature, mix=mix, seed=seed),
+            objective=Acceptance(weight=weight, labels=labels),
+            blocks=blocks,
+            shared=shared,
+            steps=steps,
+            rate=rate,
+            calibration=calibration,
+        )
+        train = run
     held_out = max(1, count // t.HELD_OUT)
     some = t.prompts(data, "train", count, seed), t.prompts(data, "valid", held_out, seed)
     session = o.open_session(
@@ -57,12 +74,37 @@ def acceptance(
         dtype=dtype,
     )  # fmt: skip
     with session:
-        found = run(session, some, lesson, out, fresh=fresh, show=not json_)
+        found = train(session, some, lesson, out, fresh=fresh, show=not json_)
     if json_:
         o.print_json(found)
         return
     show(found)
     print(out)
+
+
+def _check_options(context: typer.Context, for_: str) -> None:
+    """Refuse an unknown kind of head, and options that the kind asked for does not have."""
+    from foretoken.errors import ConfigError
+
+    others = {
+        "specdec++": ("model",),
+        "mcsd": ("weight", "mix", "blocks", "shared", "labels", "calibration"),
+    }
+    if for_ not in others:
+        raise ConfigError(
+            f"a head for {for_!r} was asked for.",
+            "heads are trained for specdec++ and for mcsd.",
+            "pass --for specdec++ or --for mcsd.",
+        )
+    sources = {name: context.get_parameter_source(name) for name in others[for_]}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if given:
+        told = ", ".join(f"--{name}" for name in given)
+        raise ConfigError(
+            f"{told} was asked for with --for {for_}.",
+            f"{'an acceptance head' if for_ == 'mcsd' else 'a decision model'} has that option.",
+            f"leave {told} out.",
+        )
 
 
 def show(found: dict[str, Any]) -> None:

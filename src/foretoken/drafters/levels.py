@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
+from foretoken.asking import LAST, taps_of, wants_branches
 from foretoken.coins import Coins
 from foretoken.drafters.rows import RowDrafter
 from foretoken.errors import ConfigError
@@ -115,7 +117,7 @@ class LevelDrafter(RowDrafter):
     kind: Draw  # of children above temperature 0
 
     def __init__(self, draft_lm: LanguageModel) -> None:
-        self.lm = draft_lm
+        self.lm = self.hidden_from = draft_lm
 
     def levels(self, budget: Budget) -> tuple[int, ...]:
         """What each level of a draft may have under `budget`."""
@@ -141,27 +143,41 @@ class LevelDrafter(RowDrafter):
             state.growth = Growth(row, state.warp, widths, [row.tokens[-1]]) if widths else None
             if state.growth is not None:
                 growing.append(state.growth)
-        while growing:
-            logits = self.lm.grow(
-                [growth.row for growth in growing],
-                [growth.feed_tokens() for growth in growing],
-                [growth.feed_parents() for growth in growing],
-            )
-            growing = [
-                growth
-                for growth, scored in zip(growing, logits, strict=True)
-                if self.level(growth, scored, keep_going)
-            ]
+        self.complete(growing, keep_going)
         return [self.draft(row) for row in rows]
 
-    def level(self, growth: Growth, logits: Tensor, keep_going: KeepGoing) -> bool:
-        """One level more; False when the tree is complete."""
-        laws = growth.read(logits)
-        if not laws or not keep_going(growth.row, next(iter(laws.values()))):
+    def complete(self, growing: list[Growth], keep_going: KeepGoing) -> None:
+        """Level after level, one draft forward each, until no tree grows any more."""
+        taps = taps_of(keep_going)
+        while growing:
+            rows = [growth.row for growth in growing]
+            tokens = [growth.feed_tokens() for growth in growing]
+            parents = [growth.feed_parents() for growth in growing]
+            if taps:
+                scores = self.lm.grow_scores(rows, tokens, parents, taps)
+            else:
+                scores = [Scores(logits) for logits in self.lm.grow(rows, tokens, parents)]
+            growing = [
+                growth
+                for growth, score in zip(growing, scores, strict=True)
+                if self.level(growth, score, keep_going)
+            ]
+
+    def level(self, growth: Growth, score: Scores, keep_going: KeepGoing) -> bool:
+        """One level more, if `keep_going`, asked before any coin, allows it; False when the tree
+        is complete.
+        """
+        laws = self.bearing(growth, growth.read(score.logits))
+        answer = asked(growth, laws, score.hidden, keep_going) if laws else 0
+        if not answer:
             return False
         born = len(growth.tokens)
         self.spawn(growth, laws)
-        return growth.descend(born)
+        return growth.descend(born) and answer != LAST
+
+    def bearing(self, growth: Growth, laws: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Those of the nodes just fed that get children."""
+        return laws
 
     def allowed(self, row: DecodeState, budget: Budget) -> Budget:
         """The budget within the draft model's positions; nodes of the last level are never fed."""
@@ -205,6 +221,21 @@ class LevelDrafter(RowDrafter):
 class _RowState:
     warp: Warp
     growth: Growth | None = None
+
+
+def asked(
+    growth: Growth, laws: dict[int, Tensor], hidden: Tensor | None, keep_going: KeepGoing
+) -> int:
+    """The controller's answer about the next level: to the law of its first branch, or of all.
+
+    `hidden` [n L H] runs over the nodes fed; nodes that bear no children are left out.
+    """
+    if not wants_branches(keep_going):
+        return keep_going(growth.row, next(iter(laws.values())))
+    stacked = torch.stack(list(laws.values()))
+    if hidden is None:
+        return keep_going(growth.row, stacked)
+    return keep_going(growth.row, stacked, hidden[[growth.frontier.index(n) for n in laws]])
 
 
 def ranking(row: DecodeState, vocab_size: int) -> Warp:

@@ -43,15 +43,17 @@ class TargetFirst(FixedShape):
     """k = (W, k1, ..., kL): W tokens of the target, below each of them a tree of the draft's."""
 
     memoryless = False
+    FORM: Form = (2, 4, 4, 1, 1)  # where none was told
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        # W, then children of every node by depth; None: the paper's (2, 4, 4, 1, 1), narrowed
+        # W, then children of every node by depth, or W alone for W chains; None: (2, 4, 4, 1, 1),
+        # or 4 chains for mcsd-dynamic, narrowed to the budget
         k: Form | None = None
 
     def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
         self.config = config or self.Config()
-        super().__init__(draft_lm, self.config.k, (2, 4, 4, 1, 1), Draw.DISTINCT)
+        super().__init__(draft_lm, self.config.k, self.FORM, Draw.DISTINCT)
         # IID chains are ordinary drafts; DISTINCT says that the first layer is the target's.
         self.draws = frozenset({Draw.IID, Draw.POINT, Draw.DISTINCT})
 
@@ -68,17 +70,7 @@ class TargetFirst(FixedShape):
             state.growth = self.begin(row, state, self.levels(self.allowed(row, budget)))
             if state.growth is not None and state.growth.level < len(state.growth.widths):
                 growing.append(state.growth)
-        while growing:
-            logits = self.lm.grow(
-                [growth.row for growth in growing],
-                [growth.feed_tokens() for growth in growing],
-                [growth.feed_parents() for growth in growing],
-            )
-            growing = [
-                growth
-                for growth, scored in zip(growing, logits, strict=True)
-                if self.level(growth, scored, keep_going)
-            ]
+        self.complete(growing, keep_going)
         return [self.draft(row) for row in rows]
 
     def begin(self, row: DecodeState, state: _RowState, widths: tuple[int, ...]) -> Growth | None:
@@ -99,9 +91,9 @@ class TargetFirst(FixedShape):
             growth.level = len(widths)  # every candidate ends the text
         return growth
 
-    def spawn(self, growth: Growth, laws: dict[int, Tensor]) -> None:
-        first = growth.laws[0]
-        super().spawn(growth, {n: law for n, law in laws.items() if n or first is None})
+    def bearing(self, growth: Growth, laws: dict[int, Tensor]) -> dict[int, Tensor]:
+        first = growth.laws[0]  # the root has the target's candidates already
+        return {n: law for n, law in laws.items() if n or first is None}
 
     def draft(self, row: DecodeState) -> Draft:
         state: _RowState = row.draft
@@ -154,3 +146,14 @@ class TargetFirst(FixedShape):
         left = (p - q).clamp_min(0.0)
         mass = left.sum()
         return left / mass if float(mass) > 0.0 else p
+
+
+class TargetFork(TargetFirst):
+    """W chains, one below each token of the target: the form whose depth a controller chooses.
+
+    Nodes lie level by level, so a tree that stopped early is the beginning of the whole one, and
+    its mask the upper left part of the whole one's.
+    """
+
+    FORM = 4  # W; the paper's runs have 4 to 24
+    DEPTH = 6  # the first layer and the paper's five drafted ones

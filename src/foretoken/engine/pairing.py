@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.asking import taps_of
+from foretoken.asking import taps_of, wants_branches
 from foretoken.errors import CapabilityError, PairingError
 from foretoken.methods import VERIFIERS, resolve
 from foretoken.types import Controller, Drafter, Draw, LanguageModel, Verifier
@@ -30,7 +30,7 @@ def check_pairing(target: LanguageModel, drafter: Drafter, verifier: Verifier) -
             "silently follow another law, however fast it looks.",
             f"use the verifier {' or '.join(exact_rules(drafter))}, exact for {draws}.",
         )
-    if getattr(verifier, "drafter", guesser) != guesser:
+    if getattr(verifier, "drafter", guesser) not in [cls.__name__ for cls in type(drafter).__mro__]:
         raise PairingError(
             f"{guesser} was paired with the verifier of {verifier.drafter}.",  # type: ignore[attr-defined]
             "that rule takes the first layer for the target's own, untested.",
@@ -61,6 +61,12 @@ def check_reading(drafter: Drafter, controller: Controller) -> None:
             f"{rule} reads the hidden layers of a draft model token by token, and {guesser} shows "
             "none.",
             "use it with method chain, or use the controller fixed, confidence or cost_model.",
+        )
+    if drafter.trees and not wants_branches(controller.keep_going):
+        raise PairingError(
+            f"{guesser} was paired with the controller {rule}.",
+            f"{rule} judges one chain token by token, and {guesser} grows several branches.",
+            "use the controller decision, which judges them together, or method chain.",
         )
     controller.read_from(drafter.hidden_from)  # type: ignore[attr-defined]
 

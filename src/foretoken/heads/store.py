@@ -23,6 +23,7 @@ from foretoken.errors import CheckpointError, ConfigError
 
 CARD = "head.json"
 VERSION = 1  # of the folder's form
+COMMANDS = {"decision": "acceptance --for mcsd"}  # what makes a kind, where the name is another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +71,13 @@ def read_card(folder: str | Path, kind: str) -> Card:
         raise CheckpointError(
             f"the {kind} head in {folder} was asked for.",
             f"the folder holds a head of the kind {found.get('kind')!r}.",
-            f"pass the folder of a head that `foretoken train {kind}` wrote.",
+            f"pass the folder of a head that `{command(kind)}` wrote.",
         )
     if found.get("version") != VERSION:
         raise CheckpointError(
             f"the {kind} head in {folder} was asked for.",
             f"its folder has version {found.get('version')!r}; this foretoken reads {VERSION}.",
-            f"train it again with `foretoken train {kind}`, or use a foretoken of its time.",
+            f"train it again with `{command(kind)}`, or use a foretoken of its time.",
         )
     names = {entry.name for entry in dataclasses.fields(Card)}
     try:
@@ -121,8 +122,13 @@ def check_fits(card: Card, folder: str | Path, hidden_size: int, vocab_size: int
                 f"{given}.",
                 f"the head was trained for a model whose {what} is {its}.",
                 f"use the model it was trained for, or train a head for this one with "
-                f"`foretoken train {card.kind}`.",
+                f"`{command(card.kind)}`.",
             )
+
+
+def command(kind: str) -> str:
+    """The command that trains heads of a kind."""
+    return f"foretoken train {COMMANDS.get(kind, kind)}"
 
 
 def broken(folder: str | Path, kind: str, why: str) -> CheckpointError:
@@ -130,7 +136,7 @@ def broken(folder: str | Path, kind: str, why: str) -> CheckpointError:
     return CheckpointError(
         f"the {kind} head in {folder} was asked for.",
         f"{why}.",
-        f"train it again with `foretoken train {kind} --out {folder}`, or pass another folder.",
+        f"train it again with `{command(kind)} --out {folder}`, or pass another folder.",
     )
 
 
@@ -154,7 +160,7 @@ def _document(folder: Path, kind: str) -> dict[str, Any]:
         raise CheckpointError(
             f"the {kind} head in {folder} was asked for.",
             f"there is no {CARD} in that folder.",
-            f"pass the folder of a finished head; `foretoken train {kind} --out DIR` makes one.",
+            f"pass the folder of a finished head; `{command(kind)} --out DIR` makes one.",
         )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

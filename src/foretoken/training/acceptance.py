@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError
 from foretoken.heads import acceptance
-from foretoken.training import checkpoint
 from foretoken.training.calibrate import WAYS, Cape, cape, margins, scaled
 from foretoken.training.capture import Capture, Features, collect
+from foretoken.training.features import Fit, fit
 from foretoken.training.objectives.acceptance import Acceptance, quality
-from foretoken.training.trainer import Trainer, TrainingPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,23 +51,6 @@ class Lesson:
                 )
 
 
-class Shuffled:
-    """A stream of feature batches: every token once per epoch, in an order of the epoch's own."""
-
-    def __init__(self, features: Features, batch: int, seed: int) -> None:
-        self.features, self.seed = features, seed
-        self.n = len(features["accept"])
-        self.size = min(batch, self.n)
-        self.per_epoch = max(1, self.n // self.size)
-
-    def batch(self, index: int) -> dict[str, Tensor]:
-        epoch, place = divmod(index, self.per_epoch)
-        chance = random.Random(f"{self.seed}/{epoch}").getrandbits(62)
-        order = torch.randperm(self.n, generator=torch.Generator().manual_seed(chance))
-        chosen = order[place * self.size : (place + 1) * self.size]
-        return {name: values[chosen] for name, values in self.features.items()}
-
-
 def run(
     session: Session,
     prompts: tuple[Sequence[str], Sequence[str]],
@@ -92,28 +72,10 @@ def run(
     hidden = train["hidden"].shape[-1]
     head = acceptance.AcceptanceHead(hidden, blocks=lesson.blocks, shared=lesson.shared)
     untrained = judge(head, dev)
-    stream = Shuffled(train, lesson.batch, lesson.capture.seed)
-    steps = lesson.steps or lesson.epochs * stream.per_epoch
-    every = max(1, steps // 20)
-    held_out = Shuffled(dev, len(dev["accept"]), 0)
-    plan = TrainingPlan(
-        steps=steps,
-        matrix_rate=0.0,
-        vector_rate=lesson.rate,
-        warmup=max(1, round(0.03 * steps)),
-        save_every=every,
-        evaluate_every=every,
-        held_out_batches=1,
-        patience=6,
-        seed=lesson.capture.seed,
+    plan = Fit(lesson.epochs, lesson.steps, lesson.batch, lesson.rate, lesson.capture.seed)
+    progress = fit(
+        head, lesson.objective, (train, dev), plan, work, name="acceptance head", show=show
     )
-    trainer = Trainer(
-        head, lesson.objective, stream, plan, work, held_out=held_out, name="acceptance head"
-    )
-    progress = trainer.run(show=show)
-    if (work / checkpoint.BEST).is_file():
-        head.load_state_dict(checkpoint.load(work / checkpoint.BEST)["model"])
-    head.eval().requires_grad_(False)
     found = calibrated(head, train, dev, lesson)
     chosen = found.pop("head")
     notes = {

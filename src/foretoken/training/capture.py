@@ -27,10 +27,10 @@ from torch import Tensor
 from foretoken.coins import SeededCoins
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.heads.decision import certainty
 from foretoken.trees.build import chain
 from foretoken.types import NORMED, DecodeState, Draft, Draw
 
-TOP = 10  # probabilities of the draft law that are kept beside its entropy
 SHARD = 16  # prompts per file
 
 Features = dict[str, Tensor]  # all [n] or [n, width]; n tokens
@@ -122,8 +122,6 @@ def _guesses(session: Session, row: DecodeState, text: Sequence[int], mix: float
     own = [coins.flip(mix) for _ in range(n)]
     mixture = [x if keep else y for x, y, keep in zip(text, guesses, own, strict=True)]
     _, after = _read(session.draft, row, mixture)
-    top = laws.topk(min(TOP, laws.shape[-1])).values.float()
-    entropy = -laws.xlogy(laws).sum(-1, keepdim=True).float()
     best = [int(p[i].argmax()) for i in range(n)]
     chosen = torch.tensor([i for i in range(n) if not own[i]], dtype=torch.long)
     accept = torch.tensor(chances)
@@ -134,7 +132,7 @@ def _guesses(session: Session, row: DecodeState, text: Sequence[int], mix: float
         "best": torch.tensor([float(y == b) for y, b in zip(guesses, best, strict=True)]),
         "hidden": after[1:].float().cpu(),  # at the guess itself
         "before": before[:-1].float().cpu(),  # where it was guessed
-        "certainty": torch.cat([entropy, top], -1).cpu(),
+        "certainty": certainty(laws).cpu(),
     }
     return {name: values[chosen] for name, values in found.items()}
 

@@ -20,7 +20,7 @@ class TargetFirst:
 
     exact_for: frozenset[Draw] = frozenset()
     chains_only = False
-    drafter = "TargetFirst"  # the only one whose first layer is the target's own
+    drafter = "TargetFirst"  # and its forms: no other drafter's first layer is the target's own
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:

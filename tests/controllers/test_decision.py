@@ -1,0 +1,226 @@
+"""Depths by a decision model: asked before a level is drawn, about all its branches at once."""
+
+import pytest
+import torch
+
+from foretoken.asking import LAST, reading
+from foretoken.audit.fixtures import random_acceptance, random_decision
+from foretoken.audit.law import BOUND, law_gap
+from foretoken.audit.rows import make_row, seeded_rows, write
+from foretoken.coins import SeededCoins
+from foretoken.engine.assemble import assemble
+from foretoken.errors import CheckpointError, ConfigError, PairingError
+from foretoken.heads import decision
+from foretoken.lm.table import TableLM
+from foretoken.methods import METHODS
+from foretoken.trees.masks import ancestors
+from foretoken.types import NORMED, Budget, Draw, SamplingParams
+
+VOCAB = 4
+PROMPTS = ((0, 1, 2, 0, 1), (2, 2, 1), (1,), (3, 0))
+
+
+def tables(vocab=VOCAB):
+    return TableLM.random(vocab, seed=21), TableLM.random(vocab, seed=22)
+
+
+def engine(model="soft", method="mcsd-dynamic", vocab=VOCAB, **options):
+    if options.get("controller", "decision") == "decision":
+        options = {"head": random_decision(vocab, vocab, model), "threshold": 0.5} | options
+    return assemble(method, *tables(vocab), **options)
+
+
+def rounds(built, temperature=1.0, tokens=60):
+    """(tokens before the round, its draft) of every round that the cap did not shorten."""
+    params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
+    found = []
+    for row in seeded_rows(PROMPTS, params, built.target.vocab_size):
+        before = list(row.tokens)
+        for record in built.run([row]):
+            if tokens - (len(before) - row.prompt_len) > built.controller.config.depth:
+                found.append((before, record.drafts[0]))
+            before = list(row.tokens)
+    return found
+
+
+def depth_of(draft):
+    return max(draft.tree.depths())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("model", decision.MODELS)
+def test_the_depth_is_what_the_levels_before_it_say(model, temperature):
+    """Recomputed from the table alone: level n is the last if no node of level n - 1 gives hope."""
+    threshold = 0.75
+    built = engine(model, k=3, threshold=threshold)
+    head, _ = decision.load(random_decision(VOCAB, VOCAB, model))
+    lm, depths = built.drafter.lm, set()
+    for before, draft in rounds(built, temperature):
+        known = draft.draw is Draw.DISTINCT
+        longest = built.controller.config.depth
+        levels = draft.tree.depths()
+        expected = longest
+        for level in range(1 if known else 0, longest):
+            nodes = [n for n in range(len(levels)) if levels[n] == level]
+            states = torch.stack(
+                [
+                    lm.after([*before, *[draft.tree.tokens[m] for m in draft.tree.path(node)]])
+                    for node in nodes
+                ]
+            )
+            seen = states if model == "soft" else decision.certainty(states.softmax(-1))
+            if not bool((head.likely(seen) > threshold).any()):
+                expected = level + 1
+                break
+        assert depth_of(draft) == expected
+        depths |= {expected} if known else set()
+    assert len(depths) > 2, "the head never decided anything"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_level_is_asked_for_while_it_is_not_there(temperature):
+    built = engine(k=3)
+    params = SamplingParams(max_new_tokens=9, temperature=temperature)
+    row = make_row((0, 1), params, SeededCoins(0), VOCAB)
+    for record in built.run([row]):
+        if record.drafts[0].draw is Draw.DISTINCT:
+            break
+    seen = []
+
+    @reading(NORMED, branches=True)
+    def asked(row, law, hidden):
+        growth = row.draft.growth
+        seen.append((growth.level, max(growth.tree().depths()), len(law), len(hidden)))
+        return LAST if len(seen) == 3 else 1
+
+    other = make_row(tuple(row.tokens), params, SeededCoins(1), VOCAB)
+    drafter = built.drafter
+    drafter.start(other, None)
+    other.draft.pending = torch.full((VOCAB,), 1.0 / VOCAB, dtype=torch.float64)
+    [draft] = drafter.propose([other], [Budget(6, 24)], asked)
+    assert seen == [(1, 1, 3, 3), (2, 2, 3, 3), (3, 3, 3, 3)]
+    assert depth_of(draft) == 4, "the last level that was paid for is drawn"
+
+
+def test_no_forward_is_spent_on_a_level_that_is_not_drawn():
+    built = engine(k=2)
+    spent = 0
+    for row in seeded_rows(PROMPTS, SamplingParams(max_new_tokens=50, temperature=1.0), VOCAB):
+        for record in built.run([row]):
+            draft = record.drafts[0]
+            if len(draft.tree) > 1:
+                spent += depth_of(draft) - (draft.draw is Draw.DISTINCT)
+    assert built.drafter.lm.forwards == spent
+
+
+def test_thresholds_of_nothing_and_of_everything():
+    assert {depth_of(d) for _, d in rounds(engine(threshold=0.0))} == {6}
+    last = rounds(engine(threshold=1.0))
+    assert {depth_of(d) for _, d in last if d.draw is Draw.DISTINCT} == {2}
+    assert {depth_of(d) for _, d in last if d.draw is not Draw.DISTINCT} == {1}
+
+
+def test_always_going_on_is_the_fixed_tree_token_for_token():
+    params = SamplingParams(max_new_tokens=50, temperature=1.0)
+    ours = write(engine(threshold=0.0, k=3, depth=4), seeded_rows(PROMPTS, params, VOCAB))
+    fixed = engine(controller="fixed", k=3, depth=4, nodes=12)
+    assert ours == write(fixed, seeded_rows(PROMPTS, params, VOCAB))
+
+
+@pytest.mark.parametrize(("depth", "nodes"), [(1, 4), (2, 8), (5, 7), (3, 2), (0, 0)])
+def test_the_budget_is_never_exceeded(depth, nodes):
+    for _, draft in rounds(engine(threshold=0.1, depth=depth, nodes=nodes)):
+        assert depth_of(draft) <= depth and len(draft.tree) - 1 <= nodes
+
+
+def test_a_tree_that_stopped_is_the_beginning_of_the_whole_one():
+    """One topology for all depths: the mask of any of them is a corner of the whole tree's."""
+    whole = [-1, 0, 0, 0, *range(1, 16)]  # three chains, six deep
+    sight, sizes = ancestors(whole), set()
+    for _, draft in rounds(engine(k=3, threshold=0.8)):
+        if draft.draw is Draw.DISTINCT and len(draft.tree.children()[0]) == 3:
+            n = len(draft.tree)
+            assert list(draft.tree.parents) == whole[:n]
+            assert ancestors(draft.tree.parents) == sight[:n]
+            sizes.add(n)
+    assert len(sizes) > 2
+
+
+@pytest.mark.parametrize("model", decision.MODELS)
+@pytest.mark.parametrize(
+    "setting", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}], ids=str
+)
+def test_one_candidate_keeps_the_law(model, setting):
+    """The depth follows what is drawn, and never the token about to be drawn."""
+    depths = set()
+    built = engine(model, vocab=3, k=1, depth=3, nodes=3)
+    built.listeners.append(lambda record: depths.add(len(record.drafts[0].tree)))
+    gap = law_gap(lambda: built, tables(3)[0], setting, tokens=4)
+    assert gap.variation <= BOUND
+    assert {3, 4} <= depths, "the head decided"
+
+
+def test_more_candidates_change_it_and_the_table_of_methods_says_so():
+    built = engine(vocab=3, k=2, depth=2, nodes=4)
+    gap = law_gap(lambda: built, tables(3)[0], {"temperature": 1.0}, tokens=4)
+    assert gap.variation > 0.01
+    row = METHODS["mcsd-dynamic"]
+    assert not row.lossless and "only for k=1" in row.summary
+
+
+@pytest.mark.parametrize("verifier", ["recursive", "traversal"])
+def test_a_lossless_tree_stays_lossless_under_it(verifier):
+    sizes = set()
+    built = engine(
+        method="mcsd", controller="decision", vocab=3, verifier=verifier, k=(2, 1), nodes=4
+    )
+    built.listeners.append(lambda record: sizes.add(len(record.drafts[0].tree)))
+    gap = law_gap(lambda: built, tables(3)[0], {"temperature": 1.0})
+    assert gap.variation <= BOUND
+    assert {3, 5} <= sizes, "the head decided"
+
+
+def test_chains_have_one_branch():
+    built = engine(method="chain", controller="decision", depth=8)
+    assert len({depth_of(draft) for _, draft in rounds(built)}) > 2
+
+
+def test_heads_of_another_kind_or_size_and_none_are_refused():
+    with pytest.raises(ConfigError, match="without a head") as caught:
+        engine(head="")
+    assert "foretoken train acceptance --for mcsd" in caught.value.do
+    with pytest.raises(CheckpointError, match="kind 'acceptance'") as caught:
+        engine(head=random_acceptance(VOCAB, VOCAB))
+    assert "foretoken train acceptance --for mcsd" in caught.value.do
+    with pytest.raises(CheckpointError, match="kind 'decision'"):
+        assemble("specdec++", *tables(), head=random_decision(VOCAB, VOCAB))
+    for model in decision.MODELS:
+        with pytest.raises(ConfigError, match="hidden size is 4"):
+            engine(head=random_decision(5, VOCAB, model))
+        with pytest.raises(ConfigError, match="vocabulary is 4"):
+            engine(head=random_decision(VOCAB, 7, model))
+
+
+def test_a_rule_for_chains_is_refused_on_trees():
+    with pytest.raises(PairingError, match="one chain"):
+        engine(controller="acceptance_head", head=random_acceptance(VOCAB, VOCAB))
+
+
+@pytest.mark.parametrize("option", [{"threshold": 1.5}, {"depth": -1}, {"nodes": -1}])
+def test_bounds_out_of_range_are_refused(option):
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        engine(**option)
+
+
+def test_both_models_come_back_from_their_folders(tmp_path):
+    torch.manual_seed(0)
+    for model, seen in (("soft", 9), ("hard", 6)):
+        head = decision.DecisionHead(9, 5, model=model)
+        decision.save(tmp_path / model, head, {})
+        loaded, card = decision.load(tmp_path / model)
+        states = torch.randn(7, seen)
+        assert torch.equal(loaded.likely(states), head.likely(states))
+        assert (card.hidden_size, card.vocab_size, loaded.model) == (9, 5, model)
+    assert [layer.out_features for layer in decision.DecisionHead(768, 5).layers[::2]] == [
+        512, 256, 1,
+    ]  # fmt: skip

@@ -1,0 +1,88 @@
+"""Decision models: they learn from captures, resume, and serve the method they are for."""
+
+import pytest
+import torch
+from killed_acceptance import VOCAB, prompts, session
+
+from foretoken.audit.rows import seeded_rows, write
+from foretoken.engine.assemble import assemble
+from foretoken.errors import ConfigError
+from foretoken.heads import decision
+from foretoken.training import features
+from foretoken.training.capture import Capture
+from foretoken.training.decision import DecisionLesson, run
+from foretoken.types import SamplingParams
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def train(out, **changes):
+    settings = {"capture": Capture(new_tokens=12, mix=0.0, seed=3), "steps": 300, "rate": 1e-2}
+    some = prompts(40), prompts(12, start=3)
+    return run(session(), some, DecisionLesson(**settings | changes), out, show=False)
+
+
+def test_the_soft_model_beats_the_base_rate(tmp_path):
+    found = train(tmp_path)
+    after = found["figures"]["trained"]
+    assert after["divergence"] < 0.8 * found["untrained"]["divergence"]
+    assert after["brier"] < after["base"]
+    assert found["tokens"] == {"train": 480, "valid": 144}, "every guess is kept"
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_hard_model_tells_best_tokens_from_others(tmp_path):
+    """Classes are balanced, so always naming the more frequent one would be right half the time."""
+    found = train(tmp_path, model="hard")
+    assert found["held_out"][-1][1] < found["held_out"][0][1]
+    assert found["figures"]["trained"]["right"] > found["untrained"]["right"]
+
+
+def test_soft_and_hard_share_what_was_collected(tmp_path):
+    train(tmp_path, steps=5)
+    shards = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0*.safetensors")}
+    train(tmp_path, steps=5, model="hard")
+    assert decision.load(tmp_path)[0].model == "hard"
+    again = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0*.safetensors")}
+    assert shards and again == shards
+
+
+def test_a_run_that_broke_off_ends_with_the_same_head(tmp_path, monkeypatch):
+    train(tmp_path / "straight", steps=40)
+    batch = features.Shuffled.batch
+
+    def breaks(stream, index):
+        if index == 27:
+            raise KeyboardInterrupt
+        return batch(stream, index)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(features.Shuffled, "batch", breaks)
+        train(tmp_path / "broken", steps=40)
+    assert list((tmp_path / "broken").rglob("step-*.pt"))
+    train(tmp_path / "broken", steps=40)
+    one, other = (decision.load(tmp_path / name)[0] for name in ("straight", "broken"))
+    for name, weight in one.state_dict().items():
+        assert torch.equal(weight, other.state_dict()[name]), name
+
+
+def test_a_trained_head_serves_the_dynamic_trees(tmp_path):
+    train(tmp_path, steps=40)
+    pair = session()
+    built = assemble("mcsd-dynamic", pair.target, pair.draft, head=str(tmp_path), k=1)
+    params = SamplingParams(max_new_tokens=20)
+    rows = seeded_rows(prompts(3), params, VOCAB)
+    plain = write(assemble("plain", pair.target), seeded_rows(prompts(3), params, VOCAB))
+    assert write(built, rows) == plain
+
+
+@pytest.mark.parametrize("wrong", [{"model": "firm"}, {"rate": 0.0}, {"steps": 0}])
+def test_lessons_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        DecisionLesson(**wrong)
