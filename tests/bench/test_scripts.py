@@ -217,3 +217,14 @@ def test_learned_lengths_are_held_against_fixed_ones(script) -> None:
     gap = found["oracle"]
     assert gap["oracle"] > max(gap["fixed"].values()), "lengths that are never wrong are the bound"
     assert "of the way from" in (out / "specdecpp.md").read_text()
+
+
+def test_target_first_prints_acceptance_beside_quality(script, capsys) -> None:
+    code, out = script("target_first", "--quick", "--max-new-tokens", "8")
+    told = capsys.readouterr()
+    assert code == 0 and "accuracy against plain" in told.err
+    found = json.loads((out / "target_first.json").read_text())
+    dynamic = found["rows"]["mcsd-dynamic[k=4,depth=5,soft]"]
+    assert 0 < dynamic["layers_per_forward"] <= 4 and not dynamic["exact"]
+    assert found["rows"]["plain"]["tokens_per_forward"] == 1.0
+    assert len(found["gates"]) == 2 and "over_plain" in dynamic

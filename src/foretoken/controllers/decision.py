@@ -95,7 +95,8 @@ class DecisionModel:
         """The model's output [n] for branches with these laws [n, V] and hidden layers [n, H]."""
         if next(self.head.parameters()).device != states.device:
             self.head.to(states.device)
-        seen = states if self.head.model == "soft" else decision.certainty(laws)
+        soft = self.head.model == "soft"
+        seen = states if soft else decision.certainty(laws).to(states.device)
         with torch.no_grad():
             return self.head.likely(seen)
 
