@@ -107,4 +107,39 @@ def random_acceptance(hidden_size: int, vocab_size: int) -> Path:
     return acceptance.save(folder(), head, vocab_size, {"weights": "random"})
 
 
-from foretoken.heads import acceptance, decision, exits
+def silent_predictors(vocab_size: int, hidden_size: int) -> str:
+    """Predictors that never fire: what they would change is a lossy method's own affair."""
+    head = exits.ExitPredictors(range(3), candidates=2, hidden=4)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.zero_()
+        for layer in head.layers:
+            head.predictors[str(layer)][2].bias.fill_(-100.0)
+    return str(exits.save(folder(), head, hidden_size, vocab_size, {"weights": "zero"}))
+
+
+@cache
+def random_decision(hidden_size: int, vocab_size: int, model: str = "soft") -> Path:
+    """A decision model that knows nothing, but says yes about as often as no."""
+    head = decision.DecisionHead(hidden_size, vocab_size, model=model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.normal_(0.0, 1.5 * weight.shape[-1] ** -0.5, generator=generator)
+        if model == "soft":
+            seen = 1.5 * torch.randn(256, hidden_size, generator=generator)
+        else:
+            logits = 2.0 * torch.randn(256, vocab_size, generator=generator)
+            seen = decision.certainty(logits.softmax(-1))
+        margins = head(seen)
+        last = head.layers[-1]
+        last.weight /= margins.std()
+        last.bias.copy_((last.bias - margins.mean()) / margins.std())
+    return decision.save(folder(), head, {"weights": "random"})
+
+
+MAKERS: dict[str, Callable[[int, int], Any]] = {
+    "datastore": tiny_datastore,
+    "keys": tiny_keys,
+    "predictors": silent_predictors,
+}

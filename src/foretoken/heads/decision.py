@@ -30,6 +30,7 @@ class DecisionHead(nn.Module):
     def __init__(self, hidden_size: int, vocab_size: int, *, model: str = "soft") -> None:
         super().__init__()
         self.hidden_size, self.vocab_size, self.model = hidden_size, vocab_size, model
+        sizes: tuple[int, ...]
         if model == "soft":  # 768-512-256-1 in the paper
             sizes = (hidden_size, max(2 * hidden_size // 3, 1), max(hidden_size // 3, 1), 1)
         else:  # 11-44-1
