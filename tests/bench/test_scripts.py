@@ -220,7 +220,7 @@ def test_learned_lengths_are_held_against_fixed_ones(script) -> None:
 
 
 def test_target_first_prints_acceptance_beside_quality(script, capsys) -> None:
-    code, out = script("target_first", "--quick", "--max-new-tokens", "8")
+    code, out = script("target_first", "--quick", "--max-new-tokens", "24")
     told = capsys.readouterr()
     assert code == 0 and "accuracy against plain" in told.err
     found = json.loads((out / "target_first.json").read_text())

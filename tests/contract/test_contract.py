@@ -116,7 +116,9 @@ def test_the_cache_equals_a_fresh_recompute(entry: Method, real_pair) -> None:
 @every_combination
 def test_neighbours_change_nothing(entry: Method, verifier: str, controller: str) -> None:
     build = partial(checks.table_engine, entry, 4, controller, verifier, 4)
-    temperatures = (0.0,) if checks.follows_company(build()) else (0.0, 1.0)
+    temperatures = checks.steady_temperatures(build())
+    if not temperatures:
+        pytest.skip("a lossy text follows the shape of its drafts, and that the neighbours")
     for temperature in temperatures:
         params = SamplingParams(max_new_tokens=40, temperature=temperature)
         assert neighbour_differences(build, checks.TABLE_PROMPTS, params) == 0
