@@ -43,8 +43,6 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "mcsd-dynamic[k=4,depth=5,hard]": ("mcsd-dynamic", {"k": 4, "depth": 5, "head": "hard"}),
     "mcsd-dynamic[k=1,depth=5,soft]": ("mcsd-dynamic", {"k": 1, "depth": 5, "head": "soft"}),
     "mcsd-dynamic[k=8,depth=5,soft]": ("mcsd-dynamic", {"k": 8, "depth": 5, "head": "soft"}),
-    "mcsd-target-init[k=1x4x4x1x1]": ("mcsd-target-init", {"k": (1, 4, 4, 1, 1)}),
-    "mcsd-target-init[k=2x2x2x1x1]": ("mcsd-target-init", {"k": (2, 2, 2, 1, 1)}),
     "mcsd-target-init[k=4x1x1x1x1]": ("mcsd-target-init", {"k": (4, 1, 1, 1, 1)}),
 }
 EXACT = ("plain", BASE, "mcsd-dynamic[k=1,depth=5,soft]")
