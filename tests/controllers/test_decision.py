@@ -17,6 +17,7 @@ from foretoken.trees.masks import ancestors
 from foretoken.types import NORMED, Budget, Draw, SamplingParams
 
 VOCAB = 4
+THRESHOLDS = (0.4, 0.5, 0.55, 0.6, 0.65, 0.7)
 PROMPTS = ((0, 1, 2, 0, 1), (2, 2, 1), (1,), (3, 0))
 
 
@@ -47,33 +48,34 @@ def depth_of(draft):
     return max(draft.tree.depths())
 
 
+def expected_depth(before, draft, lm, head, threshold, longest):
+    """From the table alone: level n is the last if no node of level n - 1 gives hope."""
+    levels = draft.tree.depths()
+    for level in range(int(draft.draw is Draw.DISTINCT), longest):
+        states = torch.stack(
+            [
+                lm.after([*before, *[draft.tree.tokens[m] for m in draft.tree.path(node)]])
+                for node in range(len(levels))
+                if levels[node] == level
+            ]
+        )
+        seen = states if head.model == "soft" else decision.certainty(states.softmax(-1))
+        if not bool((head.likely(seen) > threshold).any()):
+            return level + 1
+    return longest
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("model", decision.MODELS)
 def test_the_depth_is_what_the_levels_before_it_say(model, temperature):
-    """Recomputed from the table alone: level n is the last if no node of level n - 1 gives hope."""
-    threshold = 0.75
-    built = engine(model, k=3, threshold=threshold)
     head, _ = decision.load(random_decision(VOCAB, VOCAB, model))
-    lm, depths = built.drafter.lm, set()
-    for before, draft in rounds(built, temperature):
-        known = draft.draw is Draw.DISTINCT
-        longest = built.controller.config.depth
-        levels = draft.tree.depths()
-        expected = longest
-        for level in range(1 if known else 0, longest):
-            nodes = [n for n in range(len(levels)) if levels[n] == level]
-            states = torch.stack(
-                [
-                    lm.after([*before, *[draft.tree.tokens[m] for m in draft.tree.path(node)]])
-                    for node in nodes
-                ]
-            )
-            seen = states if model == "soft" else decision.certainty(states.softmax(-1))
-            if not bool((head.likely(seen) > threshold).any()):
-                expected = level + 1
-                break
-        assert depth_of(draft) == expected
-        depths |= {expected} if known else set()
+    depths = set()
+    for threshold in THRESHOLDS:
+        built = engine(model, k=2, threshold=threshold)
+        for before, draft in rounds(built, temperature):
+            known = (built.drafter.lm, head, threshold, built.controller.config.depth)
+            assert depth_of(draft) == expected_depth(before, draft, *known)
+            depths |= {depth_of(draft)} if draft.draw is Draw.DISTINCT else set()
     assert len(depths) > 2, "the head never decided anything"
 
 
@@ -135,14 +137,15 @@ def test_the_budget_is_never_exceeded(depth, nodes):
 
 def test_a_tree_that_stopped_is_the_beginning_of_the_whole_one():
     """One topology for all depths: the mask of any of them is a corner of the whole tree's."""
-    whole = [-1, 0, 0, 0, *range(1, 16)]  # three chains, six deep
+    whole = [-1, 0, 0, *range(1, 11)]  # two chains, six deep
     sight, sizes = ancestors(whole), set()
-    for _, draft in rounds(engine(k=3, threshold=0.8)):
-        if draft.draw is Draw.DISTINCT and len(draft.tree.children()[0]) == 3:
-            n = len(draft.tree)
-            assert list(draft.tree.parents) == whole[:n]
-            assert ancestors(draft.tree.parents) == sight[:n]
-            sizes.add(n)
+    for threshold in THRESHOLDS:
+        for _, draft in rounds(engine(k=2, threshold=threshold)):
+            if draft.draw is Draw.DISTINCT and len(draft.tree.children()[0]) == 2:
+                n = len(draft.tree)
+                assert list(draft.tree.parents) == whole[:n]
+                assert ancestors(draft.tree.parents) == sight[:n]
+                sizes.add(n)
     assert len(sizes) > 2
 
 
