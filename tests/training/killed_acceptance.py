@@ -10,7 +10,7 @@ import torch
 from foretoken.engine.assemble import assemble
 from foretoken.engine.session import Session
 from foretoken.lm.table import TableLM
-from foretoken.training import acceptance, capture
+from foretoken.training import acceptance, capture, features
 from foretoken.training.capture import Capture
 from foretoken.training.objectives.acceptance import Acceptance
 
@@ -64,8 +64,8 @@ if __name__ == "__main__":
 
         capture._shard = shard
     else:
-        batch = acceptance.Shuffled.batch
-        acceptance.Shuffled.batch = lambda stream, index: (
+        batch = features.Shuffled.batch
+        features.Shuffled.batch = lambda stream, index: (
             die() if index == 27 else batch(stream, index)
         )
     train(out)
