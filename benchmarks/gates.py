@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -42,7 +43,7 @@ def show(gates: Sequence[Gate], title: str) -> None:
     """The verdicts on the terminal."""
     table = Table("claim", "wanted", "measured", "verdict", title=title)
     for gate in gates:
-        table.add_row(*gate.cells(), style=None if gate.holds else "red")
+        table.add_row(*map(escape, gate.cells()), style=None if gate.holds else "red")
     Console().print(table)
 
 
