@@ -202,8 +202,8 @@ def report(rows: dict[str, Any], checked: Sequence[gates.Gate], setting: str) ->
         "rows follow another law than the target's: what that costs is their accuracy against "
         "plain sampling (difference and interval), here for small models and short answers.", "",
         gates.markdown(checked), "",
-        f"mcsd itself keeps {base:.2f} of at most one token per layer, so {1 / base:.2f} times that "
-        "is the most there could be on this pair.", "",
+        f"mcsd itself keeps {base:.2f} of at most one token per layer, so {1 / base:.2f} times "
+        "that is the most there could be on this pair.", "",
         "| row | law | acceptance | over mcsd | tokens/forward | layers | nodes | accuracy "
         "| against plain | " + " | ".join(families) + " |",
         "|---|---|---:|---|---:|---:|---:|---:|---|" + "---:|" * len(families),
