@@ -30,6 +30,20 @@ class CheckpointError(ForetokenError):
     """A model directory or a training checkpoint that is missing, unsafe or broken."""
 
 
+def check_values(owner: object, *rules: tuple[str, bool, str]) -> None:
+    """Raise ConfigError for the first attribute of `owner` that is not good.
+
+    A rule is an attribute's name, whether its value is good, and what is allowed.
+    """
+    for name, good, allowed in rules:
+        if not good:
+            raise ConfigError(
+                f"{name}={getattr(owner, name)!r} was asked for.",
+                f"{name} is {allowed}.",
+                f"pass a {name} that is {allowed}.",
+            )
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The known names closest to `name`, ready for a message; all of them when none is close."""
     known = sorted(names)

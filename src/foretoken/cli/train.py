@@ -8,12 +8,14 @@ by `@train.command(...)`; its module is named at the end of this one.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from foretoken.cli import options as o
 from foretoken.cli.app import Commands, app
 from foretoken.errors import ConfigError
 
@@ -51,6 +53,35 @@ def prompts(data: Path | None, split: str, count: int, seed: int = 0) -> list[st
     each = -(-count // len(tasks.FAMILIES))
     drawn = [tasks.examples(family, split, each, seed) for family in tasks.FAMILIES]
     return [example.prompt for turn in zip(*drawn, strict=True) for example in turn][:count]
+
+
+def taught(
+    run: Callable[..., dict[str, Any]],
+    lesson: Any,
+    out: Path,
+    pair: tuple[str, str | None],
+    passages: tuple[Path | None, int, int],
+    *,
+    fresh: bool,
+    quiet: bool,
+    **loading: Any,
+) -> dict[str, Any]:
+    """Run a lesson for a pair on passages (a file or None, how many, seed); its figures.
+
+    One passage in ten is held out. Quiet is for JSON, which is printed here.
+    """
+    data, count, seed = passages
+    held_out = max(1, count // HELD_OUT)
+    some = prompts(data, "train", count, seed), prompts(data, "valid", held_out, seed)
+    target, draft = pair
+    session = o.open_session(
+        target=target, draft=draft, method="chain", given=None, quiet=quiet, **loading
+    )
+    with session:
+        found = run(session, some, lesson, out, fresh=fresh, show=not quiet)
+    if quiet:
+        o.print_json(found)
+    return found
 
 
 def require_extra() -> None:

@@ -67,16 +67,11 @@ def acceptance(
             calibration=calibration,
         )
         train = run
-    held_out = max(1, count // t.HELD_OUT)
-    some = t.prompts(data, "train", count, seed), t.prompts(data, "valid", held_out, seed)
-    session = o.open_session(
-        target=target, draft=draft, method="chain", given=None, quiet=json_, device=device,
-        dtype=dtype,
+    found = t.taught(
+        train, lesson, out, (target, draft), (data, count, seed),
+        fresh=fresh, quiet=json_, device=device, dtype=dtype,
     )  # fmt: skip
-    with session:
-        found = train(session, some, lesson, out, fresh=fresh, show=not json_)
     if json_:
-        o.print_json(found)
         return
     show(found)
     print(out)

@@ -40,16 +40,11 @@ def exits(
         rate=rate,
         seed=seed,
     )
-    held_out = max(1, count // t.HELD_OUT)
-    some = t.prompts(data, "train", count, seed), t.prompts(data, "valid", held_out, seed)
-    session = o.open_session(
-        target=target, draft=draft, method="chain", given=None, quiet=json_, device=device,
-        dtype=dtype,
+    found = t.taught(
+        run, lesson, out, (target, draft), (data, count, seed),
+        fresh=fresh, quiet=json_, device=device, dtype=dtype,
     )  # fmt: skip
-    with session:
-        found = run(session, some, lesson, out, fresh=fresh, show=not json_)
     if json_:
-        o.print_json(found)
         return
     from rich.console import Console
     from rich.table import Table

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.asking import LAST, reading
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, check_values
 from foretoken.heads import acceptance
 from foretoken.heads.store import check_fits
 from foretoken.types import (
@@ -54,17 +54,12 @@ class AcceptanceThreshold:
                     "the head is trained for one pair of models and kept in a folder.",
                     "make one with `foretoken train acceptance --out DIR`, then pass head=DIR.",
                 )
-            for name, good, allowed in (
+            check_values(
+                self,
                 ("threshold", 0.0 <= self.threshold <= 1.0, "a probability, 0 to 1"),
                 ("shortest", self.shortest >= 0, "0 or more"),
                 ("depth", self.depth >= 0, "0 (no drafting) or more"),
-            ):
-                if not good:
-                    raise ConfigError(
-                        f"{name}={getattr(self, name)} was asked for.",
-                        f"{name} is {allowed}.",
-                        f"pass a {name} that is {allowed}.",
-                    )
+            )
 
     def __init__(self, config: Config) -> None:
         self.config = config

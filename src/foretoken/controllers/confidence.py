@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.asking import LAST
-from foretoken.errors import ConfigError
+from foretoken.errors import check_values
 from foretoken.types import Budget, CostTable, DecodeState, Draft, StepTimes, Verdict
 
 MEASURES = ("probability", "entropy")
@@ -32,18 +32,13 @@ class Confidence:
         nodes: int | None = None  # drafted nodes of a tree; None: `depth`, a chain's worth
 
         def __post_init__(self) -> None:
-            for name, good, allowed in (
+            check_values(
+                self,
                 ("measure", self.measure in MEASURES, " or ".join(MEASURES)),
                 ("threshold", self.threshold >= 0.0, "0 or more"),
                 ("depth", self.depth >= 0, "0 (no drafting) or more"),
                 ("nodes", self.nodes is None or self.nodes >= 0, "0 (no drafting) or more"),
-            ):
-                if not good:
-                    raise ConfigError(
-                        f"{name}={getattr(self, name)!r} was asked for.",
-                        f"{name} is {allowed}.",
-                        f"pass a {name} that is {allowed}.",
-                    )
+            )
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()

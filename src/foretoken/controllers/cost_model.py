@@ -17,7 +17,7 @@ from foretoken.controllers.arms import Arms
 from foretoken.controllers.prices import SURPRISE, Prices
 from foretoken.controllers.shapes import NONE, Bargain, Shapes
 from foretoken.controllers.survival import BELIEF, Alarm, Ranks, Slots
-from foretoken.errors import ConfigError
+from foretoken.errors import check_values
 from foretoken.types import (
     Budget,
     CostTable,
@@ -54,7 +54,8 @@ class CostModel:
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
-        checks = (
+        check_values(
+            self.config,
             ("max_depth", self.config.max_depth >= 1, "1 or more"),
             ("max_nodes", self.config.max_nodes >= 1, "1 or more"),
             ("margin", self.config.margin >= 1.0, "1 or more"),
@@ -63,13 +64,6 @@ class CostModel:
             ("allowance", self.config.allowance >= 0.0, "0 or more"),
             ("repay", self.config.repay >= 0.0, "0 or more"),
         )
-        for name, good, allowed in checks:
-            if not good:
-                raise ConfigError(
-                    f"{name}={getattr(self.config, name)!r} was asked for.",
-                    f"{name} is {allowed}.",
-                    f"pass a {name} that is {allowed}.",
-                )
         self.prices: dict[int, Prices] = {}  # by the bit length of the number of rows
         self.slots = Slots(4.0 * self.config.half_life)  # over all rows: the prior of each
         self.ranks = Ranks(self.config.half_life)

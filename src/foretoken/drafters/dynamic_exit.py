@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.drafters.chains import Chain, ChainDrafter
-from foretoken.errors import ConfigError
+from foretoken.errors import check_values
 from foretoken.lm.shadow import Shadow
 from foretoken.lm.views import exits
 from foretoken.types import Budget, DecodeState, Draft, LanguageModel, Scores, Verdict
@@ -143,15 +143,10 @@ class Counts:
 
 def check(config: DynamicExit.Config) -> None:
     """ConfigError for numbers that make no sense."""
-    for good, name, allowed in (
-        (0.0 < config.decay <= 1.0, "decay", "above 0, at most 1"),
-        (config.most >= 1, "most", "1 or more"),
-        (config.look_back >= 1, "look_back", "1 or more"),
-        (config.look_every >= 1, "look_every", "1 or more"),
-    ):
-        if not good:
-            raise ConfigError(
-                f"{name}={getattr(config, name)} was asked for.",
-                f"{name} is {allowed}.",
-                f"pass a {name} that is {allowed}.",
-            )
+    check_values(
+        config,
+        ("decay", 0.0 < config.decay <= 1.0, "above 0, at most 1"),
+        ("most", config.most >= 1, "1 or more"),
+        ("look_back", config.look_back >= 1, "1 or more"),
+        ("look_every", config.look_every >= 1, "1 or more"),
+    )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from foretoken.drafters.chains import Chain, ChainDrafter
 from foretoken.drafters.skip_search import SearchRules, SkipSearch
-from foretoken.errors import CapabilityError, ConfigError
+from foretoken.errors import CapabilityError, check_values
 from foretoken.lm.views import skips
 from foretoken.types import DecodeState, Draft, Draw, LanguageModel, Scores, TokenTree, Verdict
 
@@ -163,16 +163,11 @@ def drawn(chain: Chain, depth: int, count: int) -> list[int]:
 def check(config: LayerSet.Config, units: int) -> None:
     """ConfigError for numbers that make no sense."""
     wrong = [unit for unit in config.skip or () if not 0 <= unit < units]
-    for good, name, allowed in (
-        (0.0 <= config.skip_ratio < 1.0, "skip_ratio", "0 or more, below 1"),
-        (not wrong, "skip", f"sublayers from 0 to {units - 1}"),
-        (config.window >= 1, "window", "1 or more"),
-        (config.search_interval >= 0, "search_interval", "0 (never) or more"),
-        (config.bayes_interval >= 0, "bayes_interval", "0 (never) or more"),
-    ):
-        if not good:
-            raise ConfigError(
-                f"{name}={getattr(config, name)} was asked for.",
-                f"{name} is {allowed}.",
-                f"pass a {name} that is {allowed}.",
-            )
+    check_values(
+        config,
+        ("skip_ratio", 0.0 <= config.skip_ratio < 1.0, "0 or more, below 1"),
+        ("skip", not wrong, f"sublayers from 0 to {units - 1}"),
+        ("window", config.window >= 1, "1 or more"),
+        ("search_interval", config.search_interval >= 0, "0 (never) or more"),
+        ("bayes_interval", config.bayes_interval >= 0, "0 (never) or more"),
+    )

@@ -174,7 +174,7 @@ class Growth:
     """One row's tree while it grows."""
 
     __slots__ = ("best", "budget", "created", "depth", "fed", "floor", "frontier", "gain",
-                 "kept", "level_price", "node_prices", "row", "warp", "worth")  # fmt: skip
+                 "kept", "level_price", "node_prices", "paid", "row", "warp", "worth")  # fmt: skip
 
     def __init__(self, row: DecodeState, warp: Warp, depth: int, budget: Budget) -> None:
         self.row, self.warp, self.depth, self.budget = row, warp, depth, budget.nodes
@@ -187,6 +187,7 @@ class Growth:
         self.kept: list[Node] = [top]  # the final tree in node order
         self.fed = 0
         self.created = 0
+        self.paid = 0  # of the best, the nodes that pay
         self.worth = 0.0  # expected tokens above their price
         self.gain = 0.0  # what the last level added to it
 
@@ -218,11 +219,11 @@ class Growth:
         eos = self.row.params.eos
         least = FEED * self.level_price
         last, before = self.gain, self.worth
-        kept, self.worth = paying([node.value for node in self.best], self.node_prices)
+        self.paid, self.worth = paying([node.value for node in self.best], self.node_prices)
         self.gain = self.worth - before
         self.frontier = [
             n
-            for n in self.best[:kept]
+            for n in self.best[: self.paid]
             if n.depth == depth and n.value >= least and n.token not in eos
         ]
         if depth >= self.depth or not self.frontier:
@@ -292,8 +293,7 @@ class Growth:
 
     def finish(self) -> TokenTree:
         """The best nodes that pay, by depth, then creation, as a tree."""
-        kept, _ = paying([node.value for node in self.best], self.node_prices)
-        ordered = sorted(self.best[:kept], key=lambda node: (node.depth, node.order))
+        ordered = sorted(self.best[: self.paid], key=lambda node: (node.depth, node.order))
         self.kept = [self.kept[0], *ordered]
         place = {id(node): i for i, node in enumerate(self.kept)}
         return TokenTree(

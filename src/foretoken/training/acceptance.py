@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from foretoken.engine.session import Session
-from foretoken.errors import ConfigError
+from foretoken.errors import check_values
 from foretoken.heads import acceptance
 from foretoken.training.calibrate import WAYS, Cape, cape, margins, scaled
 from foretoken.training.capture import Capture, Features, collect
@@ -34,21 +34,18 @@ class Lesson:
     calibration: str = "none"
 
     def __post_init__(self) -> None:
-        for name, good, allowed in (
+        check_values(
+            self,
             ("blocks", self.blocks >= 0, "0 or more"),
             ("steps", self.steps is None or self.steps >= 1, "1 or more"),
             ("rate", self.rate > 0.0, "above 0"),
             ("calibration", self.calibration in WAYS, " or ".join(WAYS)),
+        )
+        check_values(
+            self.objective,
             ("weight", self.objective.weight > 0.0, "above 0"),
             ("labels", self.objective.labels in ("accept", "outcome"), "accept or outcome"),
-        ):
-            if not good:
-                value = getattr(self, name, None) or getattr(self.objective, name, None)
-                raise ConfigError(
-                    f"{name}={value!r} was asked for.",
-                    f"{name} is {allowed}.",
-                    f"pass a {name} that is {allowed}.",
-                )
+        )
 
 
 def run(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from foretoken.coins import SeededCoins
 from foretoken.engine.session import Session
-from foretoken.errors import CheckpointError, ConfigError
+from foretoken.errors import CheckpointError, check_values
 from foretoken.heads.decision import certainty
 from foretoken.trees.build import chain
 from foretoken.types import NORMED, DecodeState, Draft, Draw
@@ -46,17 +46,12 @@ class Capture:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, good, allowed in (
+        check_values(
+            self,
             ("new_tokens", self.new_tokens >= 1, "1 or more"),
             ("temperature", self.temperature >= 0.0, "0 (greedy) or more"),
             ("mix", 0.0 <= self.mix < 1.0, "0 or more and below 1"),
-        ):
-            if not good:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} was asked for.",
-                    f"{name} is {allowed}.",
-                    f"pass a {name} that is {allowed}.",
-                )
+        )
 
 
 def collect(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from foretoken.engine.session import Session
-from foretoken.errors import ConfigError
+from foretoken.errors import check_values
 from foretoken.heads.decision import MODELS, DecisionHead, save
 from foretoken.training.capture import Capture, Features, collect
 from foretoken.training.features import Fit, fit
@@ -37,17 +37,12 @@ class DecisionLesson:
     rate: float = 1e-3  # paper
 
     def __post_init__(self) -> None:
-        for name, good, allowed in (
+        check_values(
+            self,
             ("model", self.model in MODELS, " or ".join(MODELS)),
             ("steps", self.steps is None or self.steps >= 1, "1 or more"),
             ("rate", self.rate > 0.0, "above 0"),
-        ):
-            if not good:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} was asked for.",
-                    f"{name} is {allowed}.",
-                    f"pass a {name} that is {allowed}.",
-                )
+        )
 
 
 def run(
