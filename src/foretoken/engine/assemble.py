@@ -60,11 +60,10 @@ def assemble(
     drafter = parts["drafter"](*given, *inner, config=settings)
     rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
     control = parts["controller"]
-    for name in {"trees", "valued", "arms"} & _fields(
-        control
-    ).keys():  # these follow from the drafter
+    fields = _fields(control).keys()
+    for name in {"trees", "valued", "arms"} & fields:  # these follow from the drafter
         options["controller"].setdefault(name, getattr(drafter, name))
-    if {"depth", "nodes"} <= _fields(control).keys():  # a constant budget: the drafter's own size
+    if {"depth", "nodes"} <= fields:  # a constant budget: the drafter's own size
         asked = options["controller"]
         size = drafter.fitting(asked.get("depth"), asked.get("nodes"))
         if size is not None:
