@@ -85,7 +85,7 @@ def test_the_probe_sees_a_missing_window(make_tiny):
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "gpt2"])
 def test_lower_precision_passes_the_probe(family, dtype, make_tiny):
     lm = CachedLM(make_tiny(family).to(dtype), kernels="dense")
-    assert lm.caps.tree == "mask" and lm.masks.table.dtype == dtype
+    assert lm.caps.tree == "mask" and lm.masks.nothing.dtype == dtype
 
 
 def test_limits_of_positions_are_read(make_tiny):

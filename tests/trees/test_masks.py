@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from foretoken.trees.masks import ancestors, depths, outside_window, prefixes, sight_table, unpack
+from foretoken.trees.masks import Sight, ancestors, depths, outside_window, prefixes
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ def test_trees_grown_in_pieces_are_the_same_trees():
 def test_unpacked_bits_are_an_additive_mask(columns, dtype):
     dice = random.Random(columns)
     seen = [dice.randrange(1 << columns) for _ in range(11)]
-    mask = unpack(seen, columns, sight_table(dtype, CPU))
+    mask = Sight(dtype, CPU).unpack(seen, columns)
     assert mask.shape == (11, columns) and mask.dtype == dtype
     for row, bits in zip(mask.tolist(), seen, strict=True):
         least = torch.finfo(dtype).min
@@ -49,7 +49,7 @@ def test_unpacked_bits_are_an_additive_mask(columns, dtype):
 
 
 def test_a_chain_unpacks_to_a_triangle():
-    mask = unpack(prefixes(6), 6, sight_table(torch.float32, CPU))
+    mask = Sight(torch.float32, CPU).unpack(prefixes(6), 6)
     assert torch.equal(mask == 0, torch.ones(6, 6).tril().bool())
 
 

@@ -273,6 +273,8 @@ class Growth:
                     break  # laws fall with the rank, and no child is worth more than its parent
                 value = node.value * (law if trust is None else trust.chance(law, rank, greedy))
                 if value <= least:
+                    if rank:
+                        break  # only the favourite is trusted by another measure than the next
                     continue
                 if allowed is not None and rank not in allowed:
                     continue

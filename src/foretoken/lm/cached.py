@@ -116,7 +116,7 @@ class CachedLM(Viewed):
         if not taps:
             return None
         if not parts:
-            like = self.masks.table
+            like = self.masks.nothing
             return like.new_zeros(0, len(taps), self.family.hidden)
         return torch.cat(parts)
 
@@ -298,7 +298,7 @@ class CachedLM(Viewed):
         if not self.plan.ragged and len(fed) > 1:
             return [self._run([feed], taps, part)[0] for feed in feeds]
         if not fed:
-            return [(self.masks.table.new_zeros(0, self.vocab_size), None) for _ in feeds]
+            return [(self.masks.nothing.new_zeros(0, self.vocab_size), None) for _ in feeds]
         fed.sort(key=_slot)
         batch = self._batch(fed)
         logits, hidden = self._forward(batch, taps, part)
@@ -320,19 +320,16 @@ class CachedLM(Viewed):
 
     def _batch(self, feeds: list[Feed]) -> Batch:
         """Padded ids and positions, in one transfer."""
-        width = max(len(feed.tokens) for feed in feeds)
-        if self.exact_bits and width == 1 and len(feeds) == 1:
+        rows = len(feeds)
+        width = max([len(feed.tokens) for feed in feeds])
+        if self.exact_bits and width == rows == 1:
             width = 2  # products of a single row round differently from all others
-        ids, positions = torch.tensor(
-            [
-                [_padded(feed.tokens, width) for feed in feeds],
-                [_padded(feed.positions, width) for feed in feeds],
-            ],
-            device=self.device,
-        ).unbind()
+        numbers = [_padded(feed.tokens, width) for feed in feeds]
+        numbers += [_padded(feed.positions, width) for feed in feeds]
+        both = torch.tensor(numbers, device=self.device)
         first = min([len(feed.tokens) - feed.scored for feed in feeds])
         longest = max([feed.stop for feed in feeds])
-        return Batch(feeds, width, longest, max(1, width - first), ids, positions)
+        return Batch(feeds, width, longest, max(1, width - first), both[:rows], both[rows:])
 
     def _forward(
         self, batch: Batch, taps: tuple[int, ...], part: Part | None
@@ -343,7 +340,7 @@ class CachedLM(Viewed):
             if replayed is not None:
                 return replayed, None
         feeds, width = batch.feeds, batch.width
-        columns = max(feed.start for feed in feeds) + width
+        columns = max([feed.start for feed in feeds]) + width
         self.cache.reserve(feeds[-1].memory.slot + 1, columns)
         arguments, lows = self.masks.arguments(batch, self.family, self.plan)
         self.cache.aim(

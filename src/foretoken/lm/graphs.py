@@ -124,7 +124,7 @@ class Graphs:
             self.made[bucket, slot] = Still(
                 numbers=torch.zeros(3, 1, bucket, dtype=torch.long, device=device),
                 rows=torch.full((1, bucket), slot, dtype=torch.long, device=device),
-                mask=self.lm.masks.table.new_zeros(1, 1, bucket, cache.columns),
+                mask=self.lm.masks.nothing.new_zeros(1, 1, bucket, cache.columns),
                 slot=slot,
             )
         return self.made[bucket, slot]

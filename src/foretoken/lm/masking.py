@@ -14,17 +14,18 @@ from foretoken.lm.attention import MOST_FOLDED
 from foretoken.lm.family import Family
 from foretoken.lm.feed import Batch, Feed
 from foretoken.lm.plan import Plan
-from foretoken.trees.masks import outside_window, sight_table, unpack
+from foretoken.trees.masks import Sight, outside_window
 
 
 class Masks:
     """Makes masks; keeps a buffer of zeros whose right edge is rewritten for every small feed."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.table = sight_table(dtype, device)
-        self.nothing = self.table.new_zeros(1, 1, 1, 1)  # where the mask is not looked at
+        self.sight = Sight(dtype, device)
+        # where the mask is not looked at
+        self.nothing = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
         self.least = torch.finfo(dtype).min
-        self.buffer = self.table.new_zeros(0, 0)
+        self.buffer = self.nothing.new_zeros(0, 0)
         self.dirty = (0, 0)  # rows and columns at the right edge that are not zero
 
     def full(
@@ -39,10 +40,11 @@ class Masks:
                 mask[:, feed.base :] = block
                 return mask.repeat(fold, 1)[None, None]
             return self._edge(block, longest, fold)
-        bases = torch.tensor([feed.base for feed in feeds], device=self.table.device)
-        columns = torch.arange(longest, device=self.table.device)
+        device = self.nothing.device
+        bases = torch.tensor([feed.base for feed in feeds], device=device)
+        columns = torch.arange(longest, device=device)
         hidden = (columns >= bases[:, None])[:, None, None].expand(-1, -1, width, -1)
-        mask = self.table.new_zeros(hidden.shape).masked_fill_(hidden, self.least)
+        mask = self.nothing.new_zeros(hidden.shape).masked_fill_(hidden, self.least)
         for row, feed in zip(mask, feeds, strict=True):
             row[0, :, feed.base : feed.stop] = self._block(feed, width)
         return mask.repeat(1, 1, fold, 1) if fold > 1 else mask
@@ -67,7 +69,7 @@ class Masks:
         seen = feed.seen
         if len(seen) < width:
             seen = seen + seen[-1:] * (width - len(seen))
-        return unpack(seen, feed.stop - feed.base, self.table)
+        return self.sight.unpack(seen, feed.stop - feed.base)
 
     def _edge(self, block: Tensor, longest: int, fold: int) -> Tensor:
         """A view of the buffer: zeros, then `block` at the right edge, `fold` times over."""
@@ -77,14 +79,15 @@ class Masks:
         if rows > height or longest > breadth:
             height, breadth = max(rows, height, 16), max(2 * longest, breadth, 256)
             self.buffer, self.dirty = block.new_zeros(height, breadth), (0, 0)
-        edge = breadth - tail
         stale_rows, stale = self.dirty
         if stale > tail:
-            self.buffer[:stale_rows, breadth - stale : edge] = 0
+            self.buffer[:stale_rows, breadth - stale : breadth - tail] = 0
         self.dirty = (max(rows, stale_rows), tail)
-        view = self.buffer[:rows]
-        view.view(fold, width, breadth)[:, :, edge:] = block
-        return view[:, breadth - longest :][None, None]
+        # One strided view each, where slices would take three operations.
+        steps = (width * breadth, breadth, 1)
+        self.buffer.as_strided((fold, width, tail), steps, breadth - tail).copy_(block)
+        shape, apart = (1, 1, rows, longest), (0, 0, breadth, 1)
+        return self.buffer.as_strided(shape, apart, breadth - longest)
 
     def arguments(
         self, batch: Batch, family: Family, plan: Plan
@@ -94,9 +97,9 @@ class Masks:
         if not plan.tree:
             return {"attention_mask": self._places(batch, family, plan)}, {}
         bounds = window_bounds(feeds, family.windows)
-        if plan.ordered:
+        if bounds and plan.ordered:
             bounds = dict.fromkeys(bounds, 0)
-        lone = plan.own and len(feeds) == 1
+        lone = len(feeds) == 1 and plan.own
         first = feeds[0]
         arguments: dict[str, Any] = {}
         made: dict[int | None, Tensor] = dict.fromkeys(family.windows, self.nothing)
@@ -117,8 +120,9 @@ class Masks:
         arguments["attention_mask"] = made[family.windows[0]]
         if family.names:
             arguments["attention_mask"] = {name: made[w] for name, w in family.names.items()}
-        lows = {i: bounds[w] for i, w in enumerate(family.windows) if w in bounds}
-        return arguments, lows
+        if not bounds:
+            return arguments, {}
+        return arguments, {i: bounds[w] for i, w in enumerate(family.windows) if w in bounds}
 
     def _places(self, batch: Batch, family: Family, plan: Plan) -> Int[Tensor, "1 K"]:
         """For models that count places: one row, every column a token, the mask their own."""
@@ -130,7 +134,7 @@ class Masks:
                 f"this model scores chains only: {plan.why}.",
                 "use method chain, prompt-lookup or plain.",
             )
-        return torch.ones(1, batch.longest, dtype=torch.long, device=self.table.device)
+        return torch.ones(1, batch.longest, dtype=torch.long, device=self.nothing.device)
 
 
 def window_bounds(feeds: Sequence[Feed], windows: Sequence[int | None]) -> dict[int | None, int]:

@@ -1,7 +1,7 @@
 """Who sees whom in a tree, and additive masks made from that.
 
 Sight is kept as one python integer per node: bit j says that column j is visible. A tree has some
-dozens of nodes, so this costs microseconds, and a table of 256 bytes turns bits into numbers.
+dozens of nodes, so this costs microseconds, and a table of all bytes turns bits into numbers.
 """
 
 from __future__ import annotations
@@ -39,25 +39,28 @@ def prefixes(count: int) -> list[int]:
     return [(2 << i) - 1 for i in range(count)]
 
 
-def sight_table(dtype: torch.dtype, device: torch.device) -> Float[Tensor, "256 8"]:
-    """For every byte its eight mask values: 0 where the bit is set, the smallest number elsewhere.
+class Sight:
+    """Turns bits into additive masks: 0 where a bit is set, the smallest number elsewhere.
 
     Additive and finite: a boolean mask is silently wrong with eager attention, and -inf turns a
-    query that sees nothing into NaN.
+    query that sees nothing into NaN. The numbers of each byte are kept as bytes themselves, so that
+    a mask is joined and read as it lies: tensor operations between two forwards come in cold.
     """
-    bits = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device) & 1
-    table = torch.zeros(256, 8, dtype=dtype, device=device)
-    return table.masked_fill_(bits == 0, torch.finfo(dtype).min)
 
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype, self.device = dtype, device
+        bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+        numbers = torch.zeros(256, 8, dtype=dtype).masked_fill_(bits == 0, torch.finfo(dtype).min)
+        self.words = [row.tobytes() for row in numbers.view(torch.uint8).numpy()]
 
-def unpack(
-    seen: Sequence[int], columns: int, table: Float[Tensor, "256 8"]
-) -> Float[Tensor, "n columns"]:
-    """Additive mask from bits, one row per entry of `seen`."""
-    width = (columns + 7) // 8
-    raw = bytearray(b"".join([bits.to_bytes(width, "little") for bits in seen]))
-    packed = torch.frombuffer(raw, dtype=torch.uint8).to(table.device)
-    return table[packed.int()].view(len(seen), 8 * width)[:, :columns]
+    def unpack(self, seen: Sequence[int], columns: int) -> Float[Tensor, "n columns"]:
+        """One row per entry of `seen`."""
+        width, words = (columns + 7) // 8, self.words
+        raw = bytearray().join(
+            [words[byte] for bits in seen for byte in bits.to_bytes(width, "little")]
+        )
+        mask = torch.frombuffer(raw, dtype=self.dtype).view(len(seen), 8 * width)
+        return mask[:, :columns].to(self.device)
 
 
 def outside_window(queries: Int[Tensor, "B Q"], keys: Int[Tensor, "B K"], window: int) -> Tensor:

@@ -21,6 +21,7 @@ from foretoken.types import SamplingParams, TokenTree
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
 
+FIT = frozenset({torch.float32, torch.float64})  # dtypes that laws may have
 ALL_AT_ONCE = 1 << 18  # laws of a whole tree are computed together up to this many numbers
 
 
@@ -104,7 +105,7 @@ class Warp:
 
     def biased(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
         """Logits in a dtype fit for laws, with the options that no token changes."""
-        if logits.dtype not in (torch.float32, torch.float64):
+        if logits.dtype not in FIT:
             logits = logits.float()
         if self._bias is None:
             return logits
@@ -299,7 +300,7 @@ def nothing_left(length: int) -> ConfigError:
 
 def best_tokens(scores: Float[Tensor, "n V"]) -> list[int]:
     """The most likely token of every row, in one read from the device."""
-    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+    if scores.is_cpu and scores.dtype in FIT:
         # numpy's argmax is many times faster than torch's here, and also takes the first of equals.
         choices: list[int] = scores.detach().numpy().argmax(-1).tolist()
         return choices
@@ -308,7 +309,7 @@ def best_tokens(scores: Float[Tensor, "n V"]) -> list[int]:
 
 def best_token(scores: Float[Tensor, "V"]) -> int:
     """The most likely token of one row."""
-    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+    if scores.is_cpu and scores.dtype in FIT:
         return int(scores.detach().numpy().argmax())
     return int(scores.argmax())
 
