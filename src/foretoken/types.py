@@ -87,6 +87,7 @@ class Draft:
     draw: Draw
     # q[i] [V]: law the children of node i came from (None at a leaf); None as a whole iff POINT
     q: tuple[Tensor | None, ...] | None = None
+    arm: int = 0  # which of its own drafters made it, where a drafter has several
 
 
 class Laws(Protocol):
@@ -121,15 +122,17 @@ class Verdict:
 class Budget:
     """How much a drafter may propose for one row. Zero nodes means plain decoding.
 
-    Prices are in expected tokens. Only drafters that value their own nodes look at them: they draft
-    what is worth more than it costs.
+    Prices are in expected tokens: what the time would bring otherwise. Only drafters that value
+    their own nodes look at them: they draft what is worth more than it costs.
     """
 
     depth: int  # longest path below the root
     nodes: int  # nodes below the root
     level_price: float = 0.0  # of one more draft forward
     node_prices: tuple[float, ...] = ()  # [n]: of scoring n nodes; empty: they are free
+    step_price: float = 0.0  # of a step that drafts nothing; 0: nothing is priced
     arm: int = 0  # which of its own drafters a drafter with several lets draft
+    bar: float = 0.0  # worth above its price from which arm 0 drafts instead, whose worth is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Several drafters behind one door: each keeps its own state, all of them see every outcome."""
 
+from math import inf
+
 import torch
 
 from foretoken.audit.rows import make_row, write
@@ -29,7 +31,7 @@ class Turns(Fixed):
 
     def budgets(self, rows):
         self.steps += 1
-        return [Budget(4, 8, arm=self.steps % self.arms) for _ in rows]
+        return [Budget(4, 8, arm=self.steps % self.arms, bar=inf) for _ in rows]
 
 
 def rows(target: TableLM, **options):
@@ -58,10 +60,23 @@ def test_looked_up_arms_learn_while_another_one_drafts() -> None:
     target = TableLM.random(5, seed=3)
     drafter = Choice(SuffixDecoding(), DynamicExit(target))
     engine = Engine(target, drafter, Recursive(), Turns(1))
-    engine.controller.budgets = lambda found: [Budget(4, 8, arm=1) for _ in found]
+    engine.controller.budgets = lambda found: [Budget(4, 8, arm=1, bar=inf) for _ in found]
     write(engine, rows(target))
     suffix = drafter.choices[0].sources[0]
     assert len(suffix.answers) >= 180, "every answer is remembered, whoever drafted it"
+
+
+def test_a_look_up_drafts_where_it_is_worth_more_than_the_bar() -> None:
+    target = TableLM.random(5, seed=3)
+    for bar, arm in ((0.0, 0), (3.9, 1), (inf, 1)):
+        engine = Engine(target, Choice(PromptLookup(), DynamicExit(target)), Recursive(), Fixed())
+        engine.controller.budgets = lambda found, bar=bar: [
+            Budget(4, 8, arm=1, bar=bar) for _ in found
+        ]
+        seen: set[int] = set()
+        engine.listeners.append(lambda record, seen=seen: seen.update(d.arm for d in record.drafts))
+        write(engine, rows(target))
+        assert seen == {arm}
 
 
 def test_auto_leaves_out_what_a_target_cannot_carry() -> None:

@@ -12,13 +12,23 @@ from foretoken.errors import ConfigError
 from foretoken.lm.cached import CachedLM
 from foretoken.lm.shadow import Shadow
 from foretoken.lm.table import TableLM
+from foretoken.lm.views import exits
+from foretoken.types import Budget
 from foretoken.verifiers.block import Block
 
-MARKS = torch.arange(1, 8, dtype=torch.float64)
+ALL = range(1, 8)
+FREE = Budget(18, 18)  # nothing has a price: the paper's rule
 
 
 def counts(**config) -> Counts:
-    return Counts(MARKS, 8, DynamicExit.Config(**config))
+    view = exits(TableLM.random(4, layers=8), ALL)
+    return Counts(view, DynamicExit.Config(**config))
+
+
+def priced(speed: float, node: float) -> Budget:
+    """Where a plain step's time is worth `speed` tokens, and a node's `node` of them."""
+    prices = tuple(node * n for n in range(18))
+    return Budget(17, 17, node_prices=prices, step_price=speed)
 
 
 def shadow(right: list[list[int]], sure: float = 0.5) -> Shadow:
@@ -52,12 +62,15 @@ def test_greedy_text_is_plains(family, most, confident, row, run, plain, prompts
 def test_without_acceptance_nothing_is_drafted_and_with_it_as_much_as_can_be():
     never = counts()
     never.learn(shadow([[0] * 7] * 4))
+    never.choose(FREE)
     assert never.length == 0
     first = counts()
     first.learn(shadow([[1] * 7] * 4))
+    first.choose(FREE)
     assert (first.exit, first.length) == (1, 17)
     third = counts(most=10)
     third.learn(shadow([[0, 0, 1, 1, 1, 1, 1]] * 4))
+    third.choose(FREE)
     assert (third.exit, third.length) == (3, 9)
 
 
@@ -67,6 +80,7 @@ def test_the_choice_is_the_best_of_all_exits_and_lengths():
     for _ in range(20):
         known = counts(most=6)
         known.learn(shadow(torch.randint(0, 2, (9, 7), generator=generator).tolist()))
+        known.choose(FREE)
         share = (known.hits / (known.hits + known.misses)).tolist()
         promised = {
             (depth, length): sum(share[depth - 1] ** i for i in range(length + 1))
@@ -77,11 +91,45 @@ def test_the_choice_is_the_best_of_all_exits_and_lengths():
         assert promised[known.exit, known.length] == pytest.approx(max(promised.values()))
 
 
+def test_prices_choose_what_is_worth_most_above_them():
+    """Against the definition, written out; and prices that nothing can pay end all drafting."""
+    generator = torch.Generator().manual_seed(1)
+    for speed, node in ((1.0, 0.05), (2.0, 0.1), (1.5, 0.3)):
+        known = counts()
+        known.learn(shadow((torch.rand(20, 7, generator=generator) < 0.7).long().tolist()))
+        known.choose(priced(speed, node))
+        share = (known.hits / (known.hits + known.misses)).tolist()
+        worth = {
+            (depth, length): sum(share[depth - 1] ** i for i in range(length + 1))
+            - length * (speed * depth / 8 + node)
+            for depth in ALL
+            for length in range(18)
+        }
+        assert worth[known.exit, known.length] == pytest.approx(max(worth.values()))
+    known.choose(priced(1.0, 2.0))
+    assert known.length == 0
+
+
+def test_a_priced_draft_ends_where_the_next_token_no_longer_pays():
+    known = counts(candidates=(2,))
+    known.learn(shadow([[1] * 7] * 30 + [[0] * 7] * 10, sure=0.9))
+    known.choose(priced(1.0, 0.1))
+    assert known.length > 1 and known.stops
+    steps = 1
+    while known.go_on(steps, 0.9):
+        steps += 1
+    assert steps == known.length, "unvarying confidence: the same length as without looking at it"
+    known.choose(priced(1.0, 0.1))
+    assert not known.go_on(1, 0.01), "an unlikely token ends the draft"
+
+
 def test_counts_fade_and_the_threshold_lies_between_right_and_wrong():
     known = counts(decay=0.5)
     known.learn(shadow([[1] * 7] * 4, sure=0.9))
+    known.choose(FREE)
     assert known.threshold == -math.inf, "never wrong so far: nothing to stop for"
     known.learn(shadow([[1] + [0] * 6, [0] * 7], sure=0.3))
+    known.choose(FREE)
     assert known.hits[0] == 0.5 * 4 + 1 and known.misses[0] == 1
     assert known.exit == 1
     assert known.threshold == pytest.approx(((0.5 * 4 * 0.9 + 0.3) / 3 + 0.3) / 2)
@@ -92,27 +140,29 @@ def test_shadows_are_the_drafts_and_the_targets_own_tokens(family, row, prompts)
     """And hidden states are those of a forward over the same text without any cache or exit."""
     model = small(family)
     lm = CachedLM(model, kernels="dense")
-    engine = assemble("del", lm, confident=False, depth=4)
+    engine = assemble("del", lm, confident=False, depth=3, candidates=(1, 2, 3))
     drafter = engine.drafter
     rows = [row(p, 61, max_new_tokens=16) for p in prompts]
     seen = []
     for one in rows:
         drafter.start(one, lm.prefill(one))
-        one.draft.exit, one.draft.length = 1 + len(seen) % 3, 3  # an exit of its own each
-        one.draft.learned = True
-        seen.append(one.draft.exit)
+        seen.append(1 + len(seen) % 3)  # an exit of its own each: those before were never right
+        right = [layer >= seen[-1] for layer in (1, 2, 3)]
+        one.draft.hits.zero_()
+        one.draft.misses.zero_()
+        one.draft.learn(shadow([right] * 9))
     with torch.inference_mode():
         budgets = engine.controller.budgets(rows)
         drafts = drafter.propose(rows, budgets, engine.controller.keep_going)
         scores = lm.score(rows, drafts)
         found = drafter.view.shadows([score.hidden for score in scores])
-        for one, draft, score, shadow, exit_layer in zip(
+        for one, draft, score, said, exit_layer in zip(
             rows, drafts, scores, found, seen, strict=True
         ):
             drafted = draft.tree.tokens[1:]
             assert len(drafted) == 3
-            assert shadow.tokens[:-1, exit_layer - 1].tolist() == list(drafted)
-            assert shadow.tokens[:, -1].tolist() == score.logits.argmax(-1).tolist()
+            assert said.tokens[:-1, exit_layer - 1].tolist() == list(drafted)
+            assert said.tokens[:, -1].tolist() == score.logits.argmax(-1).tolist()
             text = torch.tensor([[*one.tokens, *drafted]])
             fresh = hidden_states(model, text)[-4:]
             scale = float(fresh.abs().max())
@@ -129,16 +179,8 @@ def test_looking_at_all_layers_runs_none_of_them(row, prompts):
         layer.self_attn.register_forward_hook(lambda *_, index=index: runs.append(index))
     one = row(prompts[1], 61, max_new_tokens=30)
     expected = 4  # the prompt
-    before = {}
-    original = engine.drafter.propose
-
-    def propose(rows, budgets, keep_going):
-        before["exit"] = rows[0].draft.exit
-        return original(rows, budgets, keep_going)
-
-    engine.drafter.propose = propose
     for record in engine.run([one]):
-        expected += before["exit"] * (len(record.drafts[0].tree) - 1) + 4
+        expected += one.draft.exit * (len(record.drafts[0].tree) - 1) + 4
     assert len(runs) == expected
 
 

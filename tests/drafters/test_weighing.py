@@ -14,7 +14,8 @@ class Fixed(WeighingDrafter):
 
 @pytest.mark.parametrize("nodes", range(7))
 def test_the_best_nodes_are_kept(nodes):
-    tree = affordable(TREE, VALUES, Budget(9, nodes))
+    tree, worth = affordable(TREE, VALUES, Budget(9, nodes))
+    assert worth == pytest.approx(sum(sorted(VALUES[1:], reverse=True)[:nodes]))
     assert len(tree) == 1 + min(nodes, 5)
     kept = {tuple(tree.tokens[n] for n in tree.path(node)) for node in range(len(tree))}
     best = [(1,), (1, 3), (1, 3, 4), (2,), (1, 1)]

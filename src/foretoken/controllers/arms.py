@@ -1,54 +1,151 @@
-"""Which of a drafter's own drafters drafts: the fastest so far; the others are tried now and then.
+"""Which of a drafter's own drafters drafts.
 
-Speeds are tokens in the time of a plain step (`Bargain`), so arms of different cost compare. Only
-past steps decide, so the law of the text stays what each arm's own rule makes it.
+Arm 0 makes fixed candidates and knows what each draft is worth, so it is judged draft by draft: it
+gets a bar to clear (`Budget.bar`). The others are judged by their pace, the tokens and plain steps
+that their last steps brought and took, in this text first of all; a slower one is tried now and
+then. Only past steps decide, so the law of the text stays what each arm's own rule makes it.
 """
 
 from __future__ import annotations
 
-from foretoken.controllers.shapes import Bargain
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 
-ENOUGH = 8  # steps of an arm before its speed counts
+from foretoken.controllers.prices import Prices
+from foretoken.controllers.shapes import NONE, Bargain
+from foretoken.types import Budget
+
+ENOUGH = 8  # steps of an arm before its pace counts
 FIRST, MOST = 16, 128  # steps between trials of a slower arm, doubled while it stays slower
+PRIOR = 4.0  # steps in a text that the pace in all texts counts as
 
 
-class Arms:
-    """One bargain per arm."""
+class Pace:
+    """Tokens per row, and time in plain steps, of some steps; old ones count less."""
 
-    def __init__(self, bargains: list[Bargain]) -> None:
-        self.bargains = bargains
-        self.waited = [0] * len(bargains)
-        self.every = [FIRST] * len(bargains)
-        self.turn = 0  # arm of the next probe while nothing is drafted
+    __slots__ = ("fade", "spent", "steps", "tokens")
 
-    def __getitem__(self, arm: int) -> Bargain:
-        return self.bargains[arm]
+    def __init__(self, half_life: float) -> None:
+        self.fade = 0.5 ** (1.0 / half_life)
+        self.tokens = self.spent = self.steps = 0.0
 
-    def pick(self) -> tuple[int, bool]:
-        """The arm of this step, and whether this is a trial: of a new arm as long as it promises
-        anything, or of a slower one that has waited long enough.
-        """
-        arms = range(len(self.bargains))
-        youngest = min(arms, key=lambda arm: self.bargains[arm].steps)
-        if self.bargains[youngest].steps < ENOUGH and self.bargains[youngest].speed >= 1.0:
-            return youngest, True
-        best = max(arms, key=lambda arm: self.bargains[arm].speed)
-        self.waited[best], self.every[best] = 0, FIRST
-        for arm in arms:
-            if arm != best:
-                self.waited[arm] += 1
-                if self.waited[arm] >= self.every[arm]:
-                    self.waited[arm] = 0
-                    self.every[arm] = min(2 * self.every[arm], MOST)
-                    return arm, True
-        return best, False
-
-    def next_probe(self) -> int:
-        """Arms are probed in turn."""
-        self.turn = (self.turn + 1) % len(self.bargains)
-        return self.turn
+    def update(self, tokens: float, plain_steps: float) -> None:
+        self.tokens = self.tokens * self.fade + tokens
+        self.spent = self.spent * self.fade + plain_steps
+        self.steps = self.steps * self.fade + 1.0
 
     def scale(self, factor: float) -> None:
         """Believe what was seen so far `factor` times as much."""
-        for bargain in self.bargains:
-            bargain.scale(factor)
+        self.tokens *= factor
+        self.spent *= factor
+        self.steps *= factor
+
+    def gain(self, speed: float) -> float:
+        """Tokens above what their time is worth at `speed`, of all these steps."""
+        return self.tokens - speed * self.spent
+
+
+class Text:
+    """The paces in one text: of all steps that drafted, and of each arm."""
+
+    __slots__ = ("arms", "whole")
+
+    def __init__(self, arms: int, half_life: float) -> None:
+        self.whole = Pace(half_life)
+        self.arms = [Pace(half_life) for _ in range(arms)]
+
+    def scale(self, factor: float) -> None:
+        for pace in (self.whole, *self.arms):
+            pace.scale(factor)
+
+
+class Arms:
+    """The bargain of all arms together, and the pace of each."""
+
+    def __init__(self, bargain: Bargain, count: int, half_life: float) -> None:
+        self.bargain, self.half_life = bargain, half_life
+        self.all = Text(count, half_life)  # whatever the text
+        self.tried = [0] * count
+        self.waited = [0] * count
+        self.every = [FIRST] * count
+        self.turn = 0  # arm of the next probe while nothing is drafted
+        self.forced = False  # the step under way tries an arm, whatever a look-up is worth
+
+    def text(self) -> Text:
+        """For a new row."""
+        return Text(len(self.tried), self.half_life)
+
+    def budget(self, texts: Sequence[Text], prices: Prices) -> Budget:
+        """What every row may draft in this step, and by which arm."""
+        rows, count = len(texts), len(self.tried)
+        speed = self.speed(texts)
+        due = self.due() if count > 1 else None
+        self.forced = due is not None
+        if due is not None:  # at plain decoding's speed at worst, or it could never show its worth
+            return replace(self.bargain.offer(prices, rows, max(speed, 1.0)), arm=due, bar=inf)
+        if speed < self.bargain.margin:
+            return NONE
+        # Above a step that drafts nothing, which is what arm 0 makes of a step at the worst.
+        gains = [0.0, *(self.gain(arm, texts, speed) + speed - 1.0 for arm in range(1, count))]
+        best = max(range(count), key=gains.__getitem__)
+        return replace(self.bargain.offer(prices, rows, speed), arm=best, bar=gains[best])
+
+    def speed(self, texts: Sequence[Text]) -> float:
+        """Tokens per row in the time of a plain step that drafting reaches in these texts."""
+        tokens = PRIOR * self.bargain.speed * len(texts) + sum(text.whole.tokens for text in texts)
+        return tokens / (PRIOR * len(texts) + sum(text.whole.spent for text in texts))
+
+    def gain(self, arm: int, texts: Sequence[Text], speed: float) -> float:
+        """What a step of an arm brings a row of these texts above its time's worth."""
+        whole = self.all.arms[arm]
+        prior = PRIOR * whole.gain(speed) / max(whole.steps, 1.0)
+        found = [
+            (text.arms[arm].gain(speed) + prior) / (text.arms[arm].steps + PRIOR) for text in texts
+        ]
+        return sum(found) / len(found)
+
+    def due(self) -> int | None:
+        """An arm to be tried: a new one as long as it promises anything, or one that has waited
+        long enough.
+        """
+        for arm in range(1, len(self.tried)):
+            pace, hoped = self.all.arms[arm], Bargain.TRIALS
+            promising = pace.tokens + hoped * Bargain.HOPE >= pace.spent + hoped
+            if self.tried[arm] < ENOUGH and promising:
+                return arm
+            if self.waited[arm] >= self.every[arm]:
+                self.waited[arm] = 0
+                self.every[arm] = min(2 * self.every[arm], MOST)
+                return arm
+        return None
+
+    def update(self, arm: int, texts: Sequence[Text], emitted: Sequence[int], spent: float) -> None:
+        """A step of an arm brought each row so many tokens in the time of `spent` plain steps.
+
+        One that was forced tells of the arm, and nothing of the speed that choosing reaches.
+        """
+        tokens = sum(emitted) / len(emitted)
+        self.all.arms[arm].update(tokens, spent)
+        for text, own in zip(texts, emitted, strict=True):
+            text.arms[arm].update(own, spent)
+        self.tried[arm] += 1
+        for other in range(1, len(self.tried)):
+            self.waited[other] += 1
+        self.waited[arm] = 0
+        if self.forced:
+            return
+        self.every[arm] = FIRST
+        self.bargain.update(tokens, spent)
+        for text, own in zip(texts, emitted, strict=True):
+            text.whole.update(own, spent)
+
+    def scale(self, factor: float, text: Text) -> None:
+        """Believe what was seen so far, and in this text, `factor` times as much."""
+        for one in (self.bargain, self.all, text):
+            one.scale(factor)
+
+    def next_probe(self) -> int:
+        """Arms are probed in turn."""
+        self.turn = (self.turn + 1) % len(self.tried)
+        return self.turn

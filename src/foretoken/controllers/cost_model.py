@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from torch import Tensor
 
-from foretoken.controllers.arms import Arms
+from foretoken.controllers.arms import Arms, Text
 from foretoken.controllers.prices import SURPRISE, Prices
 from foretoken.controllers.shapes import NONE, Bargain, Shapes
 from foretoken.controllers.survival import BELIEF, Alarm, Ranks, Slots
@@ -70,8 +71,8 @@ class CostModel:
         self.branching = self.config.trees  # or a tree was seen
         limits = (self.config.max_depth, self.config.max_nodes, self.config.margin)
         self.shapes = Shapes(*limits, self.config.half_life)
-        bargains = [Bargain(*limits, self.config.half_life / 2.0) for _ in range(self.config.arms)]
-        self.arms = Arms(bargains)
+        short = self.config.half_life / 2.0
+        self.arms = Arms(Bargain(*limits, short), self.config.arms, short)
         self.probes = _Probes(self.config.probe_every)
         self.ledger = 0.0  # seconds won against plain decoding
         self.step = _Step()
@@ -86,12 +87,7 @@ class CostModel:
         if broke:
             chosen = [NONE] * len(rows)
         elif self.config.valued:
-            arm, trial = self.arms.pick()
-            bargain = self.arms[arm]
-            offer = bargain.best(prices, len(rows))
-            if trial:  # at plain decoding's speed at worst, or it could never show what it brings
-                offer = bargain.offer(prices, len(rows), max(bargain.speed, 1.0))
-            chosen = [replace(offer, arm=arm)] * len(rows)
+            chosen = [self.arms.budget([record.text for record in records], prices)] * len(rows)
         elif self.branching:
             chosen = [self.shapes.best(self.ranks, prices, len(rows))] * len(rows)
         else:
@@ -99,7 +95,6 @@ class CostModel:
         self.step = _Step(len(rows))
         self._probe(records, chosen, broke)
         self.step.asked = any(budget.depth for budget in chosen)
-        self.step.arm = max((budget.arm for budget in chosen if budget.depth), default=0)
         for record, budget in zip(records, chosen, strict=True):
             if budget.depth:
                 self.step.lagging |= record.idle > 2
@@ -148,7 +143,9 @@ class CostModel:
 
     def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
         record, tree, step = self._record(row), draft.tree, self.step
-        step.emitted += len(verdict.path) + 1
+        step.texts.append(record.text)
+        step.emitted.append(len(verdict.path) + 1)
+        step.arm = max(step.arm, draft.arm)
         if len(tree) == 1:
             if self.config.valued and row.uid == self.probes.row:
                 self.probes.ended(False, False)  # a draft was looked for, and nothing paid
@@ -168,7 +165,7 @@ class CostModel:
             record.slots.scale(FORGET)
             self.slots.scale(1.0 - (1.0 - FORGET) / max(step.rows, 1))
             self.shapes.age = 0
-            self.arms.scale(FORGET)
+            self.arms.scale(FORGET, record.text)
             if self.branching:
                 self.ranks.scale(FORGET)
         if row.uid == self.probes.row:
@@ -187,13 +184,13 @@ class CostModel:
         if not step.lagging:
             spent = min(spent, SURPRISE * (MOST_STEPS * plain if step.arm else expected))
         if step.asked and not step.lagging:
-            self.arms[step.arm].update(step.emitted / rows, spent / plain)
+            self.arms.update(step.arm, step.texts, step.emitted, spent / plain)
         if step.arm == 0:  # another arm's forwards are other work at other prices
             prices.rest.seen(times.nodes, times.target + times.other)
         if step.depth and step.arm == 0 and not step.lagging:
             prices.draft.seen(step.depth, max(times.draft, 1e-9))
         if step.depth or (step.asked and self.config.valued):  # made, or made and found too dear
-            self.ledger += step.emitted * plain / rows - spent
+            self.ledger += sum(step.emitted) * plain / rows - spent
         elif self.ledger < 0.0:
             self.ledger = min(self.ledger + self.config.repay * plain, 0.0)
         # Probes go on when the allowance is used up; their cost must not bury a recovery.
@@ -211,7 +208,7 @@ class CostModel:
 
     def _record(self, row: DecodeState) -> _Record:
         if row.control is None:
-            row.control = _Record(row.uid, Slots(self.config.half_life))
+            row.control = _Record(row.uid, Slots(self.config.half_life), self.arms.text())
         record: _Record = row.control
         return record
 
@@ -229,9 +226,10 @@ class CostModel:
         chosen[at] = Budget(depth, nodes)
         if self.config.valued:  # at the speed of plain decoding a draft has most to offer
             chosen[at] = replace(
-                self.arms[0].offer(self.priced(len(records)), len(records), 1.0),
+                self.arms.bargain.offer(self.priced(len(records)), len(records), 1.0),
                 depth=depth,
                 arm=self.probes.arm,
+                bar=inf,
             )
 
 
@@ -241,6 +239,7 @@ class _Record:
 
     uid: int
     slots: Slots
+    text: Text
     alarm: Alarm = field(default_factory=Alarm)
     idle: int = 0  # steps since the last draft
 
@@ -250,8 +249,9 @@ class _Step:
     """What happened in the step under way."""
 
     rows: int = 1
-    emitted: int = 0
-    arm: int = 0
+    emitted: list[int] = field(default_factory=list)  # by row
+    texts: list[Text] = field(default_factory=list)
+    arm: int = 0  # that drafted
     asked: bool = False  # a draft was asked for; it may have found nothing worth its price
     depth: int = 0  # deepest draft really made
     lagging: bool = False  # a draft model first has to catch up

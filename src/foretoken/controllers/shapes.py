@@ -50,10 +50,6 @@ class Bargain:
         self.tokens *= factor
         self.spent *= factor
 
-    def best(self, prices: Prices, rows: int) -> Budget:
-        """What a draft must earn at the present speed; nothing where drafting does not pay."""
-        return self.offer(prices, rows, self.speed) if self.speed >= self.margin else NONE
-
     def offer(self, prices: Prices, rows: int, speed: float) -> Budget:
         """All depth and nodes, at the price of the tokens that `speed` writes in their time."""
         rate = speed / prices.plain(rows)
@@ -63,7 +59,7 @@ class Bargain:
         sizes = curve[rows::rows][: self.max_nodes + 1]
         # A larger forward is never cheaper: where it was measured so, that was noise.
         nodes = [scale * (seconds - none) for seconds in accumulate(sizes, max)]
-        return Budget(self.max_depth, self.max_nodes, max(level, 0.0), tuple(nodes))
+        return Budget(self.max_depth, self.max_nodes, max(level, 0.0), tuple(nodes), speed)
 
 
 class Shapes:

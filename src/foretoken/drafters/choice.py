@@ -1,14 +1,15 @@
 """Two ways to guess behind one door: look-up drafters in one tree, or the first target layers.
 
-Which of them drafts is chosen by the controller, which knows the seconds (`Budget.arm`); both see
-every outcome. Nothing is merged: a chain behind an early exit costs layers, whose price a tree of
-look-ups must not pay. Every draft is judged by its own kind, so choosing by past steps is exact.
+The controller, which knows the seconds, names an arm and a bar (`Budget`): a look-up is made in any
+case, and drafts where it is worth more than the bar. Both see every outcome. Nothing is merged: a
+chain behind an early exit costs layers, whose price a tree of look-ups must not pay. Every draft is
+judged by its own kind, and look-ups are fixed candidates, so choosing by their worth is exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -42,7 +43,7 @@ class Choice(RowDrafter):
         self.config = config or self.Config()
         merged = [one for one in sources if one.draws == {Draw.POINT} and not one.taps]
         alone = [one for one in sources if one not in merged]
-        self.choices: list[Drafter] = [Fusion(*merged), *alone]
+        self.choices: list[Any] = [Fusion(*merged), *alone]
         self.arms = len(self.choices)
         self.draws = frozenset().union(*(one.draws for one in self.choices))
         self.trees = any(one.trees for one in self.choices)
@@ -58,12 +59,16 @@ class Choice(RowDrafter):
     def propose(
         self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
     ) -> list[Draft]:
-        used = max((budget.arm for budget in budgets), default=0)
         # Looking up costs next to nothing, and what it would have said is learned from as well.
         drafts: list[Draft] = self.acting(0, rows, "propose", rows, budgets, keep_going)
-        if used:
-            drafts = self.acting(used, rows, "propose", rows, budgets, keep_going)
-        return drafts
+        arm = max((budget.arm for budget in budgets), default=0)
+        if not arm:
+            return drafts
+        found = [self.acting(0, [row], "worth", row) for row in rows]
+        if sum(found) >= sum(budget.bar for budget in budgets):
+            return drafts
+        drafts = self.acting(arm, rows, "propose", rows, budgets, keep_going)
+        return [replace(draft, arm=arm) for draft in drafts]
 
     def observe(
         self,

@@ -5,6 +5,9 @@ Every scored token left a hidden state behind each layer. The head reads them al
 layer names the target's token gives its acceptance, and how sure it was when right and when wrong
 gives the confidence at which its draft should stop. No forward is made for that. Everything is
 decided from past rounds and tokens already drawn, so the law of the text stays the target's.
+
+Where we differ: the paper counts layers, as if scoring more tokens were free. Under a budget with
+prices the exit, the length and the end of a draft follow what they cost on this machine.
 """
 
 from __future__ import annotations
@@ -14,48 +17,55 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.drafters.chains import Chain, ChainDrafter
 from foretoken.errors import check_values
 from foretoken.lm.shadow import Shadow
-from foretoken.lm.views import exits
+from foretoken.lm.views import Exits, exits, layers_of
+from foretoken.trees.worth import Trust
 from foretoken.types import Budget, DecodeState, Draft, LanguageModel, Scores, Verdict
 
 
 class DynamicExit(ChainDrafter):
-    """A chain behind the layer that promises most tokens per layer run."""
+    """A chain behind the layer that promises most tokens per layer run, or above their price."""
+
+    valued = True
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        candidates: tuple[int, ...] | None = None  # exits considered; None: behind every layer
+        candidates: tuple[int, ...] | None = None  # exits considered; None: all of the first half
         decay: float = 0.95  # of all counts, per round
         most: int = 18  # tokens of the longest draft
         look_back: int = 32  # tokens at the prompt's end that the first counts are made of
         confident: bool = True  # stop a draft at low confidence; False: at the best fixed length
-        look_every: int = 1  # rounds between looks at all layers, which cost the head's arithmetic
+        look_every: int = 4  # rounds between looks at all layers, at the head's price; paper 1
 
     def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
         self.config = config or self.Config()
         check(self.config)
-        self.view = exits(target, self.config.candidates, self.config.look_back)
+        considered = self.config.candidates
+        if considered is None:  # deeper ones cannot pay: a draft costs as much as it saves
+            considered = tuple(range(1, max(layers_of(target) // 2, 1) + 1))
+        self.view = exits(target, considered, self.config.look_back)
         self.max_length = target.max_length
-        self.depths = torch.tensor(self.view.marks, dtype=torch.float64)
 
     def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        row.draft = counts = Counts(self.depths, self.view.layers, self.config)
+        row.draft = counts = Counts(self.view, self.config)
         states = self.view.seen(row)
         if states is not None and len(states):
             counts.learn(self.view.shadows([states])[0])
 
     def allowed(self, row: DecodeState, budget: Budget) -> int:
         depth = super().allowed(row, budget)
+        if depth <= 0:
+            return 0
         counts: Counts = row.draft
+        counts.choose(budget)
         length = counts.length
         if length and counts.learned and self.config.confident:
             length = self.config.most  # confidence ends the draft
-        if depth > 0 and length == 0:
+        if length == 0:
             self.view.attend(row)
         return min(depth, length)
 
@@ -70,12 +80,13 @@ class DynamicExit(ChainDrafter):
     def go_on(self, chain: Chain, logits: Tensor) -> bool:
         """Unless the token just taken was unlikely, before any sampling option: it stays drafted.
 
-        The threshold was learned at temperature 1, so that is what it is compared with.
+        What is unlikely was learned at temperature 1, so that is what it is compared with.
         """
-        threshold: float = chain.row.draft.threshold
-        if not self.config.confident or threshold == -math.inf:
+        counts: Counts = chain.row.draft
+        if not self.config.confident or not counts.stops:
             return True
-        return float(logits.float().softmax(-1)[chain.tokens[-1]]) >= threshold
+        sure = float(logits.float().softmax(-1)[chain.tokens[-1]])
+        return counts.go_on(len(chain.tokens), sure)
 
     def observe(
         self,
@@ -103,16 +114,24 @@ class DynamicExit(ChainDrafter):
 class Counts:
     """What is known of one text: per exit, how often it was right, and how sure it was."""
 
-    __slots__ = ("config", "costs", "depths", "exit", "hits", "layers", "learned", "length",
-                 "misses", "rounds", "sure_hits", "sure_misses", "threshold")  # fmt: skip
+    __slots__ = ("budget", "config", "exit", "hits", "index", "learned", "length", "lengths",
+                 "marks", "misses", "reached", "rounds", "share", "steps", "sure_hits",
+                 "sure_misses", "threshold", "trust", "view")  # fmt: skip
 
-    def __init__(self, depths: Float[Tensor, "E"], layers: int, config: DynamicExit.Config) -> None:
-        self.config, self.depths, self.layers = config, depths, layers
-        self.hits, self.misses, self.sure_hits, self.sure_misses = depths.new_zeros(4, len(depths))
-        lengths = torch.arange(config.most, dtype=torch.float64)
-        self.costs = lengths * depths[:, None] + layers  # [E, d]: layers run to draft d and score
+    def __init__(self, view: Exits, config: DynamicExit.Config) -> None:
+        self.config, self.view = config, view
+        self.marks = torch.tensor(view.marks, dtype=torch.float64)
+        self.hits, self.misses, self.sure_hits, self.sure_misses = self.marks.new_zeros(
+            4, len(view.marks)
+        )
+        self.share = self.marks.new_zeros(len(view.marks))
+        self.lengths = torch.arange(config.most, dtype=torch.float64)
+        self.steps = (self.marks + view.head) / (view.layers + view.head)  # of a whole forward
+        self.trust = [Trust() for _ in view.marks]
         self.rounds, self.learned = 0, False
-        self.exit, self.length, self.threshold = int(depths[0]), 1, -math.inf  # to begin with
+        self.index, self.exit, self.length, self.threshold = 0, view.marks[0], 1, -math.inf
+        self.budget = Budget(0, 0)
+        self.reached = 1.0  # the chance that the target comes as far as the draft under way
 
     def learn(self, shadow: Shadow) -> None:
         """Count what every exit said at each place against what the last layer said there."""
@@ -125,20 +144,53 @@ class Counts:
         self.sure_hits = decay * self.sure_hits + fresh[2]
         self.sure_misses = decay * self.sure_misses + fresh[3]
         self.learned = True
-        self.choose()
+        self.share = self.hits / (self.hits + self.misses).clamp_min(1e-9)
+        for said, hit in zip(sure.tolist(), right.tolist(), strict=True):
+            for trust, law, was in zip(self.trust, said, hit, strict=True):
+                trust.tried(law, 0, False, was)
 
-    def choose(self) -> None:
-        """The exit and length of most tokens per layer run (token-per-layer, equation 4)."""
-        share = self.hits / (self.hits + self.misses).clamp_min(1e-9)
-        tokens = (share[:, None] ** torch.arange(self.config.most)).cumsum(1)  # [E, d]
-        best = int((tokens / self.costs).argmax())
-        index, self.length = divmod(best, self.config.most)
-        self.exit = int(self.depths[index])
+    def choose(self, budget: Budget) -> None:
+        """The exit and length of the next draft: of most tokens per layer run (token-per-layer,
+        equation 4), or of most tokens above their price.
+        """
+        self.budget, self.reached = budget, 1.0
+        if not self.learned:
+            return
+        tokens = (self.share[:, None] ** self.lengths).cumsum(1)  # [E, d]
+        if budget.step_price:
+            longest = min(self.config.most, len(budget.node_prices))
+            nodes = self.lengths.new_tensor(budget.node_prices[:longest])
+            drafting = budget.step_price * self.lengths[:longest] * self.steps[:, None]
+            worth = tokens[:, :longest] - drafting - nodes
+        else:
+            longest = self.config.most
+            worth = tokens / (self.lengths * self.marks[:, None] + self.view.layers)
+        self.index, self.length = divmod(int(worth.argmax()), longest)
+        self.exit = self.view.marks[self.index]
         self.threshold = -math.inf  # nothing to tell right from wrong by, yet
-        hits, misses = float(self.hits[index]), float(self.misses[index])
+        hits, misses = float(self.hits[self.index]), float(self.misses[self.index])
         if hits > 0.0 and misses > 0.0:
-            right, wrong = float(self.sure_hits[index]) / hits, float(self.sure_misses[index])
-            self.threshold = (right + wrong / misses) / 2
+            right = float(self.sure_hits[self.index]) / hits
+            self.threshold = (right + float(self.sure_misses[self.index]) / misses) / 2
+
+    @property
+    def stops(self) -> bool:
+        """Whether confidence can end the draft under way."""
+        return self.learned and (bool(self.budget.step_price) or self.threshold > -math.inf)
+
+    def go_on(self, drafted: int, sure: float) -> bool:
+        """Whether a token may follow the last of `drafted` ones, of probability `sure`: above the
+        threshold, or where the next one pays.
+        """
+        prices = self.budget.node_prices
+        if not self.budget.step_price:
+            return sure >= self.threshold
+        if drafted + 1 >= len(prices):
+            return False
+        self.reached *= self.trust[self.index].chance(sure, 0, False)
+        price = self.budget.step_price * float(self.steps[self.index])
+        price += prices[drafted + 1] - prices[drafted]
+        return self.reached * float(self.share[self.index]) >= price
 
 
 def check(config: DynamicExit.Config) -> None:

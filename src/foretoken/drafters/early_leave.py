@@ -40,8 +40,10 @@ class EarlyLeave(RowDrafter):
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         predictors: str = ""  # folder that `foretoken train exits` wrote; there is no default
-        sure_above: float = 0.5  # of a predictor; above 1 it never fires
-        chain: int = 0  # tokens drafted as well; 0: one token per round, as in the paper's table
+        sure_above: float = (
+            0.98  # of a predictor; above 1 it never fires; the paper's 0.5 is lossier
+        )
+        chain: int = 3  # tokens drafted as well; 0: one token per round, as in the paper's table
         recent: int = 5  # last exits that decide which further layers are active
         around: int = 2  # layers on each side of a recent exit
         most_behind: int = 8  # tokens fed again at most, before one forward runs through

@@ -92,6 +92,11 @@ class Fusion(RowDrafter):
             for row, budget in zip(rows, budgets, strict=True)
         ]
 
+    def worth(self, row: DecodeState) -> float:
+        """Expected tokens above their price of the row's last proposal."""
+        worth: float = row.draft.worth
+        return worth
+
     def merge(self, row: DecodeState, budget: Budget) -> TokenTree:
         """All offers as one tree, cut to the nodes with the largest chances."""
         trie = Trie(row.tokens[-1])
@@ -109,7 +114,8 @@ class Fusion(RowDrafter):
                     chances.append(chance)
                 elif chance > chances[at]:
                     chances[at] = chance
-        return affordable(trie.tree(), _values(trie.parents, chances), budget)
+        tree, row.draft.worth = affordable(trie.tree(), _values(trie.parents, chances), budget)
+        return tree
 
     def observe(
         self,
@@ -156,6 +162,7 @@ class _State:
 
     own: list[Any]  # what each source keeps of it
     offers: list[Offer] = field(default_factory=list)  # the trees of the step under way
+    worth: float = 0.0  # of what was made of them
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from foretoken.asking import taps_of
 from foretoken.datastore.continuations import Continuations
 from foretoken.drafters.rows import RowDrafter
 from foretoken.drafters.source import Source, check_matching
-from foretoken.errors import ConfigError
+from foretoken.errors import check_values
 from foretoken.trees.build import grafted
 from foretoken.trees.select import prune
 from foretoken.trees.worth import paying
@@ -49,7 +49,7 @@ class GuidedRetrieval(RowDrafter):
     class Config:
         datastore: str | Path = ""  # folder of `foretoken datastore build`; has to be given
         plausible: int = 8  # likeliest first tokens a continuation may begin with; 0 keeps none
-        draft_depth: int = 6  # levels the drafter makes; retrieved branches use the whole depth
+        draft_depth: int | None = None  # levels the drafter makes at most; None: as the budget says
         max_match: int = 16  # longest end of the context looked up
         min_match: int = 1  # shortest
         occurrences: int = 256  # read per segment, evenly spaced
@@ -60,13 +60,12 @@ class GuidedRetrieval(RowDrafter):
         self.config = config or self.Config()
         settings = self.config
         check_matching(settings.min_match, settings.max_match, settings.occurrences)
-        for name, least in (("plausible", 0), ("draft_depth", 1)):
-            if getattr(settings, name) < least:
-                raise ConfigError(
-                    f"{name}={getattr(settings, name)} was asked for.",
-                    f"{name} is {least} or more.",
-                    f"pass {name}={getattr(self.Config(), name)} or leave it out.",
-                )
+        deepest = settings.draft_depth
+        check_values(
+            settings,
+            ("plausible", settings.plausible >= 0, "0 or more"),
+            ("draft_depth", deepest is None or deepest >= 1, "1 or more, or None"),
+        )
         self.source = Source(settings.datastore, target.vocab_size)
         self.inner = inner
         self.taps = inner.taps
@@ -81,18 +80,19 @@ class GuidedRetrieval(RowDrafter):
     ) -> list[Draft]:
         first = FirstLaws(keep_going)
         most = self.config.draft_depth
-        grown = self.inner.propose(
-            rows, [replace(b, depth=min(b.depth, most)) for b in budgets], first
-        )
+        own = budgets
+        if most is not None:
+            own = [replace(budget, depth=min(budget.depth, most)) for budget in budgets]
+        grown = self.inner.propose(rows, own, first)
         drafts = []
-        for row, budget, own in zip(rows, budgets, grown, strict=True):
-            assert own.draw is Draw.POINT, "a tree of other candidates cannot be grown on"
-            fused = Fused(own.tree, self.inner.values(row))
+        for row, budget, found in zip(rows, budgets, grown, strict=True):
+            assert found.draw is Draw.POINT, "a tree of other candidates cannot be grown on"
+            fused = Fused(found.tree, self.inner.values(row))
             law = first.seen.get(row.uid)
             if law is not None:
-                found = self.look_up(row, budget, law)
-                if found is not None:
-                    self.graft(row, fused, found, budget)
+                retrieved = self.look_up(row, budget, law)
+                if retrieved is not None:
+                    self.graft(row, fused, retrieved, budget)
             self._fused[row.uid] = fused
             drafts.append(Draft(self.cut(row, fused, budget), Draw.POINT))
         return drafts

@@ -25,15 +25,16 @@ class WeighingDrafter(RowDrafter):
 
     def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
         tree, values = self.weigh(row, budget)
-        return Draft(affordable(tree, values, budget), Draw.POINT)
+        return Draft(affordable(tree, values, budget)[0], Draw.POINT)
 
 
-def affordable(tree: TokenTree, values: Sequence[float], budget: Budget) -> TokenTree:
-    """The best nodes of a tree: as many as are allowed, and worth their price if there is one."""
-    count = min(budget.nodes, len(tree) - 1)
-    if budget.node_prices:
-        count, _ = paying(sorted(values[1:], reverse=True)[:count], budget.node_prices)
-    return tree if count == len(tree) - 1 else prune(tree, values, count)[0]
+def affordable(tree: TokenTree, values: Sequence[float], budget: Budget) -> tuple[TokenTree, float]:
+    """The best nodes of a tree, and their worth in tokens above their price: as many as are
+    allowed, and worth their price if there is one.
+    """
+    best = sorted(values[1:], reverse=True)[: budget.nodes]
+    count, worth = paying(best, budget.node_prices)
+    return tree if count == len(tree) - 1 else prune(tree, values, count)[0], worth
 
 
 def emitted(tree: TokenTree, verdict: Verdict) -> list[int]:

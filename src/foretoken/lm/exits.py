@@ -35,6 +35,7 @@ class CachedExits:
     def __init__(self, lm: CachedLM, marks: Sequence[int], look_back: int | None = None) -> None:
         self.lm, self.marks = lm, tuple(sorted(marks))
         self.layers = len(lm.stack.layers)
+        self.head = lm.stack.head(lm.model)
         self.max_length = lm.max_length
         self.wanted: tuple[int, ...] = ()
         if lm.family.switch is not None:

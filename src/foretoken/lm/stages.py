@@ -130,6 +130,11 @@ class Stack:
         with replaced({self.layers[i]: forward for i, forward in shadows.items()}):
             yield
 
+    def head(self, model: Any) -> float:
+        """What the head costs beside a layer: numbers read, a layer's being one."""
+        head = model.get_output_embeddings().weight.numel()
+        return float(head / max(sum(p.numel() for p in self.layers[0].parameters()), 1))
+
     def read_out(self, model: Any, states: Tensor) -> Tensor:
         """Logits [n, V] of hidden states [n, H] behind any layer: the model's own norm and head."""
         last = len(self.layers) - 1

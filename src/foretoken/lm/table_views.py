@@ -22,7 +22,7 @@ class TableExits:
 
     def __init__(self, table: TableLM, marks: Sequence[int], look_back: int | None = None) -> None:
         self.table, self.marks = table, tuple(sorted(marks))
-        self.layers, self.max_length = table.layers, table.max_length
+        self.layers, self.head, self.max_length = table.layers, 0.0, table.max_length
         self.wanted: tuple[int, ...] = ()
         if look_back is not None:
             self.wanted = (*self.marks, self.layers)

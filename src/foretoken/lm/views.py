@@ -23,6 +23,7 @@ class Exits(Protocol):
     """A model that can stop behind any of its layers. Depth d: d layers, then norm and head."""
 
     layers: int  # of the whole model
+    head: float  # what norm and head cost, in layers
     max_length: int | None
     marks: tuple[int, ...]  # depths that may be asked for, ascending
 
