@@ -123,6 +123,7 @@ METHODS: dict[str, Method] = {
             "the target's first layers guess; which, and how far, follows what all layers said",
             drafter="drafters.dynamic_exit:DynamicExit",
             verifier="block",
+            controller="cost_model",
             verifiers=("recursive",),
             models=("target",),
             defaults={"depth": 18},
@@ -303,7 +304,7 @@ METHODS: dict[str, Method] = {
             inner=("prompt-lookup", "suffix", "token-recycling", "del"),
             optional=("del",),
             inner_chains=("prompt-lookup",),
-            defaults={"depth": 10, "nodes": 80, "look_every": 4},
+            defaults={"depth": 10, "nodes": 80},
         ),
     )
 }
