@@ -1,6 +1,6 @@
 import pytest
 
-from foretoken.controllers.prices import Price, Prices
+from foretoken.controllers.prices import Price, Prices, convex
 from foretoken.types import CostTable
 
 
@@ -54,3 +54,18 @@ def test_a_draft_measured_at_one_depth_costs_as_much_for_every_further_level():
     prices = Prices.of(CostTable({1: 1.0, 2: 1.0}, {1: 0.2}))
     assert prices.drafted(1, 3, 1) == pytest.approx(1.6)
     assert Prices.of(CostTable({1: 1.0, 2: 1.0}, {})).drafted(1, 3, 1) == pytest.approx(1.0)
+
+
+def test_one_bad_measurement_does_not_bend_the_curve():
+    clean = {n: max(1.0, 0.6 + 0.05 * n) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)}
+    assert convex(clean) == pytest.approx(clean)
+    for bad in clean:
+        if bad < 64:  # the last one has no other to be told by
+            found = convex(clean | {bad: clean[bad] * 1.4})
+            assert found == pytest.approx(clean, rel=0.07)
+
+
+def test_a_smaller_forward_is_never_dearer():
+    found = convex({1: 62.0, 2: 76.0, 3: 57.0, 4: 51.0, 6: 60.0, 8: 82.0, 12: 79.0, 16: 98.0})
+    values = list(found.values())
+    assert values == sorted(values) and values[0] == 51.0 and found[8] < 70.0

@@ -91,7 +91,8 @@ class Prices:
 
     @classmethod
     def of(cls, costs: CostTable) -> Prices:
-        rest = Price({n: seconds + costs.overhead for n, seconds in costs.target.items()})
+        scored = convex(costs.target)
+        rest = Price({n: seconds + costs.overhead for n, seconds in scored.items()})
         # A drafter that costs nothing measurable still needs a positive price.
         draft = {d: max(seconds, 1e-9) for d, seconds in costs.draft.items()} or {1: 1e-9}
         if len(draft) == 1:  # a forward per level: the next levels cost as much again
@@ -108,3 +109,34 @@ class Prices:
     def drafted(self, rows: int, depth: int, nodes: int) -> float:
         """Seconds of a step that drafts `nodes` nodes in all, `depth` deep at most."""
         return self.draft.at(depth) + self.rest.at(rows + nodes)
+
+
+def convex(measured: Mapping[int, float]) -> dict[int, float]:
+    """The largest curve below all points that never falls and whose slope never falls.
+
+    Scoring costs reading the weights first, arithmetic later, so that is its shape. What disturbs a
+    measurement makes it longer: a single bad one would hide a size from the controller for good,
+    since a size that looks too dear is never tried again.
+    """
+    sizes = sorted(measured)
+    least = [min(measured[n] for n in sizes[at:]) for at in range(len(sizes))]
+    hull: list[tuple[int, float]] = []
+    for size, low in zip(sizes, least, strict=True):
+        while len(hull) > 1 and slope(hull[-2], (size, low)) <= slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append((size, low))
+    found, at = {}, 0
+    for size in sizes:
+        while hull[at][0] < size:
+            at += 1
+        right = hull[at]
+        left = hull[max(at - 1, 0)]
+        found[size] = (
+            right[1] if right[0] == size else left[1] + slope(left, right) * (size - left[0])
+        )
+    return found
+
+
+def slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+    """Seconds per node between two sizes."""
+    return (right[1] - left[1]) / (right[0] - left[0])

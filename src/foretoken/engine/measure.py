@@ -33,7 +33,7 @@ SLOW_SIZES = 16  # larger ones are extrapolated where a round would take too lon
 
 @torch.inference_mode()
 def measure_costs(
-    engine: Engine, max_depth: int = 12, seconds: float = 3.0, context: int = 128
+    engine: Engine, max_depth: int = 12, seconds: float = 6.0, context: int = 128
 ) -> CostTable:
     """Time target forwards by nodes and drafts by depth, in about `seconds` or one round.
 

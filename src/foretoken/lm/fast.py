@@ -23,6 +23,7 @@ from foretoken.lm.linears import (
     LISTED,
     ONEDNN,
     PACKED,
+    PADDED,
     TRANSPOSED,
     Product,
     choose,
@@ -63,8 +64,8 @@ def choose_kernels(
 
     auto: measured; the dense weight stays and a packed copy is added where it pays (memory for
     speed). lean: measured; one copy, either the dense weight or the packed one alone. packed:
-    packed copies at every row count, not measured; `pad_lone` computes a lone row as two, for
-    equal bits. dense: the model as it was. `seconds` bounds the time spent measuring.
+    packed copies at every row count, not measured; `pad_lone` computes a lone row as several,
+    for equal bits. dense: the model as it was. `seconds` bounds the time spent measuring.
     """
     if mode not in MODES:
         raise ConfigError(
@@ -89,7 +90,8 @@ def choose_kernels(
         if mode == "lean":
             install_one_copy(group, _measured[key], shared)
         else:
-            install_measured(group, _measured[key], NO_COPY if why else (DENSE, PACKED, *NO_COPY))
+            allowed = NO_COPY if why else (DENSE, PACKED, PADDED, *NO_COPY)
+            install_measured(group, _measured[key], allowed)
     for group in groups.values():
         for product in group:
             product.module.forward = product
@@ -141,7 +143,7 @@ def install_measured(
     kernels, many = choose(table, allowed)
     for product in group:
         product.kernels, product.many = kernels, many
-        if many == PACKED or PACKED in kernels:
+        if {many, *kernels} & {PACKED, PADDED}:
             product.pack_once()
         else:
             product.packed = None
@@ -150,7 +152,8 @@ def install_measured(
 def install_packed(group: Sequence[Product], pad_lone: bool) -> None:
     for product in group:
         product.kernels, product.many = [PACKED] * (LISTED + 1), PACKED
-        product.lone = pad_lone
+        if pad_lone:
+            product.kernels[1] = PADDED
         product.pack_once()
 
 
@@ -160,12 +163,14 @@ def install_one_copy(
     """Either the dense weight under kernels that need no copy, or the packed weight alone."""
     judged = [rows for rows in JUDGED if rows in table] or [min(table)]
     without = sum(min(table[rows].get(k, float("inf")) for k in NO_COPY) for rows in judged)
-    packed = sum(table[rows].get(PACKED, float("inf")) for rows in judged)
+    either = (PACKED, PADDED)
+    packed = sum(min(table[rows].get(k, float("inf")) for k in either) for rows in judged)
     for product in group:
         tied = product.module.weight.data_ptr() in shared
         if packed < 0.97 * without and not tied:
             product.pack_once()
             product.free()
+            product.kernels, product.many = choose(table, either)
         else:
             product.packed = None
             product.kernels, product.many = choose(table, NO_COPY)
