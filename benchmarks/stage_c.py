@@ -62,10 +62,9 @@ def rows(datastore: Path | None, exits: Path | None) -> list[str]:
         found += [f"rest[datastore={datastore},controller=cost_model]", f"tree{COSTED}"]
         found += [f"rasd[datastore={datastore},controller=cost_model]"]
     found += [f"layerskip[exit_layer={layer},depth={n}]" for layer, n in ((2, 4), (2, 6), (3, 4))]
-    found += ["del", "del[look_every=4]", "swift", f"fused{COSTED}", "auto"]
+    found += ["del", "del[controller=fixed]", "swift", f"fused{COSTED}", "auto"]
     if exits is not None:
-        found += [f"specee[predictors={exits},sure_above={sure}]" for sure in (0.98,)]
-        found += [f"specee[predictors={exits},sure_above=0.98,chain=3]"]
+        found += [f"specee[predictors={exits}]", f"specee[predictors={exits},chain=0]"]
     return found
 
 
