@@ -140,7 +140,7 @@ def test_shadows_are_the_drafts_and_the_targets_own_tokens(family, row, prompts)
     """And hidden states are those of a forward over the same text without any cache or exit."""
     model = small(family)
     lm = CachedLM(model, kernels="dense")
-    engine = assemble("del", lm, confident=False, depth=3, candidates=(1, 2, 3))
+    engine = assemble("del", lm, controller="fixed", confident=False, depth=3, candidates=(1, 2, 3))
     drafter = engine.drafter
     rows = [row(p, 61, max_new_tokens=16) for p in prompts]
     seen = []
@@ -173,7 +173,7 @@ def test_looking_at_all_layers_runs_none_of_them(row, prompts):
     """Layers run: those of the drafts, and every layer once per round."""
     model = small("llama")
     lm = CachedLM(model, kernels="dense")
-    engine = assemble("del", lm, depth=5)
+    engine = assemble("del", lm, controller="fixed", depth=5)
     runs = []
     for index, layer in enumerate(model.base_model.layers):
         layer.self_attn.register_forward_hook(lambda *_, index=index: runs.append(index))
@@ -208,7 +208,7 @@ def test_hopeless_layers_come_down_to_plain_decoding(row, run):
 def test_a_seed_and_its_neighbours_do_not_change_what_was_counted(row, prompts):
     """Counts belong to a text: they start anew with each."""
     table = TableLM.random(12, layers=6)
-    engine = assemble("del", table, depth=6)
+    engine = assemble("del", table, controller="fixed", depth=6)
     first = row(prompts[2], 12, max_new_tokens=20)
     for _ in engine.run([first]):
         pass

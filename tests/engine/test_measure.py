@@ -57,8 +57,8 @@ def test_costs_are_what_the_forwards_take(clock, name):
         assert seconds == expected or (METHODS[name].inner and 0 < seconds < 2e-4 * depth)
     if name == "del":  # ends its drafts by a rule of its own
         assert costs.draft and set(costs.draft) <= set(range(1, 13))
-    elif name == "specee":  # asks for candidates, and drafts no token unless told to
-        assert not costs.draft
+    elif name == "specee":  # drafts no further than its own `chain`
+        assert set(costs.draft) == {1, 2, 3}
     elif not engine.drafter.trees:  # a tree may be less deep than it was allowed to be
         expected = set() if name == "plain" else {depth for depth in DEPTHS if depth <= 12}
         assert set(costs.draft) == expected
