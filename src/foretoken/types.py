@@ -258,6 +258,7 @@ class Drafter(Protocol):
     taps: tuple[int, ...]  # hidden layers it wants to see; negative counts from the last
     trees: bool  # emits trees that are no chains
     valued: bool  # knows the chance of each of its nodes, and honours the prices of a budget
+    sparing: bool  # a valued one that spends nothing where no node promises to pay
     arms: int  # drafters it chooses from, as a budget says
     memoryless: bool  # a proposal follows from the row's text, the budget and coins alone
     # The model whose hidden layers it hands to a `keep_going` marked as `reading`; None: to nobody.

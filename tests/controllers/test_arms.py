@@ -107,6 +107,13 @@ def test_nothing_is_drafted_where_nothing_pays() -> None:
     assert chosen.budget([text], PRICES) == NONE
 
 
+def test_who_spends_nothing_is_asked_all_the_same() -> None:
+    chosen = Arms(Bargain(10, 60, 1.02, 32.0), 1, 32.0, sparing=True)
+    text = chosen.text()
+    ran(chosen, text, 0, 1, 4.0, steps=10)
+    assert chosen.budget([text], PRICES).step_price == 1.0
+
+
 def test_probes_take_turns() -> None:
     chosen = arms(3)
     assert [chosen.next_probe() for _ in range(4)] == [1, 2, 0, 1]

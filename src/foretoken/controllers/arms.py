@@ -63,8 +63,10 @@ class Text:
 class Arms:
     """The bargain of all arms together, and the pace of each."""
 
-    def __init__(self, bargain: Bargain, count: int, half_life: float) -> None:
-        self.bargain, self.half_life = bargain, half_life
+    def __init__(
+        self, bargain: Bargain, count: int, half_life: float, sparing: bool = False
+    ) -> None:
+        self.bargain, self.half_life, self.sparing = bargain, half_life, sparing
         self.all = Text(count, half_life)  # whatever the text
         self.tried = [0] * count
         self.waited = [0] * count
@@ -82,9 +84,11 @@ class Arms:
         speed = self.speed(texts)
         due = self.due() if count > 1 else None
         self.forced = due is not None
-        if due is not None:  # at plain decoding's speed at worst, or it could never show its worth
-            return replace(self.bargain.offer(prices, rows, max(speed, 1.0)), arm=due, bar=inf)
-        if speed < self.bargain.margin:
+        doubtful = speed < self.bargain.margin and not self.sparing
+        speed = max(speed, 1.0)  # plain decoding's, at worst: it is always there to be had
+        if due is not None:
+            return replace(self.bargain.offer(prices, rows, speed), arm=due, bar=inf)
+        if doubtful:
             return NONE
         # Above a step that drafts nothing, which is what arm 0 makes of a step at the worst.
         gains = [0.0, *(self.gain(arm, texts, speed) + speed - 1.0 for arm in range(1, count))]

@@ -46,6 +46,7 @@ class CostModel:
         max_nodes: int = 64  # largest tree, per row
         trees: bool = False  # the drafter makes trees: choose nodes, not only lengths
         valued: bool = False  # the drafter values its nodes: name prices, not numbers
+        sparing: bool = False  # it spends nothing where nothing pays: it may always be asked
         arms: int = 1  # drafters behind a valued one, of which one drafts
         margin: float = 1.02  # drafting must promise this many times plain's rate
         half_life: float = 64.0  # of counts, in steps of a row
@@ -72,7 +73,7 @@ class CostModel:
         limits = (self.config.max_depth, self.config.max_nodes, self.config.margin)
         self.shapes = Shapes(*limits, self.config.half_life)
         short = self.config.half_life / 2.0
-        self.arms = Arms(Bargain(*limits, short), self.config.arms, short)
+        self.arms = Arms(Bargain(*limits, short), self.config.arms, short, self.config.sparing)
         self.probes = _Probes(self.config.probe_every)
         self.ledger = 0.0  # seconds won against plain decoding
         self.step = _Step()

@@ -25,6 +25,7 @@ class NoBeams:
     taps: tuple[int, ...] = ()
     trees = True
     valued = False
+    sparing = False
     memoryless = True
     hidden_from: LanguageModel | None = None
 

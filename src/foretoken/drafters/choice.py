@@ -32,7 +32,7 @@ from foretoken.types import (
 class Choice(RowDrafter):
     """Arm 0 merges the sources of fixed candidates; every other source is an arm of its own."""
 
-    valued = True
+    valued = sparing = True
     shared = True  # arms are told apart by what all rows brought, and rules differ in their coins
 
     @dataclass(frozen=True, kw_only=True, slots=True)

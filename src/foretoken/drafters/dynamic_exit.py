@@ -30,7 +30,7 @@ from foretoken.types import Budget, DecodeState, Draft, LanguageModel, Scores, V
 class DynamicExit(ChainDrafter):
     """A chain behind the layer that promises most tokens per layer run, or above their price."""
 
-    valued = True
+    valued = sparing = True
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:

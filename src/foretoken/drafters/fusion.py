@@ -40,7 +40,7 @@ class Fusion(RowDrafter):
     """One tree from many; every source sees every outcome."""
 
     trees = True
-    valued = True
+    valued = sparing = True
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:

@@ -25,6 +25,7 @@ class RowDrafter:
     taps: tuple[int, ...] = ()
     trees = False
     valued = False
+    sparing = False
     arms = 1
     memoryless = False
     hidden_from: LanguageModel | None = None

@@ -14,7 +14,7 @@ class WeighingDrafter(RowDrafter):
     """Base of drafters of fixed candidates; override `weigh`."""
 
     trees = True
-    valued = True
+    valued = sparing = True
 
     def weigh(self, row: DecodeState, budget: Budget) -> tuple[TokenTree, list[float]]:
         """A tree within depth and nodes, and for each node the chance that its path is accepted.

@@ -61,7 +61,7 @@ def assemble(
     rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
     control = parts["controller"]
     fields = _fields(control).keys()
-    for name in {"trees", "valued", "arms"} & fields:  # these follow from the drafter
+    for name in {"trees", "valued", "sparing", "arms"} & fields:  # these follow from the drafter
         options["controller"].setdefault(name, getattr(drafter, name))
     if {"depth", "nodes"} <= fields:  # a constant budget: the drafter's own size
         asked = options["controller"]
