@@ -13,37 +13,12 @@ from dataclasses import replace
 from math import inf
 
 from foretoken.controllers.prices import Prices
-from foretoken.controllers.shapes import NONE, Bargain
+from foretoken.controllers.shapes import NONE, Bargain, Pace
 from foretoken.types import Budget
 
 ENOUGH = 8  # steps of an arm before its pace counts
 FIRST, MOST = 16, 128  # steps between trials of a slower arm, doubled while it stays slower
 PRIOR = 4.0  # steps in a text that the pace in all texts counts as
-
-
-class Pace:
-    """Tokens per row, and time in plain steps, of some steps; old ones count less."""
-
-    __slots__ = ("fade", "spent", "steps", "tokens")
-
-    def __init__(self, half_life: float) -> None:
-        self.fade = 0.5 ** (1.0 / half_life)
-        self.tokens = self.spent = self.steps = 0.0
-
-    def update(self, tokens: float, plain_steps: float) -> None:
-        self.tokens = self.tokens * self.fade + tokens
-        self.spent = self.spent * self.fade + plain_steps
-        self.steps = self.steps * self.fade + 1.0
-
-    def scale(self, factor: float) -> None:
-        """Believe what was seen so far `factor` times as much."""
-        self.tokens *= factor
-        self.spent *= factor
-        self.steps *= factor
-
-    def gain(self, speed: float) -> float:
-        """Tokens above what their time is worth at `speed`, of all these steps."""
-        return self.tokens - speed * self.spent
 
 
 class Text:
@@ -140,13 +115,13 @@ class Arms:
         if self.forced:
             return
         self.every[arm] = FIRST
-        self.bargain.update(tokens, spent)
+        self.bargain.pace.update(tokens, spent)
         for text, own in zip(texts, emitted, strict=True):
             text.whole.update(own, spent)
 
     def scale(self, factor: float, text: Text) -> None:
         """Believe what was seen so far, and in this text, `factor` times as much."""
-        for one in (self.bargain, self.all, text):
+        for one in (self.bargain.pace, self.all, text):
             one.scale(factor)
 
     def next_probe(self) -> int:

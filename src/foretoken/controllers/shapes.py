@@ -18,6 +18,31 @@ WIDTH = 8  # ranks of children told apart
 NONE = Budget(0, 0)
 
 
+class Pace:
+    """Tokens per row, and time in plain steps, of some steps; old ones count less."""
+
+    __slots__ = ("fade", "spent", "steps", "tokens")
+
+    def __init__(self, half_life: float) -> None:
+        self.fade = 0.5 ** (1.0 / half_life)
+        self.tokens = self.spent = self.steps = 0.0
+
+    def update(self, tokens: float, plain_steps: float) -> None:
+        self.tokens = self.tokens * self.fade + tokens
+        self.spent = self.spent * self.fade + plain_steps
+        self.steps = self.steps * self.fade + 1.0
+
+    def scale(self, factor: float) -> None:
+        """Believe what was seen so far `factor` times as much."""
+        self.tokens *= factor
+        self.spent *= factor
+        self.steps *= factor
+
+    def gain(self, speed: float) -> float:
+        """Tokens above what their time is worth at `speed`, of all these steps."""
+        return self.tokens - speed * self.spent
+
+
 class Bargain:
     """Prices in tokens from the speed that drafting reaches.
 
@@ -30,25 +55,12 @@ class Bargain:
 
     def __init__(self, max_depth: int, max_nodes: int, margin: float, half_life: float) -> None:
         self.max_depth, self.max_nodes, self.margin = max_depth, max_nodes, margin
-        self.fade = 0.5 ** (1.0 / half_life)
-        self.tokens = self.spent = 0.0  # per row, and in plain steps
-        self.steps = 0
+        self.pace = Pace(half_life)
 
     @property
     def speed(self) -> float:
         """Tokens per row in the time of one plain step."""
-        return (self.tokens + self.TRIALS * self.HOPE) / (self.spent + self.TRIALS)
-
-    def update(self, tokens: float, plain_steps: float) -> None:
-        """One step that drafted brought `tokens` per row in the time of so many plain steps."""
-        self.steps += 1
-        self.tokens = self.tokens * self.fade + tokens
-        self.spent = self.spent * self.fade + plain_steps
-
-    def scale(self, factor: float) -> None:
-        """Believe what was seen so far `factor` times as much."""
-        self.tokens *= factor
-        self.spent *= factor
+        return (self.pace.tokens + self.TRIALS * self.HOPE) / (self.pace.spent + self.TRIALS)
 
     def offer(self, prices: Prices, rows: int, speed: float) -> Budget:
         """All depth and nodes, at the price of the tokens that `speed` writes in their time."""
