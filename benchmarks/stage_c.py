@@ -168,7 +168,7 @@ def run(description: str | None) -> int:
     quick = asked.quick
     count = 1 if quick else asked.per_family
     with pair(asked.target, asked.draft, asked.params) as models:
-        tasks = [*prompts(count), *code(max(1, count // 2)), *noise(max(1, count // 2))]
+        tasks = [*prompts(count), *code(count), *noise(max(1, count // 2))]
         tasks = spread(tasks, 3 if quick else None)
         config = BenchConfig(
             target=models.target,

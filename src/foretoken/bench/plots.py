@@ -5,6 +5,7 @@ Ours are drawn in colour, peers in greys, so that a reader sees at once whose ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ SHARE_NAMES = {
     "target": "target forwards",
     "other": "everything else",
 }
+LINE = 0.19  # inches of a legend's line
 Rows = Mapping[str, Mapping[str, Any]]
 
 
@@ -123,7 +125,8 @@ def family_bars(rows: Rows, colours: Mapping[str, str], best_peer: str | None) -
     families = list(dict.fromkeys(f for row in chosen.values() for f in row["families"]))
     if not chosen or not families:
         return None
-    figure, axes = canvas("Speed-up over plain by task family", width=max(7.2, 1.3 * len(families)))
+    wide = max(7.2, (0.9 + 0.05 * len(chosen)) * len(families))
+    figure, axes = canvas("Speed-up over plain by task family", width=wide)
     width = 0.8 / len(chosen)
     for n, (name, row) in enumerate(chosen.items()):
         heights = [
@@ -172,8 +175,10 @@ def step_bars(rows: Rows, colours: Mapping[str, str]) -> Figure | None:
     }
     if not shown:
         return None
-    figure, axes = canvas("Tokens written per target forward")
     longest = max(int(n) for counts in shown.values() for n in counts)
+    figure, axes = canvas(
+        "Tokens written per target forward", width=max(7.2, 0.04 * longest * len(shown))
+    )
     width = 0.8 / len(shown)
     for k, (name, counts) in enumerate(shown.items()):
         total = sum(counts.values())
@@ -239,10 +244,12 @@ def share_bars(rows: Rows) -> Figure | None:
 
 
 def legend_outside(figure: Figure, axes: Axes, entries: int) -> None:
-    """A legend below the picture, where it hides nothing."""
+    """A legend below the picture, where it hides nothing; the figure grows by its lines."""
     handles, labels = axes.get_legend_handles_labels()
     widest = max((len(label) for label in labels), default=1)
-    columns: int = max(1, min(entries, 84 // (widest + 6)))
+    width, height = figure.get_size_inches()
+    columns: int = max(1, min(entries, int(11.6 * width) // (widest + 6)))
+    figure.set_size_inches(width, height + LINE * max(0, math.ceil(entries / columns) - 2))
     figure.legend(
         handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
     )
