@@ -45,7 +45,7 @@ class DynamicExit(ChainDrafter):
         self.config = config or self.Config()
         check(self.config)
         considered = self.config.candidates
-        if considered is None:  # deeper ones cannot pay: a draft costs as much as it saves
+        if considered is None:  # behind a deeper one even perfect drafts save less than half
             considered = tuple(range(1, max(layers_of(target) // 2, 1) + 1))
         self.view = exits(target, considered, self.config.look_back)
         self.max_length = target.max_length
