@@ -16,29 +16,24 @@ import torch
 from torch import Tensor
 
 from foretoken.asking import LAST, reading
+from foretoken.controllers.steady import Steady
 from foretoken.errors import ConfigError, check_values
 from foretoken.heads import acceptance
 from foretoken.heads.store import check_fits
 from foretoken.types import (
     NORMED,
     Budget,
-    CostTable,
     DecodeState,
-    Draft,
     LanguageModel,
-    StepTimes,
-    Verdict,
 )
 
 
-class AcceptanceThreshold:
+class AcceptanceThreshold(Steady):
     """Stop once 1 - a_1 ... a_n exceeds the threshold.
 
     The hidden layer that comes with the law of token n belongs to token n - 1, so n - 1 tokens are
     judged when n is drawn: the test is one token late, and token n, whose law is paid for, is kept.
     """
-
-    needs_costs = False
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -70,9 +65,6 @@ class AcceptanceThreshold:
         """Refuse a head that was trained for another draft model than this one."""
         check_fits(self.card, self.config.head, draft.hidden_size, draft.vocab_size)
 
-    def learn(self, costs: CostTable) -> None:
-        return None
-
     def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
         for row in rows:
             row.control = _Round()
@@ -97,12 +89,6 @@ class AcceptanceThreshold:
             self.head.to(hidden.device)
         with torch.no_grad():
             return float(self.head.accepted(hidden))
-
-    def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
-        return None
-
-    def timed(self, times: StepTimes) -> None:
-        return None
 
 
 @dataclass(slots=True)

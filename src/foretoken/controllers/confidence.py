@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.asking import LAST
+from foretoken.controllers.steady import Steady
 from foretoken.errors import check_values
-from foretoken.types import Budget, CostTable, DecodeState, Draft, StepTimes, Verdict
+from foretoken.types import Budget, DecodeState
 
 MEASURES = ("probability", "entropy")
 
 
-class Confidence:
+class Confidence(Steady):
     """Stop behind the first token whose law is too flat."""
-
-    needs_costs = False
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -45,9 +44,6 @@ class Confidence:
         depth, nodes = self.config.depth, self.config.nodes
         self.budget = Budget(depth, depth if nodes is None else nodes)
 
-    def learn(self, costs: CostTable) -> None:
-        return None
-
     def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
         for row in rows:
             row.control = False  # in doubt already
@@ -64,9 +60,3 @@ class Confidence:
         if self.config.measure == "entropy":
             return float(-law.xlogy(law).sum()) > self.config.threshold
         return float(law.max()) < self.config.threshold
-
-    def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
-        return None
-
-    def timed(self, times: StepTimes) -> None:
-        return None

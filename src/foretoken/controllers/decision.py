@@ -15,25 +15,20 @@ import torch
 from torch import Tensor
 
 from foretoken.asking import LAST, reading
+from foretoken.controllers.steady import Steady
 from foretoken.errors import ConfigError, check_values
 from foretoken.heads import decision
 from foretoken.heads.store import check_fits
 from foretoken.types import (
     NORMED,
     Budget,
-    CostTable,
     DecodeState,
-    Draft,
     LanguageModel,
-    StepTimes,
-    Verdict,
 )
 
 
-class DecisionModel:
+class DecisionModel(Steady):
     """Go on while the model's output for any branch is above the threshold."""
-
-    needs_costs = False
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -68,9 +63,6 @@ class DecisionModel:
         """Refuse a head that was trained for another draft model than this one."""
         check_fits(self.card, self.config.head, draft.hidden_size, draft.vocab_size)
 
-    def learn(self, costs: CostTable) -> None:
-        return None
-
     def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
         for row in rows:
             row.control = False  # hopeless already
@@ -94,9 +86,3 @@ class DecisionModel:
         seen = states if soft else decision.certainty(laws).to(states.device)
         with torch.no_grad():
             return self.head.likely(seen)
-
-    def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
-        return None
-
-    def timed(self, times: StepTimes) -> None:
-        return None

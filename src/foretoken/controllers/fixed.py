@@ -7,22 +7,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from foretoken.controllers.steady import Steady
 from foretoken.errors import ConfigError
 from foretoken.types import (
     Budget,
-    CostTable,
     DecodeState,
-    Draft,
-    StepTimes,
-    Verdict,
     endless,
 )
 
 
-class Fixed:
+class Fixed(Steady):
     """`depth` tokens deep, at most `nodes` nodes."""
-
-    needs_costs = False
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -42,18 +37,9 @@ class Fixed:
                 )
         self.budget = Budget(depth, depth if nodes is None else nodes)
 
-    def learn(self, costs: CostTable) -> None:
-        return None
-
     def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
         return [self.budget] * len(rows)
 
     @endless
     def keep_going(self, row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> bool:
         return True
-
-    def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
-        return None
-
-    def timed(self, times: StepTimes) -> None:
-        return None

@@ -21,6 +21,7 @@ from foretoken.asking import taps_of
 from foretoken.datastore.continuations import Continuations
 from foretoken.drafters.rows import RowDrafter
 from foretoken.drafters.source import Source, check_matching
+from foretoken.drafters.weighing import emitted
 from foretoken.errors import check_values
 from foretoken.trees.build import grafted
 from foretoken.trees.select import prune
@@ -150,7 +151,7 @@ class GuidedRetrieval(RowDrafter):
         parts = [self._fused.pop(row.uid) for row in rows]
         own, seen, told = [], [], []
         for fused, draft, score, verdict in zip(parts, drafts, scores, verdicts, strict=True):
-            said = [draft.tree.tokens[node] for node in verdict.path] + [verdict.next_token]
+            said = emitted(draft.tree, verdict)
             fused.teach(said, self.evidence)
             size = len(fused.own)
             own.append(Draft(first_nodes(draft.tree, size), Draw.POINT))
