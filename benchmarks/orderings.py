@@ -2,6 +2,7 @@
 
     python benchmarks/orderings.py [--quick] [--per-family 50] [--resume]
     python benchmarks/orderings.py --resume --methods "mcsd,mcsd[verifier=traversal]"
+    python benchmarks/orderings.py --noise 0.5          # the same with a draft that knows less
 
 Every row writes after the same held-out prompts of the six families at temperature 1. Counted are
 tokens per target forward and the share of steps in which a candidate was kept; intervals come from
@@ -19,8 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import gates
+import paired
 import torch
-from pair import WORK, console, main, pair, parser, prompts
+from pair import (
+    WORK,
+    console,
+    draft_noise,
+    main,
+    names,
+    pair,
+    parser,
+    prompts,
+    weak_name,
+    weaker,
+)
 from rich.markup import escape
 
 import foretoken
@@ -127,10 +140,15 @@ def collect(asked: Any, specs: Sequence[RowSpec]) -> dict[str, list[Count]]:
     """Counts of every row; with `--resume` those that an earlier run has finished are read."""
     tasks = prompts(1 if asked.quick else asked.per_family, seed=asked.seed)
     setting = f"{len(tasks)}-{asked.max_new_tokens}-{asked.temperature}-{asked.seed}"
+    setting += f"-{asked.noise:g}" if asked.noise else ""
     work = WORK / ("orderings-quick" if asked.quick else "orderings") / setting
     work.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Count]] = {}
-    with pair(asked.target, asked.draft) as models, shown(False) as bar:
+    with (
+        pair(asked.target, asked.draft) as models,
+        weaker(models, asked.noise) as models,
+        shown(False) as bar,
+    ):
         session = foretoken.load(models.target, draft=models.draft, max_rows=asked.max_rows)
         with session:
             for spec in specs:
@@ -160,33 +178,13 @@ def summary(counts: Sequence[Count]) -> dict[str, Any]:
     }
 
 
-def compare(claim: str, above: Sequence[Count], below: Sequence[Count]) -> dict[str, Any]:
-    """The difference of two rows on the same prompts, over all of them and by family."""
-    families = {
-        family: difference(
-            [count for count in above if count.family == family],
-            [count for count in below if count.family == family],
-        )
-        for family in dict.fromkeys(count.family for count in above)
-    }
-    lost = [family for family, one in families.items() if not one["holds"]]
-    return {"claim": claim, **difference(above, below), "by_family": families, "fails_in": lost}
+def gap(above: Sequence[Count], below: Sequence[Count]) -> paired.Gap:
+    """How much longer one row's accepted length is, on the same prompts."""
 
-
-def difference(above: Sequence[Count], below: Sequence[Count]) -> dict[str, Any]:
-    """How much longer one row's accepted length is; fails if its whole interval is below zero."""
-
-    def gap(at: Sequence[int]) -> float:
+    def over(at: Sequence[int]) -> float:
         return mean_length([above[i] for i in at]) - mean_length([below[i] for i in at])
 
-    value, span = gap(range(len(above))), interval(gap, len(above))
-    low, high = span or (value, value)
-    return {
-        "difference": value,
-        "interval": [low, high],
-        "holds": high >= 0.0,
-        "clear": low > 0.0,
-    }
+    return over
 
 
 def report(rows: dict[str, Any], compared: Sequence[dict[str, Any]], setting: str) -> str:
@@ -207,21 +205,7 @@ def report(rows: dict[str, Any], compared: Sequence[dict[str, Any]], setting: st
             + " | ".join(f"{row['by_family'][family]:.2f}" for family in families)
             + " |"
         )
-    lines += [
-        "", "## Orderings", "",
-        "Difference of accepted lengths, prompt by prompt. An ordering holds unless its whole "
-        "interval is below zero, and is clear if its whole interval is above. The last column "
-        "names the prompt families in which it fails by that measure.", "",
-        "| ordering | difference | interval | verdict | fails in |", "|---|---:|---|---|---|",
-    ]  # fmt: skip
-    for one in compared:
-        verdict = "clear" if one["clear"] else "holds" if one["holds"] else "fails"
-        low, high = one["interval"]
-        lines.append(
-            f"| {one['claim']} | {one['difference']:+.3f} | {low:+.3f} to {high:+.3f} | {verdict} "
-            f"| {', '.join(one['fails_in']) or '-'} |"
-        )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *paired.table(compared)]) + "\n"
 
 
 def run(description: str | None) -> int:
@@ -232,33 +216,36 @@ def run(description: str | None) -> int:
     options.add_argument("--max-rows", type=int, default=16, help="prompts decoded together")
     options.add_argument("--temperature", type=float, default=1.0)
     options.add_argument("--seed", type=int, default=0)
+    draft_noise(options)
     options.add_argument("--resume", action="store_true", help="keep rows that were counted before")
     asked = options.parse_args()
     if asked.threads:
         torch.set_num_threads(asked.threads)
     specs = parse_methods(asked.methods or ROWS)
-    names = {spec.label for spec in specs}
+    labels = {spec.label for spec in specs}
     found = collect(asked, specs)
     rows = {label: summary(counts) for label, counts in found.items()}
     compared = [
-        compare(claim, found[above], found[below])
+        paired.ordering(
+            claim, gap(found[above], found[below]), [count.family for count in found[above]]
+        )
         for claim, above, below in ORDERINGS
-        if {above, below} <= names
+        if {above, below} <= labels
     ]
     where = environment.describe()
     setting = (
-        f"Target and draft: {Path(asked.target or 'text-target').name}, "
-        f"{Path(asked.draft or 'text-draft').name}; "
+        f"{names(asked)}; "
         f"{len(next(iter(found.values())))} held-out prompts, temperature {asked.temperature:g}, "
         f"at most {asked.max_new_tokens} new tokens. {where['date']}, foretoken "
         f"{where['foretoken']}, torch {where['torch']}, {where['cpu']}."
     )
     document = {"environment": where, "setting": setting, "rows": rows, "orderings": compared}
     text = report(rows, compared, setting)
-    files = gates.publish(Path(asked.out), "orderings", document, text)
+    files = gates.publish(Path(asked.out), weak_name("orderings", asked.noise), document, text)
     for one in compared:
-        verdict = "clear" if one["clear"] else "holds" if one["holds"] else "FAILS"
-        console.print(f"{verdict:6} {one['difference']:+.3f}  {one['claim']}")
+        console.print(
+            f"{paired.verdict(one):6} {one['difference']:+.3f}  {one['claim']}", markup=False
+        )
     console.print(f"wrote {', '.join(str(file) for file in files)}", markup=False)
     return 0
 

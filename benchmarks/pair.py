@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,13 @@ from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
+from transformers import AutoModelForCausalLM
 
 from foretoken import minis
 from foretoken.bench.tasks import Task, from_examples, spread
 from foretoken.cli.minis import size
 from foretoken.errors import ForetokenError
+from foretoken.lm.load import quiet
 from foretoken.minis.tasks import FAMILIES, examples
 from foretoken.minis.widen import widen_directory
 
@@ -66,6 +69,51 @@ def pair(
                 minis.path("text-target"), wide, size(params), dtype=dtype, verify=False
             )
         yield Pair(wide, small)
+
+
+def draft_noise(options: argparse.ArgumentParser) -> None:
+    """The option of scripts that can look at a weaker draft as well."""
+    options.add_argument(
+        "--noise", type=float, default=0.0,
+        help="weaken the draft: noise on its weights, in their standard deviations",
+    )  # fmt: skip
+
+
+@contextmanager
+def weaker(models: Pair, noise: float) -> Iterator[Pair]:
+    """The pair with noise on the weights of its draft, as much as asked for; gone afterwards.
+
+    The shipped draft agrees with its target more than the drafts of most papers do. What is said
+    of those is looked at with one that knows less.
+    """
+    if not noise:
+        yield models
+        return
+    with TemporaryDirectory(prefix="foretoken-") as folder:
+        out = Path(folder) / Path(models.draft).name
+        shutil.copytree(models.draft, out)
+        with quiet():
+            model = AutoModelForCausalLM.from_pretrained(models.draft, dtype=torch.float32)
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for weight in model.parameters():
+                    if weight.dim() > 1:
+                        scale = noise * weight.std()
+                        weight += scale * torch.randn(weight.shape, generator=generator)
+            model.save_pretrained(out)
+        yield Pair(models.target, out)
+
+
+def names(asked: argparse.Namespace) -> str:
+    """Target and draft in the words of a result."""
+    found = f"{Path(asked.target or 'text-target').name}, {Path(asked.draft or 'text-draft').name}"
+    noise = f" with noise of {asked.noise:g} standard deviations on its weights"
+    return f"Target and draft: {found}{noise if asked.noise else ''}"
+
+
+def weak_name(name: str, noise: float) -> str:
+    """The name of a result, which tells a weakened draft."""
+    return f"{name}-weak" if noise else name
 
 
 def prompts(per_family: int, seed: int = 0, limit: int | None = None) -> list[Task]:

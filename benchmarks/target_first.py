@@ -1,6 +1,6 @@
 """A first layer of the target's own: how much more is accepted, and what it costs in quality.
 
-    python benchmarks/target_first.py [--quick] [--per-family 10] [--resume]
+    python benchmarks/target_first.py [--quick] [--per-family 10] [--noise 0.5] [--resume]
 
 Counted, not timed, at temperature 1 in batches: accepted tokens per drafted layer (a layer is one
 draft forward; the target's own first layer is neither), and the share of answers that pass the
@@ -21,7 +21,18 @@ from typing import Any
 
 import gates
 import torch
-from pair import WORK, console, main, pair, parser, prompts
+from pair import (
+    WORK,
+    console,
+    draft_noise,
+    main,
+    names,
+    pair,
+    parser,
+    prompts,
+    weak_name,
+    weaker,
+)
 from rich.markup import escape
 
 import foretoken
@@ -127,10 +138,12 @@ def collect(asked: Any) -> dict[str, list[Count]]:
     tasks = prompts(1 if asked.quick else asked.per_family, seed=asked.seed)
     setting = f"{len(tasks)}-{asked.max_new_tokens}-{asked.temperature}-{asked.seed}"
     work = WORK / ("target_first-quick" if asked.quick else "target_first")
+    work = work / f"noise-{asked.noise:g}" if asked.noise else work
     (work / setting).mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Count]] = {}
     with (
         pair(asked.target, asked.draft) as models,
+        weaker(models, asked.noise) as models,
         shown(False) as bar,
         foretoken.load(models.target, "chain", models.draft, max_rows=asked.max_rows) as session,
     ):
@@ -234,6 +247,7 @@ def run(description: str | None) -> int:
     options.add_argument("--max-rows", type=int, default=16, help="prompts decoded together")
     options.add_argument("--temperature", type=float, default=1.0)
     options.add_argument("--seed", type=int, default=0)
+    draft_noise(options)
     options.add_argument("--resume", action="store_true", help="keep rows that were counted before")
     asked = options.parse_args()
     if asked.threads:
@@ -245,8 +259,7 @@ def run(description: str | None) -> int:
     ]
     where = environment.describe()
     setting = (
-        f"Target and draft: {Path(asked.target or 'text-target').name}, "
-        f"{Path(asked.draft or 'text-draft').name}; {rows['plain']['prompts']} held-out prompts, "
+        f"{names(asked)}; {rows['plain']['prompts']} held-out prompts, "
         f"temperature {asked.temperature:g}, at most {asked.max_new_tokens} new tokens, decision "
         f"models trained on {asked.train} other prompts. {where['date']}, foretoken "
         f"{where['foretoken']}, torch {where['torch']}, {where['cpu']}."
@@ -256,7 +269,7 @@ def run(description: str | None) -> int:
         "gates": [gate.to_dict() for gate in checked],
     }  # fmt: skip
     text = report(rows, checked, setting)
-    files = gates.publish(Path(asked.out), "target_first", document, text)
+    files = gates.publish(Path(asked.out), weak_name("target_first", asked.noise), document, text)
     gates.show(checked, "Acceptance per drafted layer")
     for label in (INIT, DYNAMIC):
         console.print(f"accuracy against plain: {label} {spanned(rows[label]['over_plain'], '+')}",

@@ -11,7 +11,9 @@ from foretoken.coins import enumerate_outcomes
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.chain_model import ChainModel
 from foretoken.drafters.stochastic_beam import StochasticBeam
+from foretoken.engine.assemble import assemble
 from foretoken.engine.loop import Engine
+from foretoken.errors import PairingError
 from foretoken.lm.table import TableLM
 from foretoken.types import Budget, Draw
 from foretoken.verifiers.recursive import Recursive
@@ -245,3 +247,61 @@ def test_at_temperature_zero_it_is_plain_beam_search(pair, row):
     }
     best = sorted(values, key=lambda path: -values[path])[:3]
     assert levels_of(found) == (tuple((token,) for token in first), tuple(best))
+
+
+def greedy_beam_of(lm, width):
+    return StochasticBeam(lm, StochasticBeam.Config(width=width, greedy_draft=True))
+
+
+def test_a_greedy_draft_gives_each_node_what_plain_beam_search_keeps_there(pair, row):
+    _, draft = pair
+    one = row([0, 1], 12, max_new_tokens=30, temperature=1.0, seed=3)
+    found = grown(greedy_beam_of(draft, 3), one, 3)
+    assert found.draw is Draw.MIXED
+    paths = levels_of(found)
+    assert [len(level) for level in paths] == [3, 3, 3]
+    beam = [()]
+    for level in paths:
+        laws = {path: one.warp.law([0, 1, *path], draft.after([0, 1, *path])) for path in beam}
+        values = {
+            (*path, token): chance_of(path, one, draft) * float(law[token])
+            for path, law in laws.items()
+            for token in range(12)
+        }
+        best = sorted(values, key=lambda path: -values[path])[:3]
+        kept = Counter(path[:-1] for path in best)
+        assert kept == Counter(path[:-1] for path in level)
+        for path, count in kept.items():
+            tokens = [other[-1] for other in level if other[:-1] == path]
+            assert tokens[:-1] == laws[path].topk(count).indices.tolist()[:-1]
+        beam = list(level)
+
+
+def chance_of(path, row, lm):
+    """The draft's probability of a path."""
+    chance = 1.0
+    for at, token in enumerate(path):
+        text = [*row.tokens, *path[:at]]
+        chance *= float(row.warp.law(text, lm.after(text))[token])
+    return chance
+
+
+@pytest.mark.parametrize("verifier", ["mixed", "traversal"])
+@pytest.mark.parametrize(
+    "setting", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.7}, {"temperature": 0.0}]
+)
+def test_a_greedy_beam_keeps_the_law(verifier, setting):
+    target, guess = TableLM.random(4, seed=21), TableLM.random(4, seed=22)
+
+    def build():
+        options = {"width": 2, "depth": 2, "greedy_draft": True}
+        return assemble("rsd-s", target, guess, verifier=verifier, **options)
+
+    gap = law_gap(build, target, setting)
+    assert gap.law.drafted > 0 and gap.variation <= BOUND
+
+
+def test_a_greedy_beam_needs_a_rule_for_it():
+    lm = TableLM.random(4)
+    with pytest.raises(PairingError, match="mixed"):
+        assemble("rsd-s", lm, lm, greedy_draft=True)

@@ -23,6 +23,7 @@ from foretoken.coins import Coins
 from foretoken.drafters.rows import RowDrafter
 from foretoken.errors import ConfigError
 from foretoken.trees.build import root
+from foretoken.trees.mixed import best_and_rest
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -262,6 +263,12 @@ def distinct(law: Tensor, count: int, coins: Coins) -> list[int]:
         drawn.append(coins.draw(left))
         left = without(left, drawn[-1]) if len(drawn) < count else None
     return drawn
+
+
+def best_and_drawn(law: Tensor, count: int, coins: Coins) -> tuple[list[int], Tensor]:
+    """The `count` - 1 likeliest tokens and one drawn from the rest, and the law of that rest."""
+    best, rest = best_and_rest(law, count - 1)
+    return (best + [coins.draw(rest)] if float(rest.sum()) > 0.0 else best), rest
 
 
 def without(law: Tensor, token: int) -> Tensor | None:

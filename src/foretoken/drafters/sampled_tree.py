@@ -18,11 +18,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.coins import Coins
-from foretoken.drafters.levels import Growth, LevelDrafter, distinct, independent, likeliest
+from foretoken.drafters.levels import (
+    Growth,
+    LevelDrafter,
+    best_and_drawn,
+    distinct,
+    independent,
+    likeliest,
+)
 from foretoken.errors import ConfigError
 from foretoken.trees.levels import cut_branching, level_sizes, nodes_below_root
-from foretoken.trees.mixed import best_and_rest
 from foretoken.types import Budget, Draw, LanguageModel
 
 Form = tuple[int, ...] | int
@@ -96,12 +101,6 @@ class FixedShape(LevelDrafter):
             growth.laws[node] = law
             for token in drawn:
                 growth.add(token, node)
-
-
-def best_and_drawn(law: Tensor, count: int, coins: Coins) -> tuple[list[int], Tensor]:
-    """The `count` - 1 likeliest tokens and one drawn from the rest, and the law of that rest."""
-    best, rest = best_and_rest(law, count - 1)
-    return (best + [coins.draw(rest)] if float(rest.sum()) > 0.0 else best), rest
 
 
 class SampledTree(FixedShape):

@@ -16,16 +16,28 @@ Which node gets the next child depends on earlier draws only, and that child is 
 without replacement at its node. This is why the recursive rule for distinct siblings, with the
 node's own q renormalised after each rejection, stays exact although the number of siblings is
 random: q needs no correction for the beam's choice.
+
+A greedy draft (arXiv 2502.18779) has no stream: plain beam search says how many of the W likeliest
+paths go through each node, and of so many children all but the last are the likeliest tokens; the
+last is drawn from the others. The number follows from laws of nodes drawn before, so the rules for
+such children stay exact.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from foretoken.drafters.levels import Growth, LevelDrafter, likeliest, without
+from foretoken.drafters.levels import (
+    Growth,
+    LevelDrafter,
+    best_and_drawn,
+    likeliest,
+    without,
+)
 from foretoken.errors import ConfigError
 from foretoken.trees.levels import cut_beam
 from foretoken.types import Budget, Draw, LanguageModel
@@ -34,17 +46,18 @@ from foretoken.types import Budget, Draw, LanguageModel
 class StochasticBeam(LevelDrafter):
     """A beam of different paths; the tree is all that was ever in it."""
 
-    draws = frozenset({Draw.POINT, Draw.DISTINCT})
-    kind = Draw.DISTINCT
     WIDTH, DEPTH = 4, 4  # where none was told
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         width: int | None = None  # paths kept per level; None: 4, or what the budget has
+        greedy_draft: bool = False  # siblings are the likeliest tokens but one, which is drawn
 
     def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
         super().__init__(draft_lm)
         self.config = config or self.Config()
+        self.kind = Draw.MIXED if self.config.greedy_draft else Draw.DISTINCT
+        self.draws = frozenset({Draw.POINT, self.kind})
         self.width = self.WIDTH if self.config.width is None else self.config.width
         if self.width < 1:
             raise ConfigError(
@@ -72,6 +85,8 @@ class StochasticBeam(LevelDrafter):
     def spawn(self, growth: Growth, laws: dict[int, Tensor]) -> None:
         if growth.row.warp.greedy:
             growth.beam = best_paths(growth, laws)
+        elif self.kind is Draw.MIXED:
+            growth.beam = best_but_one(growth, laws)
         else:
             growth.beam = first_arrivals(growth, laws)
 
@@ -125,6 +140,27 @@ def _choose(chances: list[float], growth: Growth) -> int | None:
 
 def best_paths(growth: Growth, laws: dict[int, Tensor]) -> list[int]:
     """Plain beam search: the `width` likeliest paths, ended ones among them."""
+    return [
+        node if token is None else growth.add(token, node, float(laws[node][token]))
+        for node, token in likeliest_paths(growth, laws)
+    ]
+
+
+def best_but_one(growth: Growth, laws: dict[int, Tensor]) -> list[int]:
+    """As many children for each node as plain beam search keeps there, the last of them drawn."""
+    paths = likeliest_paths(growth, laws)
+    beam = [node for node, token in paths if token is None]
+    for node, count in Counter(node for node, token in paths if token is not None).items():
+        drawn, growth.laws[node] = best_and_drawn(laws[node], count, growth.row.coins)
+        beam += [growth.add(token, node, float(laws[node][token])) for token in drawn]
+    return beam
+
+
+def likeliest_paths(growth: Growth, laws: dict[int, Tensor]) -> list[tuple[int, int | None]]:
+    """The `width` likeliest pairs of a node of the beam and a token after it, best first.
+
+    A path that ended is its node and no token.
+    """
     offers: list[tuple[float, int, int | None]] = []
     for node in growth.beam:
         if node not in laws:
@@ -134,7 +170,4 @@ def best_paths(growth: Growth, laws: dict[int, Tensor]) -> list[int]:
         for token in likeliest(law, growth.width):
             offers.append((growth.mass[node] * float(law[token]), node, token))
     offers.sort(key=lambda offer: -offer[0])
-    return [
-        node if token is None else growth.add(token, node, float(laws[node][token]))
-        for _, node, token in offers[: growth.width]
-    ]
+    return [(node, token) for _, node, token in offers[: growth.width]]
