@@ -62,21 +62,32 @@ def publish(out: Path, name: str, document: Mapping[str, Any], text: str) -> lis
     return files
 
 
-def speed(results: Mapping[str, Any], label: str) -> float | None:
-    """Tokens per second of a row, None where it failed."""
+def speed(results: Mapping[str, Any], label: str, *, whole: bool = False) -> float | None:
+    """Tokens per second of a row, None where it failed: the median over prompts, or of the `whole`.
+
+    Medians of two rows can be of different prompts; all tokens over all seconds cannot.
+    """
     row = results["rows"].get(label, {})
-    return row["tokens_per_second"]["value"] if "tokens_per_second" in row else None
+    if "tokens_per_second" not in row:
+        return None
+    return row["total_tokens_per_second"] if whole else row["tokens_per_second"]["value"]
 
 
-def ratio(results: Mapping[str, Any], above: str | None, below: str | None) -> float | None:
+def ratio(
+    results: Mapping[str, Any], above: str | None, below: str | None, *, whole: bool = False
+) -> float | None:
     """How many times faster one row is than another; None where either failed."""
-    speeds = [speed(results, label) if label else None for label in (above, below)]
+    speeds = [speed(results, label, whole=whole) if label else None for label in (above, below)]
     return speeds[0] / speeds[1] if speeds[0] is not None and speeds[1] else None
 
 
-def best(results: Mapping[str, Any], wanted: Callable[[str], bool]) -> str | None:
+def best(
+    results: Mapping[str, Any], wanted: Callable[[str], bool], *, whole: bool = False
+) -> str | None:
     """The fastest row that `wanted` accepts."""
-    found = {label: speed(results, label) for label in results["rows"] if wanted(label)}
+    found = {
+        label: speed(results, label, whole=whole) for label in results["rows"] if wanted(label)
+    }
     known = {label: value for label, value in found.items() if value is not None}
     return max(known, key=lambda label: known[label]) if known else None
 

@@ -1,17 +1,21 @@
 """Methods without a second model, on a target of about 350M parameters, family by family.
 
-    python benchmarks/stage_c.py            # about twenty minutes on two cores
+    python benchmarks/stage_c.py            # about half an hour on two cores
     python benchmarks/stage_c.py --quick
+    python benchmarks/stage_c.py --exits DIR    # with specee, from `foretoken train exits`
 
 Every prompt is new to every row, and each row keeps what it learned from the prompts before, as a
 server would: so there is one repetition, and the intervals are over prompts. The datastore of
-`rest` and `rasd` holds generated traffic of the training split; `specee` trains its predictors
-first. Writes benchmarks/results/stage_c.json, .md, .png and .html.
+`rest` and `rasd` holds generated traffic and source files, both of the training split. Rows are
+held against each other by all their tokens over all their seconds. Writes
+benchmarks/results/stage_c.json, .md, .png and .html.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,8 @@ from stage_a import publish
 
 from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import Task, single, spread
-from foretoken.minis.corpus import code_piece
+from foretoken.cli.datastore import build
+from foretoken.minis.corpus import code_modules, code_piece
 
 COSTED = "[controller=cost_model]"
 REPETITIVE = ("dialogue", "retrieval", "summarisation")
@@ -53,14 +58,21 @@ def noise(count: int, vocabulary: int = 4096, length: int = 200) -> list[Task]:
     ]
 
 
-def rows(datastore: Path | None, exits: Path | None) -> list[str]:
+def store(target: Path | str) -> Path:
+    """A new datastore of generated traffic and source files of the training split."""
+    out = WORK / "store"
+    shutil.rmtree(out, ignore_errors=True)
+    build(out, list(code_modules("train")), traffic=20_000, target=str(target))
+    return Path(os.path.relpath(out))
+
+
+def rows(datastore: Path, exits: Path | None) -> list[str]:
     """The paper's own template or fixed setting, and beside it what the cost model picks."""
     found = ["plain", "prompt-lookup", f"prompt-lookup{COSTED}"]
     found += ["token-recycling", f"token-recycling{COSTED}", "suffix", f"suffix{COSTED}"]
     found += ["lookahead"]
-    if datastore is not None:
-        found += [f"rest[datastore={datastore},controller=cost_model]", f"tree{COSTED}"]
-        found += [f"rasd[datastore={datastore},controller=cost_model]"]
+    found += [f"rest[datastore={datastore},controller=cost_model]", f"tree{COSTED}"]
+    found += [f"rasd[datastore={datastore},controller=cost_model]"]
     found += [f"layerskip[exit_layer={layer},depth={n}]" for layer, n in ((2, 4), (2, 6), (3, 4))]
     found += ["del", "del[controller=fixed]", "swift", f"fused{COSTED}", "auto"]
     if exits is not None:
@@ -70,7 +82,7 @@ def rows(datastore: Path | None, exits: Path | None) -> list[str]:
 
 def named(results: dict[str, Any], start: str) -> str | None:
     """The fastest row whose label begins so."""
-    return gates.best(results, lambda label: label.startswith(start))
+    return gates.best(results, lambda label: label.startswith(start), whole=True)
 
 
 def length(
@@ -91,7 +103,10 @@ def over(above: float | None, below: float | None) -> float | None:
 
 
 def auto_share(results: dict[str, Any]) -> tuple[float | None, str]:
-    """The speed of `auto` over that of the best row of a family, where it does worst."""
+    """The speed of `auto` over that of the best row of a family, where it does worst.
+
+    Speeds are all tokens over all seconds, as multiples of plain's.
+    """
     worst, where = None, "no family"
     exact = {n: r for n, r in results["rows"].items() if not r["failed"] and r["lossless"]}
     if "auto" not in exact:
@@ -100,7 +115,7 @@ def auto_share(results: dict[str, Any]) -> tuple[float | None, str]:
         if family == HOSTILE:
             continue
         speeds = {
-            name: row["families"][family]["tokens_per_second"]
+            name: row["families"][family]["speedup"]["total"]
             for name, row in exact.items()
             if family in row["families"] and row["method"] not in MORE
         }
@@ -117,21 +132,24 @@ def verdicts(results: dict[str, Any]) -> list[gates.Gate]:
 
     def faster(start: str, bar: float) -> gates.Gate:
         label = named(results, start)
-        measured = gates.ratio(results, label, "plain")
+        measured = gates.ratio(results, label, "plain", whole=True)
         return gates.Gate(f"{label or start} over plain", measured, bar, unit="x")
+
+    def above(label: str | None, other: str | None) -> float | None:
+        return gates.ratio(results, label, other, whole=True)
 
     recycled, looked = length(results, "token-recycling"), length(results, "prompt-lookup")
     suffix, lookup = (length(results, name, REPETITIVE) for name in ("suffix", "prompt-lookup"))
     rasd, rest = named(results, "rasd"), named(results, "rest")
     fused = named(results, "fused")
     single_best = gates.best(
-        results, lambda n: n.split("[")[0] in ("prompt-lookup", "suffix", "token-recycling")
+        results,
+        lambda n: n.split("[")[0] in ("prompt-lookup", "suffix", "token-recycling"),
+        whole=True,
     )
     share, where = auto_share(results)
-    hostile = [found[n]["families"].get(HOSTILE) for n in ("auto", "plain") if n in found]
-    calm = None
-    if len(hostile) == 2 and all(hostile):
-        calm = hostile[0]["tokens_per_second"] / hostile[1]["tokens_per_second"]
+    hostile = found.get("auto", {}).get("families", {}).get(HOSTILE)
+    calm = hostile["speedup"]["total"] if hostile else None
     answers = [found.get(n, {}).get("accuracy") for n in (named(results, "specee"), "plain")]
     lost = answers[1]["value"] - answers[0]["value"] if all(answers) else None
     return [
@@ -139,17 +157,17 @@ def verdicts(results: dict[str, Any]) -> list[gates.Gate]:
         faster("token-recycling", 1.3),
         gates.Gate("token-recycling over prompt-lookup, length", over(recycled, looked), 1.0),
         gates.Gate("suffix over prompt-lookup, repetitive families", over(suffix, lookup), 1.0),
-        gates.Gate("rasd over its tree", gates.ratio(results, rasd, f"tree{COSTED}"), 1.0),
-        gates.Gate("rasd over rest", gates.ratio(results, rasd, rest), 1.0),
+        gates.Gate("rasd over its tree", above(rasd, f"tree{COSTED}"), 1.0),
+        gates.Gate("rasd over rest", above(rasd, rest), 1.0),
         faster("layerskip", 1.2),
         gates.Gate(
             "del over the best layerskip",
-            gates.ratio(results, named(results, "del"), named(results, "layerskip")), 1.0,
+            above(named(results, "del"), named(results, "layerskip")), 1.0,
         ),
         faster("swift", 1.05),
         faster("specee", 1.1),
         gates.Gate("specee, accuracy lost", lost, 0.01, at_least=False),
-        gates.Gate(f"fused over {single_best}", gates.ratio(results, fused, single_best), 1.0),
+        gates.Gate(f"fused over {single_best}", above(fused, single_best), 1.0),
         gates.Gate(f"auto over the best row ({where})", share, 0.95),
         gates.Gate("auto over plain on random tokens", calm, 0.97),
     ]  # fmt: skip
@@ -159,9 +177,9 @@ def run(description: str | None) -> int:
     options = parser(description)
     options.add_argument("--params", default="350M", help="size to widen the shipped target to")
     options.add_argument("--per-family", type=int, default=3, help="prompts of each family")
-    options.add_argument("--max-new-tokens", type=int, default=64)
+    options.add_argument("--max-new-tokens", type=int, default=96)
     options.add_argument("--methods", nargs="*", help="other rows")
-    options.add_argument("--datastore", type=Path, help="for rest and rasd")
+    options.add_argument("--datastore", type=Path, help="for rest and rasd (default: a new one)")
     options.add_argument("--exits", type=Path, help="trained predictors for specee")
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
@@ -174,7 +192,7 @@ def run(description: str | None) -> int:
             target=models.target,
             draft=models.draft,
             dtype="float32",
-            methods=asked.methods or rows(asked.datastore, asked.exits),
+            methods=asked.methods or rows(asked.datastore or store(models.target), asked.exits),
             out=WORK / ("stage_c-quick" if quick else "stage_c"),
             repetitions=1,
             max_new_tokens=16 if quick else asked.max_new_tokens,

@@ -151,3 +151,11 @@ def test_what_cannot_be_used_is_refused(guided, pair, tmp_path):
         where = guided([[1]]).config.datastore
         small = TableLM(torch.zeros(4, 4))
         GuidedRetrieval(small, TreeModel(small), GuidedRetrieval.Config(datastore=where))
+
+
+def test_below_the_drafters_nodes_a_share_is_of_what_is_left_unsaid():
+    """0.3 is left at the root for the half of the occurrences that the drafter does not have."""
+    fused = Fused(from_paths(0, [[1], [2]]), [1.0, 0.5, 0.2])
+    fused.tree = from_paths(0, [[1], [2], [3], [1, 4]])
+    worth = fused.unsaid([1, 3, 4], [0.5, 0.4, 1.0])
+    assert worth == pytest.approx({0: 0.3 / 0.5})

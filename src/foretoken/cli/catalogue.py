@@ -18,7 +18,8 @@ keeps the two alike.
 "exact" means that the law of the text is the target's own: proved by enumeration in
 `foretoken audit`, not sampled. "exact for ..." names the law where it is another one: methods of
 beams write a scored set of texts per prompt, and draft to a fixed depth. Every other method takes
-`controller=` {general}; drafters that ask between tokens also take {others}.
+`controller=` {general}; drafters that ask between tokens also take {others}. The first verifier is
+the default, `verifier=` takes the others too; `mixed` is for trees drawn with `greedy_draft=true`.
 
 | method | what it does | guarantee | needs a draft model | verifier | paper |
 |---|---|---|---|---|---|

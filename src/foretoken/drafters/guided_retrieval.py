@@ -116,21 +116,25 @@ class GuidedRetrieval(RowDrafter):
     def graft(self, row: DecodeState, fused: Fused, found: Continuations, budget: Budget) -> None:
         """Put retrieved nodes below the drafter's, with what experience says they are worth."""
         own = len(fused.tree)
-        expanded = set(fused.tree.parents)
         best = self.source.beginnings(row, found, budget.nodes + own)
         fused.tree, place = grafted(fused.tree, best.tokens, best.parents)
+        shares = [
+            weight / (found.total if parent < 0 else best.weights[parent])
+            for parent, weight in zip(best.parents, best.weights, strict=True)
+        ]
+        unsaid = fused.unsaid(place, shares)
         ranks: dict[int, int] = {}
-        for node, parent, weight in zip(place, best.parents, best.weights, strict=True):
-            rank = ranks.get(parent, 0)
-            ranks[parent] = rank + 1
+        for node, share in zip(place, shares, strict=True):
             if node < own:
                 continue
             above = fused.tree.parents[node]
-            share = weight / (found.total if parent < 0 else best.weights[parent])
-            kind = self.evidence.place(found.length, rank, above in expanded)
-            chance = self.evidence.chance(kind, share)
+            rank = ranks.get(above, 0)
+            ranks[above] = rank + 1
+            promise = min(share * unsaid.get(above, 1.0), 1.0)
+            kind = self.evidence.place(found.length, rank, above in unsaid)
+            chance = self.evidence.chance(kind, promise)
             fused.values.append(fused.values[above] * chance)
-            fused.retrieved.append(Retrieved(node, above, share, kind))
+            fused.retrieved.append(Retrieved(node, above, promise, kind))
 
     def cut(self, row: DecodeState, fused: Fused, budget: Budget) -> TokenTree:
         """The best nodes of both sides, the drafter's first; the drafter is told which."""
@@ -189,7 +193,7 @@ class Retrieved:
 
     node: int
     parent: int
-    share: float  # of its parent's occurrences
+    promise: float  # its share of its parent's occurrences, or of what the drafter left unsaid
     kind: int  # its class in `Evidence`
 
 
@@ -201,6 +205,26 @@ class Fused:
         self.size = len(tree)  # of the drafter's tree
         self.own: list[int] = []  # its nodes that were kept
         self.retrieved: list[Retrieved] = []
+
+    def unsaid(self, place: Sequence[int], shares: Sequence[float]) -> dict[int, float]:
+        """What a share of occurrences is worth below the nodes that the drafter looked at.
+
+        There a retrieved node can only be right where none of the drafter's children is: the
+        chance of that goes to the occurrences that are not of these children.
+        """
+        left: dict[int, float] = {}
+        for node in range(1, self.size):
+            above = self.tree.parents[node]
+            if self.values[above] > 0.0:
+                left[above] = left.get(above, 1.0) - self.values[node] / self.values[above]
+        others = dict.fromkeys(left, 1.0)
+        for node, share in zip(place, shares, strict=True):
+            if node < self.size:
+                others[self.tree.parents[node]] -= share
+        return {
+            node: max(chance, 0.0) / others[node] if others[node] > 0.0 else 0.0
+            for node, chance in left.items()
+        }
 
     def teach(self, said: Sequence[int], evidence: Evidence) -> None:
         """Compare retrieved nodes, scored or not, with what the target said where it went."""
@@ -214,7 +238,7 @@ class Fused:
         for one in self.retrieved:
             if one.parent in truth:
                 hit = truth[one.parent] == self.tree.tokens[one.node]
-                evidence.tried(one.kind, one.share, hit)
+                evidence.tried(one.kind, one.promise, hit)
 
 
 class Evidence:
@@ -222,11 +246,12 @@ class Evidence:
 
     A node promises its share of its parent's occurrences. Classes are the length of the match, the
     favourite among its siblings or not, and whether the drafter looked at the parent without
-    thinking of the node, which makes it far less likely. Old counts fade slowly.
+    thinking of the node (then it promises a share of the chance that is left). Old counts fade
+    slowly.
     """
 
     LENGTHS = (1, 2, 4, 8)
-    FIRST = (0.8, 0.1)  # what a promise is worth before anything is known, by `passed_over`
+    FIRST = (0.8, 0.5)  # what a promise is worth before anything is known, by `passed_over`
     WEIGHT = 8.0  # promises that this first guess is worth
     FADE = 0.5 ** (1 / 512)
 
