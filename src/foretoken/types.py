@@ -299,6 +299,15 @@ class Remembers(Protocol):
         ...
 
 
+@runtime_checkable
+class Reports(Protocol):
+    """A drafter with something to tell beside its drafts, such as what a search took."""
+
+    def report(self) -> str:
+        """One line for a reader of results; empty while there is nothing to tell."""
+        ...
+
+
 class ValuedDrafter(Drafter, Protocol):
     """A drafter that knows the chance of each node of a draft it has just made, and lets others
     choose among them: what it then observes is the smaller tree."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from foretoken import minis
 from foretoken.bench import run as bench_run
 from foretoken.bench.cells import read_journal
 from foretoken.bench.run import BenchConfig, run_bench
@@ -213,6 +214,14 @@ def test_sampled_rows_are_repeated_with_other_seeds(pair_folders, tmp_path) -> N
     cells = read_journal(tmp_path / "cells.jsonl")[1].cells
     drawn = {tuple(cell.tokens) for cell in cells if cell.row == "plain"}
     assert len(drawn) == 2
+
+
+def test_a_row_tells_afterwards_what_its_search_took(tmp_path) -> None:
+    pair = minis.path("text-target"), minis.path("text-draft")
+    asked = config(pair, tmp_path, methods="plain,swift[window=4]", scoring_nodes=(1, 2))
+    notes = run_bench(asked, tasks(1))["notes"]
+    assert notes["plain"] == "" and "tries" in notes["swift[window=4]"]
+    assert notes["swift[window=4]"] in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
 def test_every_turn_of_a_dialogue_is_timed_after_plains_answers(pair_folders, tmp_path) -> None:

@@ -144,13 +144,14 @@ def test_a_search_keeps_its_best_and_ends(row, run):
     assert len(search.skipped) == 9 and search.skipped <= set(range(20))
     assert ended_at == search.cost.passes == search.tries, "no pass after the end"
     assert search.cost.tokens == 8 * search.tries and search.cost.seconds > 0
+    assert f"{search.tries} tries, and has ended" in drafter.report()
 
 
 def test_short_texts_are_never_searched_on(row, run):
     table = TableLM.random(24, layers=6)
     drafter = LayerSet(table)
     run(table, drafter, [row([1, 2], 24, max_new_tokens=33)], verifier=Recursive(), depth=4)
-    assert drafter.search.tries == 0
+    assert drafter.search.tries == 0 and drafter.report() == ""
 
 
 def test_random_middle_layers_that_add_nothing_are_found(row, run):

@@ -22,7 +22,7 @@ from foretoken.engine.loop import Engine
 from foretoken.engine.record import StepTrace, traces
 from foretoken.errors import ConfigError, nearest
 from foretoken.methods import METHODS, method
-from foretoken.types import DecodeState, SamplingParams
+from foretoken.types import DecodeState, Reports, SamplingParams
 from foretoken.warp import Warp
 
 PEERS = ("hf:plain", "hf:compiled", "hf:assisted", "hf:prompt-lookup")
@@ -81,8 +81,14 @@ class Row(Protocol):
 class OwnRow:
     """One of our methods, through the same loop that `Session.generate` runs."""
 
-    def __init__(self, spec: RowSpec, engine: Engine, note: str = "") -> None:
-        self.spec, self.engine, self.note = spec, engine, note
+    def __init__(self, spec: RowSpec, engine: Engine) -> None:
+        self.spec, self.engine = spec, engine
+
+    @property
+    def note(self) -> str:
+        """What the drafter has to tell by now."""
+        drafter = self.engine.drafter
+        return drafter.report() if isinstance(drafter, Reports) else ""
 
     def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
         tokens = list(prompt)

@@ -138,6 +138,9 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
             rows = prepare(specs, models, prompts, config, journal, bar)
             with settled_heap():
                 measure(rows, prompts, config, models, journal, bar)
+        for row in rows:
+            if row.note:  # some can only be told afterwards
+                journal.note("row", row.spec.label, row.note)
     except KeyboardInterrupt:
         kept = f"interrupted: {len(journal.cells)} finished cells are kept in {out}"
         Console(stderr=True).print(f"{kept}; go on with --resume")

@@ -130,6 +130,17 @@ class LayerSet(ChainDrafter):
             if row is not None:
                 search.step(row)
 
+    def report(self) -> str:
+        """What the search took and found."""
+        search = self.search
+        if not search.tries:
+            return ""
+        return (
+            f"the search for layers to skip took {search.cost.seconds:.1f} s and {search.tries} "
+            f"tries{', and has ended' if search.done else ''}; the set in use guessed "
+            f"{search.best:.0%} of the {search.rules.window} tokens it was judged by"
+        )
+
 
 def width(sure: float, greedy: bool) -> int:
     """Children of a node whose first child the draft gave the probability `sure`."""
