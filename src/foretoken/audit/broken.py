@@ -31,12 +31,11 @@ from foretoken.verifiers.block import (
     Block,
     all_at_once,
     keepable,
-    law_drawn_from,
     repaired,
     share,
 )
 from foretoken.verifiers.k_sequential import KSequential, division_factor, owed
-from foretoken.verifiers.point import Point
+from foretoken.verifiers.point import Point, law_of_children
 from foretoken.verifiers.recursive import Recursive
 from foretoken.verifiers.traversal import Traversal
 from foretoken.warp import Warp, WarpedLaws
@@ -113,7 +112,7 @@ class ResidualWithoutP(Block):
     def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
         kept, law = all_at_once(draft, laws, coins)
         if kept < len(draft.tree) - 1:
-            rest = (laws[kept] - law_drawn_from(draft, kept)).clamp(min=0.0)
+            rest = (laws[kept] - law_of_children(draft, kept)).clamp(min=0.0)
             law = repaired(rest, float(rest.sum()), laws[kept])
         return kept, law
 
@@ -137,7 +136,7 @@ class EarlyBonus(Block):
 def chances(draft: Draft, laws: Laws) -> tuple[list[float], list[Tensor], list[float]]:
     """P, the residuals and h of a chain, for rules that misuse them."""
     tokens = draft.tree.tokens[1:]
-    q = [law_drawn_from(draft, i) for i in range(len(tokens))]
+    q = [law_of_children(draft, i) for i in range(len(tokens))]
     keep = keepable(
         [float(laws[i][t]) for i, t in enumerate(tokens)],
         [float(q[i][t]) for i, t in enumerate(tokens)],

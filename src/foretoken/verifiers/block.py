@@ -8,35 +8,21 @@ more than the token rule and changes nothing in the law.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from foretoken.coins import Coins
-from foretoken.types import Draft, Draw, Laws, Scores, Verdict
-from foretoken.verifiers.point import walk
+from foretoken.types import Draft, Draw, Laws, Verdict
+from foretoken.verifiers.point import ForDrawn, law_of_children
 
 
-class Block:
+class Block(ForDrawn):
     """Accept the longest prefix whose joint law can be repaired."""
 
     exact_for = frozenset({Draw.POINT, Draw.IID})
     chains_only = True
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
-
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        laws = scores.p
-        assert laws is not None, "the loop sets the laws before a verdict is asked"
-        drafted = len(draft.tree) - 1
-        if drafted == 0 or draft.draw is Draw.POINT or laws.greedy:
-            return walk(draft, scores, coins)
+    def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
         assert draft.tree.is_chain, "block verification reads chains only"
         kept, law = self.settle(draft, laws, coins)
         return Verdict(tuple(range(1, kept + 1)), coins.draw(law))
@@ -50,7 +36,7 @@ def all_at_once(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
     """Algorithm 1 over stacked rows: two reads from the device per block, whatever its length."""
     drafted = len(draft.tree) - 1
     p = torch.stack([laws[i] for i in range(drafted)])  # [G, V]
-    q = torch.stack([law_drawn_from(draft, i) for i in range(drafted)])  # [G, V]
+    q = torch.stack([law_of_children(draft, i) for i in range(drafted)])  # [G, V]
     picks = torch.tensor(draft.tree.tokens[1:], device=p.device)[:, None]
     target, guess = torch.stack([p.gather(1, picks), q.gather(1, picks)])[..., 0].tolist()
     keep = keepable(target, guess, sure(p))
@@ -71,7 +57,7 @@ def one_by_one(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
     drafted = len(draft.tree) - 1
     tokens = draft.tree.tokens[1:]
     p = [laws[i] for i in range(drafted + 1)]
-    q = [law_drawn_from(draft, i) for i in range(drafted)]
+    q = [law_of_children(draft, i) for i in range(drafted)]
     keep = [1.0]
     for i, token in enumerate(tokens):
         ratio = float(p[i][token]) / max(float(q[i][token]), 1e-300)
@@ -88,13 +74,6 @@ def one_by_one(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
         if kept == 0 or coins.flip(share(mass, keep[kept])):
             return kept, repaired(owed, mass, p[kept])
     raise AssertionError("the empty prefix always stands")
-
-
-def law_drawn_from(draft: Draft, node: int) -> Tensor:
-    """q of the child of `node`."""
-    law = None if draft.q is None else draft.q[node]
-    assert law is not None, "sampled children come with the law they were drawn from"
-    return law
 
 
 def keepable(target: list[float], guess: list[float], certain: float) -> list[float]:

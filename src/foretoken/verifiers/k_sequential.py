@@ -15,36 +15,23 @@ out, the drafts that carry it live on (Algorithm 2 of the paper, for trees of an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from foretoken.coins import Coins
-from foretoken.types import Draft, Draw, Scores, Verdict
-from foretoken.verifiers.point import walk
+from foretoken.types import Draft, Draw, Laws, Verdict
+from foretoken.verifiers.point import ForDrawn, law_of_children
 
 HALVINGS = 40  # of the bracket around rho
 
 
-class KSequential:
+class KSequential(ForDrawn):
     """Equal tries for all drafts that agree with the text so far."""
 
     exact_for = frozenset({Draw.POINT, Draw.IID})
-    chains_only = False
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
-
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        laws = scores.p
-        assert laws is not None, "the loop sets the laws before a verdict is asked"
-        if draft.draw is Draw.POINT or laws.greedy:
-            return walk(draft, scores, coins)
+    def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
         tree, children = draft.tree, draft.tree.children()
         alive = [0]  # nodes that carry the text so far
         while True:
@@ -66,12 +53,6 @@ class KSequential:
             if coins.flip(float(p[token]) / (rho * float(q[token]))):
                 return token
         return coins.draw(owed(p, q, rho, len(drawn)))
-
-
-def law_of_children(draft: Draft, node: int) -> Tensor:
-    law = None if draft.q is None else draft.q[node]
-    assert law is not None, "sampled children come with the law they were drawn from"
-    return law
 
 
 def one_try(p: Tensor, q: Tensor, rho: float) -> float:

@@ -9,33 +9,19 @@ fixed children first and x by what is left would lose some of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from foretoken.coins import Coins
 from foretoken.trees.mixed import sampled_and_fixed
-from foretoken.types import Draft, Draw, Laws, Scores, Verdict
-from foretoken.verifiers.block import law_drawn_from, repaired
-from foretoken.verifiers.point import walk
+from foretoken.types import Draft, Draw, Laws, Verdict
+from foretoken.verifiers.block import repaired
+from foretoken.verifiers.point import ForDrawn, law_of_children
 
 
-class Mixed:
+class Mixed(ForDrawn):
     """Keep or correct the sampled child, then descend by value."""
 
     exact_for = frozenset({Draw.POINT, Draw.MIXED})
-    chains_only = False
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
-
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        laws = scores.p
-        assert laws is not None, "the loop sets the laws before a verdict is asked"
-        if laws.greedy or draft.draw is Draw.POINT:
-            return walk(draft, scores, coins)
+    def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
         tokens, children = draft.tree.tokens, draft.tree.children()
         path: list[int] = []
         node = 0
@@ -52,7 +38,7 @@ class Mixed:
         self, draft: Draft, node: int, children: list[int], laws: Laws, coins: Coins
     ) -> int:
         """A token from p: the sampled child's if its coin says so, else the correction."""
-        q = law_drawn_from(draft, node)
+        q = law_of_children(draft, node)
         child, _ = sampled_and_fixed(draft.tree.tokens, children, q)
         if child is None:
             return laws.draw(node, coins)

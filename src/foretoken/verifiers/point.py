@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from foretoken.coins import Coins
-from foretoken.types import Draft, Draw, Scores, Verdict
+from foretoken.types import Draft, Draw, Laws, Scores, Verdict
 
 
 class Point:
     """Descend to the child that carries the drawn token."""
 
-    exact_for = frozenset({Draw.POINT})
+    exact_for: frozenset[Draw] = frozenset({Draw.POINT})
     chains_only = False
 
     @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +29,21 @@ class Point:
 
     def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
         return walk(draft, scores, coins)
+
+
+class ForDrawn(Point):
+    """Base of rules for drawn candidates; where none was drawn, or all is certain, they walk."""
+
+    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+        laws = scores.p
+        assert laws is not None, "the loop sets the laws before a verdict is asked"
+        if len(draft.tree) == 1 or laws.greedy or draft.draw is Draw.POINT:
+            return walk(draft, scores, coins)
+        return self.judge(draft, laws, coins)
+
+    def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
+        """The rule itself, for candidates drawn from known laws."""
+        raise NotImplementedError
 
 
 def walk(draft: Draft, scores: Scores, coins: Coins) -> Verdict:
@@ -45,3 +62,10 @@ def walk(draft: Draft, scores: Scores, coins: Coins) -> Verdict:
             return Verdict(tuple(path), token)
         path.append(child)
         node = child
+
+
+def law_of_children(draft: Draft, node: int) -> Tensor:
+    """q [V] that the children of `node` were drawn from."""
+    law = None if draft.q is None else draft.q[node]
+    assert law is not None, "sampled children come with the law they were drawn from"
+    return law

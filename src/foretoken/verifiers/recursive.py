@@ -3,39 +3,24 @@
 Leviathan et al. (arXiv 2211.17192) for one child; several independent ones as in SpecInfer and
 MCSD, several distinct ones as in RSD (arXiv 2402.14160): after each rejection the target's law
 becomes the residual norm(relu(p - q)), and q loses the rejected token if it was drawn without
-replacement. A fixed child is a draw from the law that always gives it.
+replacement.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
 from foretoken.coins import Coins
-from foretoken.types import Draft, Draw, Scores, Verdict
-from foretoken.verifiers.point import walk
+from foretoken.types import Draft, Draw, Laws, Verdict
+from foretoken.verifiers.point import ForDrawn, law_of_children
 
 
-class Recursive:
+class Recursive(ForDrawn):
     """Try the children of a node in draw order, descend into the first accepted one."""
 
-    exact_for = frozenset({Draw.POINT, Draw.IID, Draw.DISTINCT})
-    chains_only = False
+    exact_for: frozenset[Draw] = frozenset({Draw.POINT, Draw.IID, Draw.DISTINCT})
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
-
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        laws = scores.p
-        assert laws is not None, "the loop sets the laws before a verdict is asked"
-        if laws.greedy:
-            return walk(draft, scores, coins)
+    def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
         children = draft.tree.children()
         path: list[int] = []
         node = 0
@@ -52,12 +37,9 @@ class Recursive:
     ) -> tuple[int | None, Tensor]:
         """The accepted child of `node`, or None and the law of the token to emit instead."""
         tokens = draft.tree.tokens
-        q = None if draft.q is None else draft.q[node]
+        q = law_of_children(draft, node)
         for child in children:
             token = tokens[child]
-            if draft.draw is Draw.POINT:
-                q = fixed(token, p)
-            assert q is not None, "sampled children come with the law they were drawn from"
             chance = float(q[token])
             if chance <= 0.0:  # q ran out: nothing is known of the candidates that are left
                 break
@@ -88,10 +70,3 @@ def without(q: Tensor, token: int) -> Tensor:
     rest[token] = 0.0
     mass = rest.sum()
     return rest / mass if float(mass) > 0.0 else rest
-
-
-def fixed(token: int, like: Tensor) -> Tensor:
-    """The law of a candidate that was not drawn at all."""
-    q = torch.zeros_like(like)
-    q[token] = 1.0
-    return q

@@ -8,30 +8,20 @@ speculative sampling. Nothing is drawn at the end of a path: the next step's fir
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from foretoken.coins import Coins
 from foretoken.types import Draft, Draw, Scores, Verdict
 from foretoken.verifiers.recursive import Recursive
 
 
-class TargetFirst:
+class TargetFirst(Recursive):
     """Paths below a first layer that is not tested; ordinary chains by the recursive rule."""
 
     exact_for: frozenset[Draw] = frozenset()
-    chains_only = False
     drafter = "TargetFirst"  # and its forms: no other drafter's first layer is the target's own
-
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.plain = Recursive()
 
     def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
         if draft.draw is not Draw.DISTINCT:
-            return ended_early(draft, self.plain.verify(draft, scores, coins))
+            return ended_early(draft, super().verify(draft, scores, coins))
         assert draft.q is not None and scores.p is not None
         tree, law = draft.tree, draft.q[0]
         assert law is not None, "the first layer has the target's law"

@@ -13,39 +13,26 @@ the law it came from, each fixed one by the law that always gives it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from foretoken.coins import Coins
 from foretoken.trees.mixed import sampled_and_fixed
-from foretoken.types import Draft, Draw, Laws, Scores, Verdict
-from foretoken.verifiers.block import all_at_once, law_drawn_from, repaired, share, sure
-from foretoken.verifiers.point import walk
-from foretoken.verifiers.recursive import fixed, without
+from foretoken.types import Draft, Draw, Laws, Verdict
+from foretoken.verifiers.block import all_at_once, repaired, share, sure
+from foretoken.verifiers.point import ForDrawn, law_of_children
+from foretoken.verifiers.recursive import without
 
 CHAINS = frozenset({Draw.IID, Draw.DISTINCT})  # with one child each, both are a draw from q
 
 
-class Traversal:
+class Traversal(ForDrawn):
     """Accept the first path, deepest first, whose joint law can be repaired."""
 
     exact_for = frozenset({Draw.POINT, Draw.IID, Draw.DISTINCT, Draw.MIXED})
-    chains_only = False
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
-
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        laws = scores.p
-        assert laws is not None, "the loop sets the laws before a verdict is asked"
-        if len(draft.tree) == 1 or laws.greedy or draft.draw is Draw.POINT:
-            return walk(draft, scores, coins)
+    def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
         if draft.tree.is_chain and draft.draw in CHAINS:
             node, law = all_at_once(draft, laws, coins)  # in a chain, node i is i tokens deep
         else:
@@ -96,7 +83,7 @@ class Traversal:
         """The children of `node` in the order they are tried, each with the law it came from."""
         if not children:
             return
-        tokens, q = draft.tree.tokens, law_drawn_from(draft, node)
+        tokens, q = draft.tree.tokens, law_of_children(draft, node)
         if draft.draw is Draw.MIXED:
             drawn, rest = sampled_and_fixed(tokens, children, q)
             if drawn is not None:
@@ -115,6 +102,13 @@ class Traversal:
     def without(self, q: Tensor, token: int) -> Tensor:
         """q of the next draw without replacement."""
         return without(q, token)
+
+
+def fixed(token: int, like: Tensor) -> Tensor:
+    """The law of a candidate that was not drawn at all."""
+    q = torch.zeros_like(like)
+    q[token] = 1.0
+    return q
 
 
 def level_by_level(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
@@ -154,7 +148,7 @@ class _Families:
     def __init__(self, draft: Draft, laws: Laws, nodes: list[int], owed: Tensor) -> None:
         self.draft, self.owed = draft, owed  # [n]
         self.p = torch.stack([laws[node] for node in nodes])  # [n, V]
-        self.q = torch.stack([law_drawn_from(draft, node) for node in nodes])  # [n, V]
+        self.q = torch.stack([law_of_children(draft, node) for node in nodes])  # [n, V]
         self.open = torch.ones_like(owed, dtype=torch.bool)  # q has not run out
 
     def fail(self, rows: list[int], children: list[int]) -> Tensor:
@@ -192,7 +186,7 @@ def tried(draft: Draft) -> list[list[int]]:
         return children
     families = [(node, family) for node, family in enumerate(children) if family]
     tokens = draft.tree.tokens
-    chances = torch.cat([law_drawn_from(draft, n)[[tokens[c] for c in f]] for n, f in families])
+    chances = torch.cat([law_of_children(draft, n)[[tokens[c] for c in f]] for n, f in families])
     known = dict(zip((c for _, f in families for c in f), chances.tolist(), strict=True))
     return [sorted(family, key=lambda child: known[child] <= 0.0) for family in children]
 
