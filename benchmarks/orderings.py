@@ -16,15 +16,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import gates
 import paired
 import torch
 from pair import (
     WORK,
-    console,
     draft_noise,
     main,
     names,
@@ -241,12 +238,7 @@ def run(description: str | None) -> int:
     )
     document = {"environment": where, "setting": setting, "rows": rows, "orderings": compared}
     text = report(rows, compared, setting)
-    files = gates.publish(Path(asked.out), weak_name("orderings", asked.noise), document, text)
-    for one in compared:
-        console.print(
-            f"{paired.verdict(one):6} {one['difference']:+.3f}  {one['claim']}", markup=False
-        )
-    console.print(f"wrote {', '.join(str(file) for file in files)}", markup=False)
+    paired.publish(asked.out, weak_name("orderings", asked.noise), document, text)
     return 0
 
 

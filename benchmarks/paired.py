@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import gates
+from pair import console
 
 from foretoken.bench.intervals import interval
 
@@ -57,3 +61,12 @@ def table(compared: Sequence[Mapping[str, Any]]) -> list[str]:
             f"| {verdict(one)} | {', '.join(one['fails_in']) or '-'} |"
         )
     return lines
+
+
+def publish(out: Path, name: str, document: Mapping[str, Any], text: str) -> None:
+    """Write a result with orderings, and say them on the terminal."""
+    files = gates.publish(out, name, document, text)
+    for one in document["orderings"]:
+        line = f"{verdict(one):6} {one['difference']:+.4f}  {one['claim']}"
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"wrote {', '.join(str(file) for file in files)}", markup=False)

@@ -14,13 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-import gates
 import paired
 import torch
-from pair import console, draft_noise, main, names, pair, parser, prompts, weak_name, weaker
+from pair import draft_noise, main, names, pair, parser, prompts, weak_name, weaker
 from rich.markup import escape
 
 import foretoken
@@ -230,12 +228,7 @@ def run(description: str | None) -> int:
     ]
     document = {"environment": where, "setting": setting, "rows": rows, "orderings": compared}
     text = report(found, compared, setting)
-    files = gates.publish(Path(asked.out), weak_name("same_trees", asked.noise), document, text)
-    for one in compared:
-        console.print(
-            f"{paired.verdict(one):6} {one['difference']:+.4f}  {one['claim']}", markup=False
-        )
-    console.print(f"wrote {', '.join(str(file) for file in files)}", markup=False)
+    paired.publish(asked.out, weak_name("same_trees", asked.noise), document, text)
     return 0
 
 
