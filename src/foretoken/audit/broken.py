@@ -35,7 +35,7 @@ from foretoken.verifiers.block import (
     share,
 )
 from foretoken.verifiers.k_sequential import KSequential, division_factor, owed
-from foretoken.verifiers.point import Point, law_of_children
+from foretoken.verifiers.point import Point, drawn_from
 from foretoken.verifiers.recursive import Recursive
 from foretoken.verifiers.traversal import Traversal
 from foretoken.warp import Warp, WarpedLaws
@@ -112,7 +112,7 @@ class ResidualWithoutP(Block):
     def settle(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
         kept, law = all_at_once(draft, laws, coins)
         if kept < len(draft.tree) - 1:
-            rest = (laws[kept] - law_of_children(draft, kept)).clamp(min=0.0)
+            rest = (laws[kept] - drawn_from(draft, kept + 1)).clamp(min=0.0)
             law = repaired(rest, float(rest.sum()), laws[kept])
         return kept, law
 
@@ -136,7 +136,7 @@ class EarlyBonus(Block):
 def chances(draft: Draft, laws: Laws) -> tuple[list[float], list[Tensor], list[float]]:
     """P, the residuals and h of a chain, for rules that misuse them."""
     tokens = draft.tree.tokens[1:]
-    q = [law_of_children(draft, i) for i in range(len(tokens))]
+    q = [drawn_from(draft, i + 1) for i in range(len(tokens))]
     keep = keepable(
         [float(laws[i][t]) for i, t in enumerate(tokens)],
         [float(q[i][t]) for i, t in enumerate(tokens)],

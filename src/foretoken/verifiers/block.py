@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.coins import Coins
 from foretoken.types import Draft, Draw, Laws, Verdict
-from foretoken.verifiers.point import ForDrawn, law_of_children
+from foretoken.verifiers.point import ForDrawn, drawn_from
 
 
 class Block(ForDrawn):
@@ -36,7 +36,7 @@ def all_at_once(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
     """Algorithm 1 over stacked rows: two reads from the device per block, whatever its length."""
     drafted = len(draft.tree) - 1
     p = torch.stack([laws[i] for i in range(drafted)])  # [G, V]
-    q = torch.stack([law_of_children(draft, i) for i in range(drafted)])  # [G, V]
+    q = torch.stack([drawn_from(draft, i) for i in range(1, drafted + 1)])  # [G, V]
     picks = torch.tensor(draft.tree.tokens[1:], device=p.device)[:, None]
     target, guess = torch.stack([p.gather(1, picks), q.gather(1, picks)])[..., 0].tolist()
     keep = keepable(target, guess, sure(p))
@@ -57,7 +57,7 @@ def one_by_one(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
     drafted = len(draft.tree) - 1
     tokens = draft.tree.tokens[1:]
     p = [laws[i] for i in range(drafted + 1)]
-    q = [law_of_children(draft, i) for i in range(drafted)]
+    q = [drawn_from(draft, i) for i in range(1, drafted + 1)]
     keep = [1.0]
     for i, token in enumerate(tokens):
         ratio = float(p[i][token]) / max(float(q[i][token]), 1e-300)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from foretoken.coins import Coins
 from foretoken.types import Draft, Draw, Laws, Verdict
-from foretoken.verifiers.point import ForDrawn, law_of_children
+from foretoken.verifiers.point import ForDrawn, children_of, drawn_from
 
 HALVINGS = 40  # of the bracket around rho
 
@@ -32,19 +32,16 @@ class KSequential(ForDrawn):
     exact_for = frozenset({Draw.POINT, Draw.IID})
 
     def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
-        tree, children = draft.tree, draft.tree.children()
-        alive = [0]  # nodes that carry the text so far
-        while True:
-            tries = [child for node in alive for child in children[node]]
-            node = alive[0]
-            if not tries:
-                return Verdict(tuple(tree.path(node)), laws.draw(node, coins))
-            q = law_of_children(draft, tree.parents[tries[0]])
-            drawn = [tree.tokens[child] for child in tries]
+        tokens, children = draft.tree.tokens, children_of(draft)
+        node = 0
+        while children[node]:
+            q = drawn_from(draft, children[node][0])
+            drawn = [tokens[child] for child in children[node]]
             token = self.select(drawn, laws[node], q, coins)
-            alive = [child for child in tries if tree.tokens[child] == token]
-            if not alive:
-                return Verdict(tuple(tree.path(node)), token)
+            if token not in drawn:
+                return Verdict(tuple(draft.tree.path(node)), token)
+            node = children[node][drawn.index(token)]  # the first of them has all the children
+        return Verdict(tuple(draft.tree.path(node)), laws.draw(node, coins))
 
     def select(self, drawn: list[int], p: Tensor, q: Tensor, coins: Coins) -> int:
         """The token that follows, distributed as p, from tokens drawn as q."""

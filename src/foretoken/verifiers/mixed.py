@@ -13,7 +13,7 @@ from foretoken.coins import Coins
 from foretoken.trees.mixed import sampled_and_fixed
 from foretoken.types import Draft, Draw, Laws, Verdict
 from foretoken.verifiers.block import repaired
-from foretoken.verifiers.point import ForDrawn, law_of_children
+from foretoken.verifiers.point import ForDrawn, drawn_from
 
 
 class Mixed(ForDrawn):
@@ -38,7 +38,7 @@ class Mixed(ForDrawn):
         self, draft: Draft, node: int, children: list[int], laws: Laws, coins: Coins
     ) -> int:
         """A token from p: the sampled child's if its coin says so, else the correction."""
-        q = law_of_children(draft, node)
+        q = drawn_from(draft, children[0])
         child, _ = sampled_and_fixed(draft.tree.tokens, children, q)
         if child is None:
             return laws.draw(node, coins)

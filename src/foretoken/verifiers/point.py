@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.coins import Coins
+from foretoken.trees.twins import places
 from foretoken.types import Draft, Draw, Laws, Scores, Verdict
 
 
@@ -64,8 +65,13 @@ def walk(draft: Draft, scores: Scores, coins: Coins) -> Verdict:
         node = child
 
 
-def law_of_children(draft: Draft, node: int) -> Tensor:
-    """q [V] that the children of `node` were drawn from."""
-    law = None if draft.q is None else draft.q[node]
+def children_of(draft: Draft) -> list[list[int]]:
+    """The children of each node as a rule tries them; independent siblings may share theirs."""
+    return places(draft.tree) if draft.draw is Draw.IID else draft.tree.children()
+
+
+def drawn_from(draft: Draft, node: int) -> Tensor:
+    """q [V] that a node and its siblings were drawn from."""
+    law = None if draft.q is None else draft.q[draft.tree.parents[node]]
     assert law is not None, "sampled children come with the law they were drawn from"
     return law

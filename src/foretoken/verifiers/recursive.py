@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.coins import Coins
 from foretoken.types import Draft, Draw, Laws, Verdict
-from foretoken.verifiers.point import ForDrawn, law_of_children
+from foretoken.verifiers.point import ForDrawn, children_of, drawn_from
 
 
 class Recursive(ForDrawn):
@@ -21,23 +21,21 @@ class Recursive(ForDrawn):
     exact_for: frozenset[Draw] = frozenset({Draw.POINT, Draw.IID, Draw.DISTINCT})
 
     def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
-        children = draft.tree.children()
-        path: list[int] = []
+        children = children_of(draft)
         node = 0
         while children[node]:
-            child, left = self.choose(draft, node, children[node], laws[node], coins)
+            child, left = self.choose(draft, children[node], laws[node], coins)
             if child is None:
-                return Verdict(tuple(path), coins.draw(left))
-            path.append(child)
+                return Verdict(tuple(draft.tree.path(node)), coins.draw(left))
             node = child
-        return Verdict(tuple(path), laws.draw(node, coins))
+        return Verdict(tuple(draft.tree.path(node)), laws.draw(node, coins))
 
     def choose(
-        self, draft: Draft, node: int, children: list[int], p: Tensor, coins: Coins
+        self, draft: Draft, children: list[int], p: Tensor, coins: Coins
     ) -> tuple[int | None, Tensor]:
-        """The accepted child of `node`, or None and the law of the token to emit instead."""
+        """The accepted one of a node's children, or None and the law of the token instead."""
         tokens = draft.tree.tokens
-        q = law_of_children(draft, node)
+        q = drawn_from(draft, children[0])
         for child in children:
             token = tokens[child]
             chance = float(q[token])

@@ -21,7 +21,7 @@ from foretoken.coins import Coins
 from foretoken.trees.mixed import sampled_and_fixed
 from foretoken.types import Draft, Draw, Laws, Verdict
 from foretoken.verifiers.block import all_at_once, repaired, share, sure
-from foretoken.verifiers.point import ForDrawn, law_of_children
+from foretoken.verifiers.point import ForDrawn, children_of, drawn_from
 from foretoken.verifiers.recursive import without
 
 CHAINS = frozenset({Draw.IID, Draw.DISTINCT})  # with one child each, both are a draw from q
@@ -51,13 +51,13 @@ class Traversal(ForDrawn):
 
     def one_by_one(self, draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
         """The rule as it is printed, a node at a time and no more of them than needed."""
-        children = draft.tree.children()
+        children = children_of(draft)
 
         def visit(node: int, owed: float) -> tuple[int, Tensor] | None:
             if owed <= 0.0:
                 return None
             p = laws[node]
-            for child, q in self.proposals(draft, node, children[node], p):
+            for child, q in self.proposals(draft, children[node], p):
                 token = draft.tree.tokens[child]
                 chance = float(q[token])
                 if chance <= 0.0:  # q ran out: nothing is known of the candidates that are left
@@ -78,12 +78,12 @@ class Traversal(ForDrawn):
         return found
 
     def proposals(
-        self, draft: Draft, node: int, children: list[int], p: Tensor
+        self, draft: Draft, children: list[int], p: Tensor
     ) -> Iterator[tuple[int, Tensor]]:
-        """The children of `node` in the order they are tried, each with the law it came from."""
+        """A node's children in the order they are tried, each with the law it came from."""
         if not children:
             return
-        tokens, q = draft.tree.tokens, law_of_children(draft, node)
+        tokens, q = draft.tree.tokens, drawn_from(draft, children[0])
         if draft.draw is Draw.MIXED:
             drawn, rest = sampled_and_fixed(tokens, children, q)
             if drawn is not None:
@@ -126,7 +126,8 @@ def level_by_level(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]
         below: list[int] = []
         kept = [owed[:0]]
         if above:
-            family = _Families(draft, laws, [level[i] for i in above], owed[above])
+            first = [order[level[i]][0] for i in above]
+            family = _Families(draft, laws, [level[i] for i in above], first, owed[above])
             for turn in range(max(len(order[level[i]]) for i in above)):
                 rows = [r for r, i in enumerate(above) if turn < len(order[level[i]])]
                 children = [order[level[above[r]]][turn] for r in rows]
@@ -145,10 +146,12 @@ def level_by_level(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]
 class _Families:
     """Nodes of one level and what they are owed while their children fail in turn."""
 
-    def __init__(self, draft: Draft, laws: Laws, nodes: list[int], owed: Tensor) -> None:
+    def __init__(
+        self, draft: Draft, laws: Laws, nodes: list[int], first: list[int], owed: Tensor
+    ) -> None:
         self.draft, self.owed = draft, owed  # [n]
         self.p = torch.stack([laws[node] for node in nodes])  # [n, V]
-        self.q = torch.stack([law_of_children(draft, node) for node in nodes])  # [n, V]
+        self.q = torch.stack([drawn_from(draft, child) for child in first])  # [n, V]
         self.open = torch.ones_like(owed, dtype=torch.bool)  # q has not run out
 
     def fail(self, rows: list[int], children: list[int]) -> Tensor:
@@ -181,13 +184,13 @@ class _Families:
 
 def tried(draft: Draft) -> list[list[int]]:
     """The children of each node in the order they are tried: as drawn, of mixed the drawn first."""
-    children = draft.tree.children()
+    children = children_of(draft)
     if draft.draw is not Draw.MIXED:
         return children
-    families = [(node, family) for node, family in enumerate(children) if family]
+    families = [family for family in children if family]
     tokens = draft.tree.tokens
-    chances = torch.cat([law_of_children(draft, n)[[tokens[c] for c in f]] for n, f in families])
-    known = dict(zip((c for _, f in families for c in f), chances.tolist(), strict=True))
+    chances = torch.cat([drawn_from(draft, f[0])[[tokens[c] for c in f]] for f in families])
+    known = dict(zip((c for f in families for c in f), chances.tolist(), strict=True))
     return [sorted(family, key=lambda child: known[child] <= 0.0) for family in children]
 
 
