@@ -58,11 +58,11 @@ def noise(count: int, vocabulary: int = 4096, length: int = 200) -> list[Task]:
     ]
 
 
-def store(target: Path | str) -> Path:
-    """A new datastore of generated traffic and source files of the training split."""
+def store(target: Path | str, traffic: int) -> Path:
+    """A new datastore of generated traffic, and of source files, both of the training split."""
     out = WORK / "store"
     shutil.rmtree(out, ignore_errors=True)
-    build(out, list(code_modules("train")), traffic=20_000, target=str(target))
+    build(out, list(code_modules("train")), traffic=traffic, target=str(target))
     return Path(os.path.relpath(out))
 
 
@@ -186,13 +186,17 @@ def run(description: str | None) -> int:
     quick = asked.quick
     count = 1 if quick else asked.per_family
     with pair(asked.target, asked.draft, asked.params) as models:
+        methods = asked.methods
+        if not methods:
+            datastore = asked.datastore or store(models.target, 200 if quick else 20_000)
+            methods = rows(datastore, asked.exits)
         tasks = [*prompts(count), *code(count), *noise(max(1, count // 2))]
         tasks = spread(tasks, 3 if quick else None)
         config = BenchConfig(
             target=models.target,
             draft=models.draft,
             dtype="float32",
-            methods=asked.methods or rows(asked.datastore or store(models.target), asked.exits),
+            methods=methods,
             out=WORK / ("stage_c-quick" if quick else "stage_c"),
             repetitions=1,
             max_new_tokens=16 if quick else asked.max_new_tokens,

@@ -111,6 +111,35 @@ def test_orderings_are_counted_and_compared(script) -> None:
     assert all(label in text for label in rows) and "over one candidate" in text
 
 
+def test_rules_are_judged_on_the_same_trees(script, capsys) -> None:
+    options = ("--text", "6", "--every", "3", "--times", "4", "--noise", "0.5")
+    code, out = script("same_trees", "--quick", *options)
+    found = json.loads((out / "same_trees-weak.json").read_text())
+    assert code == 0 and "leaves first over recursive" in capsys.readouterr().err
+    kept = {(row["tree"], row["rule"]): row["accepted"] for row in found["rows"]}
+    assert len(kept) == 16 and all(0.0 <= value <= 3.0 for value in kept.values())
+    for one in found["orderings"]:
+        if one["claim"] == "mcsd[k=2x2x2]: leaves first over recursive":
+            above, below = (kept["mcsd[k=2x2x2]", rule] for rule in ("traversal", "recursive"))
+            assert one["difference"] == pytest.approx(above - below)
+            break
+    else:
+        raise AssertionError("the claim is gone")
+    assert "noise of 0.5" in found["setting"]
+
+
+def test_methods_without_a_second_model_are_held_against_their_bounds(script) -> None:
+    given = ("--methods", "plain", "prompt-lookup", "suffix", "fused", "layerskip", "auto")
+    code, out = script("stage_c", "--quick", *given)
+    found = json.loads((out / "stage_c.json").read_text())
+    assert code == 0 and set(found["rows"]) == set(given[1:])
+    measured = {gate["claim"]: gate["measured"] for gate in found["gates"]}
+    whole = {name: row["total_tokens_per_second"] for name, row in found["rows"].items()}
+    best = max(("prompt-lookup", "suffix"), key=whole.__getitem__)
+    assert measured[f"fused over {best}"] == pytest.approx(whole["fused"] / whole[best])
+    assert measured["rasd over its tree"] is None, "what was not run is not measured"
+
+
 def test_beams_are_compared_in_time_and_in_score(script, capsys) -> None:
     code, out = script("beams", "--quick", "--depths", "2")
     found = json.loads((out / "beams.json").read_text())

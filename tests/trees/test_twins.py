@@ -40,5 +40,3 @@ def test_the_law_is_kept_and_more_than_a_single_chain_is_accepted(rule, widths):
     )
     assert gap.variation <= BOUND
     assert gap.law.accepted > alone.law.accepted
-
-
