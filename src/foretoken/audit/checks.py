@@ -80,6 +80,8 @@ def table_engine(
         config |= {"depth": depth, "nodes": 2 * depth}
     if controller == "cost_model":  # trees small enough to be enumerated
         config |= {"max_nodes": 2 * depth}
+    if verifier == "mixed":  # the rule for drafts of which a part is fixed
+        config |= {"greedy_draft": True}
     engine = assemble(
         entry.name,
         TableLM.random(vocab, seed=21),
