@@ -69,7 +69,8 @@ ORDERINGS: tuple[tuple[str, Cell, Cell], ...] = (
         if (tree, rule) != (GREEDY_BEAM, LEAVES_FIRST)
     ),
     (f"{CHAINS}: k_sequential over recursive", (CHAINS, "k_sequential"), (CHAINS, "recursive")),
-    ("equal shape: drawn without replacement over with", (DISTINCT, "recursive"), (REPEATING, "recursive")),
+    ("equal shape: drawn without replacement over with",
+     (DISTINCT, "recursive"), (REPEATING, "recursive")),
     ("rsd-s over mcsd", (BEAM, "recursive"), (DISTINCT, "recursive")),
     ("mcsd over chain", (DISTINCT, "recursive"), (CHAIN, "recursive")),
 )  # fmt: skip
