@@ -1,5 +1,6 @@
 """A whole bench on tiny models: every row, resume, failures, reports."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -222,6 +223,8 @@ def test_a_row_tells_afterwards_what_its_search_took(tmp_path) -> None:
     notes = run_bench(asked, tasks(1))["notes"]
     assert notes["plain"] == "" and "tries" in notes["swift[window=4]"]
     assert notes["swift[window=4]"] in (tmp_path / "report.md").read_text(encoding="utf-8")
+    again = run_bench(dataclasses.replace(asked, resume=True), tasks(1))["notes"]
+    assert again == notes, "a run that measured nothing new has nothing new to tell"
 
 
 def test_every_turn_of_a_dialogue_is_timed_after_plains_answers(pair_folders, tmp_path) -> None:

@@ -133,13 +133,15 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         max_new_tokens=config.max_new_tokens,
         max_length=models.own("target").max_length,
     )
+    known = len(journal.cells)
     try:
         with shown(config.quiet) as bar:
             rows = prepare(specs, models, prompts, config, journal, bar)
             with settled_heap():
                 measure(rows, prompts, config, models, journal, bar)
+        fresh = {cell.row for cell in journal.cells[known:]}
         for row in rows:
-            if row.note:  # some can only be told afterwards
+            if row.note and row.spec.label in fresh:  # some can only be told afterwards
                 journal.note("row", row.spec.label, row.note)
     except KeyboardInterrupt:
         kept = f"interrupted: {len(journal.cells)} finished cells are kept in {out}"
@@ -218,7 +220,8 @@ def prepare(
         except FAILURES as problem:
             journal.fail(spec.label, reason(problem))
         else:
-            journal.note("row", spec.label, row.note)
+            if spec.label not in journal.notes.get("row", {}):
+                journal.note("row", spec.label, row.note)
             rows.append(row)
         bar.advance()
     return rows
