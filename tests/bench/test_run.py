@@ -1,5 +1,6 @@
 """A whole bench on tiny models: every row, resume, failures, reports."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from foretoken import minis
+from foretoken.bench import plots
 from foretoken.bench import run as bench_run
 from foretoken.bench.cells import read_journal
 from foretoken.bench.run import BenchConfig, run_bench
@@ -111,6 +113,16 @@ def test_pictures_and_table_are_written(finished) -> None:
     table = (out / "report.md").read_text()
     assert all(f"| {label} |" in table for label in results["rows"])
     assert json.loads((out / "results.json").read_text())["rows"].keys() == results["rows"].keys()
+
+
+def test_a_lossy_row_says_so_in_every_picture(finished, tmp_path, monkeypatch) -> None:
+    results = copy.deepcopy(finished[0])
+    results["rows"]["tree"]["lossless"] = False
+    named = []
+    monkeypatch.setattr(plots, "speedup_bars", lambda rows, colours: named.append((rows, colours)))
+    plots.draw(results, tmp_path)
+    for found in named[0]:
+        assert "tree (lossy)" in found and "tree" not in found
 
 
 def test_scoring_costs_are_in_the_results(finished) -> None:

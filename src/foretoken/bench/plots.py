@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench.words import TIMES
+from foretoken.bench.words import TIMES, titled
 from foretoken.errors import ConfigError
 
 try:
@@ -39,8 +39,9 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
     """Every picture there are numbers for; name -> file."""
-    rows = {name: row for name, row in results["rows"].items() if "tokens_per_second" in row}
-    colours = colours_of(results["rows"])
+    named = {titled(label, row): row for label, row in results["rows"].items()}
+    rows = {name: row for name, row in named.items() if "tokens_per_second" in row}
+    colours = colours_of(named)
     folder.mkdir(parents=True, exist_ok=True)
     made = {
         "speedup": speedup_bars(rows, colours),
@@ -107,7 +108,8 @@ def speedup_bars(rows: Rows, colours: Mapping[str, str]) -> Figure | None:
         0, 1.14 * max(max(s["value"], (s["interval"] or (0, 0))[1]) for s in shown.values())
     )
     axes.set_xlabel(
-        f"times the tokens per second of {reference} (line: 95 % interval over prompts)",
+        f"times {reference}'s tokens per second (line: 95 % interval over prompts)",
+        loc="right",
         color=INK,
         fontsize=9,
     )

@@ -39,9 +39,14 @@ def summary(results: Mapping[str, Any]) -> str:
     return text + "."
 
 
+def titled(label: str, row: Mapping[str, Any]) -> str:
+    """The name of a row for readers: a lossy one says so."""
+    return label if row["lossless"] is not False else f"{label} (lossy)"
+
+
 def cells_of(label: str, row: Mapping[str, Any]) -> list[str]:
     """One row of the table, in the order of COLUMNS."""
-    name = label if row["lossless"] is not False else f"{label} (lossy)"
+    name = titled(label, row)
     if "tokens_per_second" not in row:
         return [name, f"failed: {row['failed']}".replace("|", "/")] + [MISSING] * (len(COLUMNS) - 2)
     if row["failed"]:

@@ -219,8 +219,9 @@ class Fused:
                 left[above] = left.get(above, 1.0) - self.values[node] / self.values[above]
         others = dict.fromkeys(left, 1.0)
         for node, share in zip(place, shares, strict=True):
-            if node < self.size:
-                others[self.tree.parents[node]] -= share
+            above = self.tree.parents[node]
+            if node < self.size and above in others:
+                others[above] -= share
         return {
             node: max(chance, 0.0) / others[node] if others[node] > 0.0 else 0.0
             for node, chance in left.items()
