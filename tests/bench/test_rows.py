@@ -7,6 +7,7 @@ import pytest
 from foretoken.bench.rows import DEFAULT_METHODS, parse_methods
 from foretoken.bench.run import BenchConfig, writable
 from foretoken.errors import ConfigError
+from foretoken.methods import METHODS
 
 
 def test_options_belong_to_their_row() -> None:
@@ -58,3 +59,20 @@ def test_a_label_names_a_folder_without_its_place() -> None:
     [spec] = parse_methods("rest[datastore=/home/somebody/texts]")
     assert spec.label == "rest[datastore=texts]"
     assert spec.options == {"datastore": "/home/somebody/texts"}
+
+
+def test_a_family_is_all_its_rows_that_have_what_they_need() -> None:
+    plain = [spec.label for spec in parse_methods("training-free")]
+    assert plain == [
+        "plain", "prompt-lookup", "token-recycling", "suffix", "lookahead", "layerskip", "del",
+        "swift", "fused", "auto",
+    ]  # fmt: skip
+    assert not any(METHODS[name].needs_draft for name in plain)
+    more = parse_methods("training-free[datastore=/some/store,predictors=/an/exits],hf:plain")
+    assert [s.label for s in more if s.label not in plain] == [
+        "rest[datastore=store]", "rasd[datastore=store]", "specee[predictors=exits]", "hf:plain",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="datastore, keys, predictors"):
+        parse_methods("training-free[depth=3]")
+    with pytest.raises(ConfigError, match="twice"):
+        parse_methods("plain,training-free")

@@ -27,6 +27,12 @@ from foretoken.warp import Warp
 
 PEERS = ("hf:plain", "hf:compiled", "hf:assisted", "hf:prompt-lookup")
 DEFAULT_METHODS = ("plain", "chain", "tree", "prompt-lookup", *PEERS)
+FAMILIES = {  # many rows by one name; those that stand on data get it as the name's options
+    "training-free": (
+        "plain", "prompt-lookup", "token-recycling", "suffix", "lookahead", "rest", "rasd",
+        "retrieval-dense", "layerskip", "del", "swift", "specee", "fused", "auto",
+    ),
+}  # fmt: skip
 LANGUAGE_MODEL_OPTIONS = ("exact_bits", "kernels")
 
 
@@ -142,11 +148,11 @@ def finish_device() -> None:
 def parse_methods(text: str | Sequence[str]) -> list[RowSpec]:
     """Rows from "plain,chain[depth=4],hf:plain" (or a list of such names)."""
     names = _split(text) if isinstance(text, str) else [str(name).strip() for name in text]
-    specs = [_parse(name) for name in names if name]
+    specs = [spec for name in names if name for spec in _parse(name)]
     if not specs:
         raise ConfigError(
             "a bench without methods was asked for.",
-            f"rows are {', '.join((*METHODS, *PEERS))}.",
+            f"rows are {', '.join((*METHODS, *PEERS, *FAMILIES))}.",
             "name at least one.",
         )
     for n, spec in enumerate(specs):
@@ -164,9 +170,10 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text)]
 
 
-def _parse(name: str) -> RowSpec:
+def _parse(name: str) -> list[RowSpec]:
+    """The row of a name with its options, or all rows of a family."""
     match = re.fullmatch(r"([\w:+-]+)(?:\[(.*)\])?", name)
-    known = (*METHODS, *PEERS)
+    known = (*METHODS, *PEERS, *FAMILIES)
     if match is None or match.group(1) not in known:
         asked = match.group(1) if match else name
         raise ConfigError(
@@ -191,10 +198,34 @@ def _parse(name: str) -> RowSpec:
                 "write for example chain[depth=4,controller=cost_model].",
             )
         options[key.strip()] = value_of(value.strip())
-    label = match.group(1)
+    if match.group(1) in FAMILIES:
+        return _family(match.group(1), options)
+    return [_row(match.group(1), options)]
+
+
+def _row(name: str, options: Mapping[str, Any]) -> RowSpec:
+    label = name
     if options:
         label += "[" + ",".join(f"{k}={_written(v)}" for k, v in options.items()) + "]"
-    return RowSpec(label, match.group(1), options)
+    return RowSpec(label, name, options)
+
+
+def _family(name: str, given: Mapping[str, Any]) -> list[RowSpec]:
+    """The rows of a family that have what they need."""
+    needs = {row: METHODS[row].needs for row in FAMILIES[name]}
+    possible = dict.fromkeys(need for several in needs.values() for need in several)
+    for option in given:
+        if option not in possible:
+            raise ConfigError(
+                f"option {option!r} was asked for with the rows of {name!r}.",
+                f"they take the folders that some of them need: {', '.join(possible)}.",
+                f"write for example {name}[datastore=./store], or name single rows.",
+            )
+    return [
+        _row(row, {need: given[need] for need in several})
+        for row, several in needs.items()
+        if given.keys() >= set(several)
+    ]
 
 
 def value_of(text: str) -> Any:

@@ -23,7 +23,10 @@ def bench(
     draft: o.Draft = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="Rows, comma separated; options in brackets; hf:* are the peers."),
+        typer.Option(
+            help="Rows, comma separated; options in brackets; hf:* are the peers; training-free: "
+            "all that need no training (with [datastore=DIR,keys=DIR,predictors=DIR] more)."
+        ),
     ] = None,
     tasks: Annotated[
         str, typer.Option(help="all (six built-in families), or a JSON lines file.")
