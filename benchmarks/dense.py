@@ -5,7 +5,7 @@
 The target reads generated examples once; from its states, keys of every type and size are made. It
 then writes about held-out prompts, at temperature 0, and each set of keys drafts for those texts:
 what would be accepted follows from the texts and the states alone, so no forward is repeated.
-Writes benchmarks/results/dense.json, .md and .png.
+Writes benchmarks/results/dense.json, .md and .svg.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ import torch
 from pair import console, main, pair, parser, prompts
 from torch import Tensor
 
+import foretoken
 from foretoken.bench import environment
+from foretoken.bench.files import replace
+from foretoken.bench.plots import curves
+from foretoken.bench.svg import Picture, standalone
 from foretoken.datastore.capture import capture, states_of
 from foretoken.datastore.codecs import DTYPES
 from foretoken.datastore.continuations import beginnings
 from foretoken.datastore.dense import KeyStore, write
 from foretoken.datastore.vocabulary import Vocabulary
-from foretoken.engine.session import Session, load
+from foretoken.engine.session import Session
 from foretoken.minis.tasks import mixed
 
 SHARES = (1.0, 0.5, 0.25, 0.1)  # of the dimensions
@@ -37,10 +41,10 @@ Text = tuple[list[int], int, Tensor]  # tokens, length of the prompt, states
 
 def texts_read(session: Session, count: int) -> Iterator[list[int]]:
     """Generated examples of the training split as ids."""
-    words = session.tokenizer
-    end = [] if words.eos_token_id is None else [words.eos_token_id]
+    tokenizer = session.tokenizer
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for example in mixed("train", count):
-        yield words(example.prompt + example.answer)["input_ids"] + end
+        yield tokenizer(example.prompt + example.answer)["input_ids"] + end
 
 
 def texts_written(session: Session, limit: int, tokens: int, tap: int) -> list[Text]:
@@ -118,28 +122,14 @@ def measure(session: Session, examples: int, limit: int, tokens: int) -> list[di
     return found
 
 
-def plot(found: list[dict[str, Any]], path: Path) -> None:
+def plot(found: list[dict[str, Any]]) -> Picture:
     """Tokens per step over bytes per key, a line per type."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for dtype in DTYPES:
-        rows = sorted((r for r in found if r["dtype"] == dtype), key=lambda r: r["bytes"])
-        axes.plot(
-            [r["bytes"] for r in rows], [r["tokens_per_step"] for r in rows], "o-", label=dtype
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("bytes per key")
-    axes.set_ylabel("tokens per target forward")
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    series = {
+        dtype: sorted((r["bytes"], r["tokens_per_step"]) for r in found if r["dtype"] == dtype)
+        for dtype in DTYPES
+    }
+    title = "Bytes per key against accepted tokens"
+    return curves(title, series, "bytes per key; tokens per target forward", zero=False)
 
 
 def run(description: str | None) -> int:
@@ -151,7 +141,7 @@ def run(description: str | None) -> int:
     if asked.threads:
         torch.set_num_threads(asked.threads)
     sizes = (12, 1, 12) if asked.quick else (asked.examples, asked.prompts, asked.max_new_tokens)
-    with pair(asked.target, asked.draft) as where, load(where.target, "plain") as session:
+    with pair(asked.target, asked.draft) as where, foretoken.load(where.target, "plain") as session:
         found = measure(session, *sizes)
     document = {
         "environment": environment.describe(),
@@ -163,8 +153,8 @@ def run(description: str | None) -> int:
     lines += [
         f"| {r['dtype']} | {r['dims']} | {r['bytes']} | {r['tokens_per_step']:.3f} |" for r in found
     ]
-    plot(found, asked.out / "dense.png")
-    text = "# Bytes per key against accepted tokens\n\n" + "\n".join(lines) + "\n\n![](dense.png)\n"
+    replace(asked.out / "dense.svg", standalone(plot(found)))
+    text = "# Bytes per key against accepted tokens\n\n" + "\n".join(lines) + "\n\n![](dense.svg)\n"
     gates.publish(asked.out, "dense", document, text)
     return 0
 

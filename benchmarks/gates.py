@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from foretoken.bench.files import replace
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -55,11 +57,10 @@ def markdown(gates: Sequence[Gate]) -> str:
 
 def publish(out: Path, name: str, document: Mapping[str, Any], text: str) -> list[Path]:
     """Write NAME.json and NAME.md."""
-    out.mkdir(parents=True, exist_ok=True)
-    files = [out / f"{name}.json", out / f"{name}.md"]
-    files[0].write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    files[1].write_text(text, encoding="utf-8")
-    return files
+    return [
+        replace(out / f"{name}.json", json.dumps(document, indent=1) + "\n"),
+        replace(out / f"{name}.md", text),
+    ]
 
 
 def speed(results: Mapping[str, Any], label: str, *, whole: bool = False) -> float | None:

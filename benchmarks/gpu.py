@@ -20,7 +20,7 @@ import torch
 from pair import WORK, console, main, pair, parser, prompts
 
 from foretoken.bench import environment
-from foretoken.bench.cells import Cell, read_journal
+from foretoken.bench.journal import Cell, read_journal
 from foretoken.bench.metrics import first_difference
 from foretoken.bench.models import Models
 from foretoken.bench.prompts import encode
@@ -54,7 +54,7 @@ def measure_size(name: str, models: Any, asked: Any, dry: bool) -> dict[str, Any
         title=f"{name} on {environment.describe()['gpu'] or 'the CPU, as a dry run'}",
     )
     results = run_bench(config, tasks)
-    _, journal = read_journal(work / "cells.jsonl")
+    _, journal = read_journal(work / "journal.jsonl")
     gc.collect()
     torch.cuda.empty_cache()
     results["divergences"] = divergences(config, tasks, journal.cells)

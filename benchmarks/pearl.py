@@ -12,7 +12,6 @@ Writes benchmarks/results/pearl.json and .md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -26,6 +25,8 @@ from foretoken.bench.intervals import ratio_interval
 from foretoken.bench.models import Models
 from foretoken.bench.rows import parse_methods
 from foretoken.coins import SeededCoins
+from foretoken.contract import Guided
+from foretoken.engine.engine import decode
 from foretoken.engine.record import Recorder
 from foretoken.types import DecodeState, SamplingParams
 from foretoken.warp import Warp
@@ -65,14 +66,13 @@ def write(engine: Any, prompt: int, ids: list[int], asked: Any, turn: int) -> Ce
     params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
     warp = Warp(params, len(ids), engine.target.vocab_size)
     row = DecodeState(list(ids), len(ids), params, SeededCoins(seed), warp)
-    lm = getattr(engine.drafter, "lm", None)
+    lm = engine.drafter.model.lm if isinstance(engine.drafter, Guided) else None
     before, drafts = lm.forwards if lm else 0, []
     recorder = Recorder([row])
-    with closing(engine.run([row])) as records:
-        for record in records:
-            recorder(record)
-            drafts.append((lm.forwards if lm else 0) - before)
-            before += drafts[-1]
+    for step in decode([row], engine):
+        recorder(step)
+        drafts.append((lm.forwards if lm else 0) - before)
+        before += drafts[-1]
     stats = recorder.stats[row.uid]
     times = stats.seconds, stats.modelled_seconds, stats.target_seconds
     return Cell(prompt, stats.tokens, *times, drafts)
@@ -146,8 +146,8 @@ def collect(
     for spec in parse_methods(list(labels)):
         engines[spec.label] = models.row(spec).engine
         drafter = engines[spec.label].drafter
-        if hasattr(drafter, "lm"):
-            drafter.lm = Counted(drafter.lm)
+        if isinstance(drafter, Guided):
+            drafter.model.lm = Counted(drafter.model.lm)
     found: dict[str, list[Cell]] = {label: [] for label in engines}
     order = list(engines)
     for turn in range(rounds + 1):

@@ -10,7 +10,7 @@ resampling the prompts. Counted, not timed. Writes benchmarks/results/same_trees
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,9 +25,11 @@ import foretoken
 from foretoken.bench import environment
 from foretoken.bench.progress import Bar, shown
 from foretoken.bench.rows import parse_methods
-from foretoken.coins import Coins, SeededCoins
+from foretoken.coins import SeededCoins
+from foretoken.engine.engine import decode
 from foretoken.methods import VERIFIERS, resolve
-from foretoken.types import Draft, Scores, Verdict, Verifier
+from foretoken.types import DecodeState, Draft, Scores, Verdict
+from foretoken.verifiers.point import Rule
 
 # Three tokens deep; trees of 14 nodes, chains and beams of 12.
 CHAIN, DISTINCT, REPEATING = "chain[depth=3]", "mcsd[k=2x2x2]", "mcsd[k=2x2x2,replacement=true]"
@@ -85,27 +87,28 @@ class Prompt:
     kept: dict[Cell, list[float]] = field(default_factory=dict)  # accepted tokens, per place
 
 
-class Judges:
-    """Several rules asked many times about one tree; the last answer of the first stands."""
+class Judges(Rule):
+    """Several rules asked many times about a row's first tree; the first's last answer stands."""
 
-    def __init__(self, rules: Mapping[str, Verifier], times: int) -> None:
+    def __init__(self, rules: Mapping[str, Rule], times: int) -> None:
+        super().__init__()
         self.rules, self.times = rules, times
         self.exact_for = frozenset.intersection(*(rule.exact_for for rule in rules.values()))
-        self.chains_only = False
-        self.means: list[dict[str, float]] = []  # per tree that was judged
+        self.means: dict[int, dict[str, float]] = {}  # by the row's uid
 
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        found = {
-            name: [rule.verify(draft, scores, coins) for _ in range(self.times)]
-            for name, rule in self.rules.items()
-        }
-        self.means.append(
-            {
-                name: sum(len(verdict.path) for verdict in verdicts) / self.times
-                for name, verdicts in found.items()
+    def verify(
+        self, rows: Sequence[DecodeState], drafts: Sequence[Draft], scores: Sequence[Scores]
+    ) -> list[Verdict]:
+        verdicts = []
+        for row, draft, said in zip(rows, drafts, scores, strict=True):
+            found = {
+                name: [rule.judge_row(draft, said, row.coins) for _ in range(self.times)]
+                for name, rule in self.rules.items()
             }
-        )
-        return next(iter(found.values()))[-1]
+            kept = {name: sum(len(v.path) for v in own) / self.times for name, own in found.items()}
+            self.means.setdefault(row.uid, kept)
+            verdicts.append(next(iter(found.values()))[-1])
+        return verdicts
 
 
 def texts(session: Any, tasks: Sequence[Any], asked: Any) -> list[Prompt]:
@@ -113,10 +116,7 @@ def texts(session: Any, tasks: Sequence[Any], asked: Any) -> list[Prompt]:
     plain = session.using("plain")
     rows = plain.rows([task.turns[0] for task in tasks], asked.text, temperature=1.0, seed=0)
     starts = [len(row.tokens) for row in rows]
-    plain.prepare()
-    with closing(plain.engine.run(rows, asked.max_rows)) as steps:
-        for _ in steps:
-            pass
+    plain.decode(rows)
     return [
         Prompt(task.family, [row.tokens[:at] for at in range(start, len(row.tokens), asked.every)])
         for task, row, start in zip(tasks, rows, starts, strict=True)
@@ -137,22 +137,27 @@ def judge(session: Any, label: str, found: list[Prompt], asked: Any, bar: Bar) -
         rows = own.rows([place for _, place in batch], depth + 1, temperature=1.0)
         for row in rows:
             row.coins = SeededCoins(next(seeds))
-        first_step(own.engine, rows, asked.max_rows)
-        for (prompt, _), means in zip(batch, judges.means, strict=True):
-            for name, mean in means.items():
+        first_steps(own.engine, rows, judges)
+        for (prompt, _), row in zip(batch, rows, strict=True):
+            for name, mean in judges.means[row.uid].items():
                 prompt.kept.setdefault((label, name), []).append(mean)
             bar.advance()
 
 
-def made(name: str) -> Verifier:
+def made(name: str) -> Rule:
     rule = resolve(VERIFIERS[name])
     return rule(rule.Config())
 
 
-def first_step(engine: Any, rows: Iterable[Any], max_rows: int) -> None:
-    """One draft, one forward, one verdict for every row; then the rows are let go."""
-    with closing(engine.run(rows, max_rows)) as steps:
-        next(steps)
+def first_steps(engine: Any, rows: Sequence[DecodeState], judges: Judges) -> None:
+    """One draft, one forward, one verdict for every row; then the rows are let go.
+
+    Rows with longer prompts may join later: the others go on meanwhile, uncounted.
+    """
+    with closing(decode(rows, engine)) as steps:
+        for _ in steps:
+            if len(judges.means) == len(rows):
+                break
 
 
 def mean(found: Sequence[Prompt], cell: Cell) -> float:
@@ -204,7 +209,7 @@ def run(description: str | None) -> int:
         pair(asked.target, asked.draft) as models,
         weaker(models, asked.noise) as models,
         shown(False) as bar,
-        foretoken.load(models.target, "chain", models.draft) as session,
+        foretoken.load(models.target, "chain", models.draft, max_rows=asked.max_rows) as session,
     ):
         found = texts(session, tasks, asked)
         for label in RULES:

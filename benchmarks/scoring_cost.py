@@ -10,9 +10,9 @@ depend on what the weights are. Kernels take turns, so a busy neighbour harms al
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,10 +24,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretoken.bench import environment
 from foretoken.coins import SeededCoins
-from foretoken.lm.cached import CachedLM
-from foretoken.lm.fast import installed
-from foretoken.lm.linears import Product
+from foretoken.contract import LanguageModel
+from foretoken.lm.kernels.choosing import installed
+from foretoken.lm.kernels.linears import Product
 from foretoken.lm.load import load_model
+from foretoken.lm.opening import open_lm
 from foretoken.types import DecodeState, Draft, Draw, SamplingParams, TokenTree
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -66,26 +67,26 @@ def random_llama() -> Any:
 
 def measure(model: Any, context: int, repeats: int, exact: bool) -> dict[str, Any]:
     """Milliseconds by kernels and nodes; the medians of interleaved timings."""
-    chosen = CachedLM(model, kernels="auto")
+    copied = copy.deepcopy(model) if exact else None  # one model has one set of kernels
+    chosen = open_lm(model, kernels="auto")
     report = chosen.kernels
-    variants: dict[str, tuple[CachedLM, list[Product]]] = {
+    variants: dict[str, tuple[LanguageModel, list[Product]]] = {
         "dense": (chosen, []),
         "chosen": (chosen, list(installed(model))),
     }
     if exact:
-        bits = CachedLM(model, exact_bits=True)
-        variants["exact_bits"] = (bits, list(installed(model)))
+        variants["exact_bits"] = (open_lm(copied, exact_bits=True), [])
     tokens = [(7 * i) % 97 for i in range(context)]
     rows = {name: filled(lm, tokens) for name, (lm, _) in variants.items()}
     times: dict[str, dict[int, list[float]]] = {name: {n: [] for n in NODES} for name in variants}
     for turn in range(repeats + 1):
         for name, (lm, products) in variants.items():
-            install(model, products)
+            for product in variants["chosen"][1]:
+                (product.put_in if product in products else product.take_out)()
             for nodes in NODES:
                 seconds = scored(lm, rows[name], nodes)
                 if turn:  # the first turn warms up
                     times[name][nodes].append(1e3 * seconds)
-    install(model, [])
     return {
         "environment": environment.describe(),
         "context": context,
@@ -102,21 +103,13 @@ def measure(model: Any, context: int, repeats: int, exact: bool) -> dict[str, An
     }
 
 
-def filled(lm: CachedLM, tokens: list[int]) -> DecodeState:
+def filled(lm: LanguageModel, tokens: list[int]) -> DecodeState:
     row = DecodeState(tokens, len(tokens), SamplingParams(), SeededCoins(0), None)
-    lm.prefill(row)
+    lm.prefill([row])
     return row
 
 
-def install(model: Any, products: Sequence[Product]) -> None:
-    """Put these products in place of whatever is there."""
-    for product in list(installed(model)):
-        del product.module.__dict__["forward"]
-    for product in products:
-        product.module.forward = product
-
-
-def scored(lm: CachedLM, row: DecodeState, nodes: int) -> float:
+def scored(lm: LanguageModel, row: DecodeState, nodes: int) -> float:
     """Seconds to score a binary tree; nothing is committed."""
     tree = TokenTree(
         (row.tokens[-1], *range(1, nodes)), (-1, *((i - 1) // 2 for i in range(1, nodes)))

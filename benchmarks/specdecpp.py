@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,11 +19,12 @@ from typing import Any
 import gates
 from pair import WORK, main, pair, parser, prompts
 
+import foretoken
 from foretoken.bench import environment
 from foretoken.bench.run import BenchConfig, run_bench
-from foretoken.controllers.prices import Price
+from foretoken.controllers.step_costs import CostCurve
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.session import Session, load
+from foretoken.engine.session import Session
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
@@ -38,15 +40,15 @@ def head_at(given: Path | None, models: Any, quick: bool) -> Any:
         yield given
         return
     from foretoken.cli.train import prompts as some
-    from foretoken.training.acceptance import Lesson, run
-    from foretoken.training.capture import Capture
+    from foretoken.training.heads import run_training
+    from foretoken.training.objectives.acceptance import AcceptanceTraining
 
-    count, tokens = (16, 16) if quick else (600, 64)
+    count, tokens, steps = (16, 16, 20) if quick else (600, 64, 600)
+    config = AcceptanceTraining(prompts=count, new_tokens=tokens, steps=steps)
     with TemporaryDirectory(prefix="foretoken-") as folder:
         out = Path(folder)
-        with load(models.target, "chain", models.draft) as session:
-            lesson = Lesson(capture=Capture(new_tokens=tokens), steps=20 if quick else 600)
-            run(session, (some(None, "train", count), some(None, "valid", count // 8)), lesson, out)
+        with foretoken.load(models.target, "chain", models.draft) as session:
+            run_training(session, "acceptance", partial(some, None), config, out)
         yield out
 
 
@@ -57,7 +59,7 @@ def rounds(session: Session, tasks: Sequence[Any], tokens: int) -> list[Round]:
     return [(step.drafted, step.accepted) for one in found for step in one.steps if step.drafted]
 
 
-def rate(found: Sequence[Round], target: Price, draft: Price, overhead: float) -> float:
+def rate(found: Sequence[Round], target: CostCurve, draft: CostCurve, overhead: float) -> float:
     """Tokens per second of rounds under the cost table."""
     seconds = sum(target.at(n + 1) + (draft.at(n) if n else 0.0) + overhead for n, _ in found)
     return sum(accepted + 1 for _, accepted in found) / seconds
@@ -69,9 +71,11 @@ def oracle_gap(models: Any, head: Path, tasks: Sequence[Any], tokens: int) -> di
     A draft of LONGEST tokens shows how far each round would have gone; cut to k tokens it accepts
     the smaller of the two. The oracle drafts exactly what will be accepted.
     """
-    with load(models.target, "chain", models.draft, depth=LONGEST, verifier="recursive") as session:
+    with foretoken.load(
+        models.target, "chain", models.draft, depth=LONGEST, verifier="recursive"
+    ) as session:
         costs = measure_costs(session.engine)
-        target, draft = Price(costs.target), Price(costs.draft)
+        target, draft = CostCurve(costs.target), CostCurve(costs.draft)
         runs = [accepted for _, accepted in rounds(session, tasks, tokens)]
         using = session.using("specdec++", head=str(head), verifier="recursive")
         chosen = rounds(using, tasks, tokens)

@@ -3,7 +3,7 @@
     python benchmarks/stage_a.py            # about half an hour on two cores
     python benchmarks/stage_a.py --quick
 
-Writes benchmarks/results/stage_a.json, .md, .png and .html. `--resume` goes on after an
+Writes benchmarks/results/stage_a.json, .md, .svg and .html. `--resume` goes on after an
 interruption.
 """
 
@@ -95,11 +95,11 @@ def publish(
     """The four files that stay."""
     files = write_reports(results, work)
     text = files["markdown"].read_text(encoding="utf-8").split("![", 1)[0].rstrip()
-    text += "\n\n## Bounds\n\n" + gates.markdown(found) + f"\n![speed-up]({name}.png)\n"
+    text += "\n\n## Bounds\n\n" + gates.markdown(found) + f"\n![speed-up]({name}.svg)\n"
     gates.publish(out, name, results, text)
     shutil.copyfile(files["html"], out / f"{name}.html")
     if "speedup" in files:
-        shutil.copyfile(files["speedup"], out / f"{name}.png")
+        shutil.copyfile(files["speedup"], out / f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Every prompt is new to every row, and each row keeps what it learned from the pr
 server would: so there is one repetition, and the intervals are over prompts. The datastore of
 `rest` and `rasd` holds generated traffic and source files, both of the training split. Rows are
 held against each other by all their tokens over all their seconds. Writes
-benchmarks/results/stage_c.json, .md, .png and .html.
+benchmarks/results/stage_c.json, .md, .svg and .html.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import gates
 from pair import ROOT, WORK, console, main, pair, parser, prompts
 from stage_a import publish
 
-from foretoken.bench.cells import Cell, read_journal
+from foretoken.bench.journal import Cell, read_journal
 from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import Task, single, spread
 from foretoken.cli.datastore import build
-from foretoken.controllers.prices import Price
+from foretoken.controllers.step_costs import CostCurve
 from foretoken.minis.corpus import code_modules, code_piece
 
 Speeds = dict[str, dict[str, float]]  # by family and row
@@ -131,7 +131,7 @@ def by_price(results: dict[str, Any], cells: Sequence[Cell]) -> Speeds:
     a cell has two or three. Drafts count as timed.
     """
     scoring, names = results["scoring"], rivals(results)
-    price = Price(dict(zip(scoring["nodes"], scoring["ms"], strict=True)))
+    price = CostCurve(dict(zip(scoring["nodes"], scoring["ms"], strict=True)))
     spent: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
         if cell.row in names:
@@ -239,7 +239,7 @@ def run(description: str | None) -> int:
             title="Stage C: nothing to train, no second model",
         )
         results = run_bench(config, tasks)
-    found = verdicts(results, read_journal(config.out / "cells.jsonl")[1].cells)
+    found = verdicts(results, read_journal(config.out / "journal.jsonl")[1].cells)
     if asked.methods:  # bounds of rows that nobody asked for are not missed
         found = [gate for gate in found if gate.measured is not None]
     results["gates"] = [gate.to_dict() for gate in found]

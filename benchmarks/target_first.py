@@ -39,8 +39,7 @@ import foretoken
 from foretoken.bench import environment
 from foretoken.bench.intervals import interval
 from foretoken.bench.progress import Bar, shown
-from foretoken.drafters.target_first import TargetFirst
-from foretoken.types import Draw, StepRecord
+from foretoken.types import Draw, Step
 
 BASE = "mcsd[k=4x2x2x1]"
 INIT = "mcsd-target-init[k=2x4x4x1x1]"  # the paper's shapes, both of four drafted layers
@@ -75,17 +74,18 @@ class Count:
 def heads(asked: Any, session: Any, work: Path) -> dict[str, str]:
     """Folders of a soft and a hard decision model, trained on what one collection saw."""
     from foretoken.cli.train import prompts as some
-    from foretoken.training.capture import Capture
-    from foretoken.training.decision import DecisionLesson, run
+    from foretoken.training.heads import run_training
+    from foretoken.training.objectives.decision import DecisionTraining
 
     count, tokens, steps = (16, 16, 20) if asked.quick else (asked.train, 48, None)
-    both = some(None, "train", count), some(None, "valid", max(count // 8, 1))
     found = {}
     gathered = work / f"training-{count}-{tokens}-{asked.temperature}"
     for model in ("soft", "hard"):
-        capture = Capture(new_tokens=tokens, temperature=asked.temperature, mix=0.0)
-        lesson = DecisionLesson(capture=capture, model=model, steps=steps, epochs=5)
-        run(session, both, lesson, gathered)
+        config = DecisionTraining(
+            prompts=count, new_tokens=tokens, temperature=asked.temperature, model=model,
+            steps=steps, epochs=5,
+        )  # fmt: skip
+        run_training(session, "decision", partial(some, None), config, gathered)
         found[model] = str(work / model)
         shutil.rmtree(work / model, ignore_errors=True)
         shutil.copytree(gathered, work / model, ignore=shutil.ignore_patterns("training"))
@@ -95,11 +95,10 @@ def heads(asked: Any, session: Any, work: Path) -> dict[str, str]:
 def counted(own: Any, tasks: Sequence[Any], asked: Any, bar: Bar) -> list[Count]:
     """One count per prompt, batch after batch."""
     found: list[Count] = []
-    first = isinstance(own.engine.drafter, TargetFirst)
     for start in range(0, len(tasks), asked.max_rows):
         batch = tasks[start : start + asked.max_rows]
         counts: dict[int, Count] = {}
-        own.engine.listeners[:] = [partial(note, counts, first)]
+        own.engine.listeners[:] = [partial(note, counts)]
         results = own.generate(
             [task.turns[0] for task in batch],
             max_new_tokens=asked.max_new_tokens,
@@ -115,21 +114,21 @@ def counted(own: Any, tasks: Sequence[Any], asked: Any, bar: Bar) -> list[Count]
     return found
 
 
-def note(counts: dict[int, Count], first: bool, record: StepRecord) -> None:
-    """Add one step; `first`: the first layer is the target's own, and was not drafted.
+def note(counts: dict[int, Count], step: Step) -> None:
+    """Add one step. A first layer of the target's own was not drafted.
 
     With such a layer the token a step ends with is an accepted one, so that the path is as long as
     what was accepted below it; the ordinary chains of these methods (a text's first steps) count
     as forwards only.
     """
-    several = zip(record.rows, record.drafts, record.verdicts, record.emitted, strict=True)
+    several = zip(step.rows, step.drafts, step.verdicts, step.emitted, strict=True)
     for row, draft, verdict, emitted in several:
         count = counts.setdefault(row.uid, Count(""))
         count.tokens += len(emitted)
         count.steps += 1
         count.nodes += len(draft.tree) - 1
-        if draft.draw is Draw.DISTINCT and len(draft.tree) > 1:
-            count.layers += max(draft.tree.depths()) - first
+        if draft.draw in (Draw.DISTINCT, Draw.TARGET) and len(draft.tree) > 1:
+            count.layers += max(draft.tree.depths()) - (draft.draw is Draw.TARGET)
             count.accepted += len(verdict.path)
 
 

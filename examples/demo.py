@@ -64,7 +64,7 @@ def main() -> None:
 
 def show(session: Session, prompts: list[str]) -> None:
     """Text as it is written, coloured by where each token came from."""
-    console.print(legend(session.method))
+    console.print(legend(session.method, console))
     for prompt in prompts:
         console.print(prompt, style="dim", end="", markup=False)
         result = paint(session, prompt, {"max_new_tokens": 80}, console, True)

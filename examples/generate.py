@@ -7,17 +7,18 @@ Without arguments it uses the two small models that ship with the package.
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import foretoken
 from foretoken import minis
 
-target = sys.argv[1] if len(sys.argv) > 1 else minis.path("text-target")
-draft = sys.argv[2] if len(sys.argv) > 2 else minis.path("text-draft")
-if len(sys.argv) == 2:  # a target of your own without a draft: guess from the prompt
-    spec = foretoken.load(target, method="prompt-lookup")
-else:
-    spec = foretoken.load(target, method="chain", draft=draft)
+options = argparse.ArgumentParser(description=__doc__)
+options.add_argument("target", nargs="?", help="directory or hub name")
+options.add_argument("draft", nargs="?", help="a smaller model of the same vocabulary")
+asked = options.parse_args()
+if asked.target is None:
+    asked.target, asked.draft = minis.path("text-target"), minis.path("text-draft")
+spec = foretoken.load(asked.target, draft=asked.draft)  # without a draft: guesses are looked up
 
 prompt = "### Task: question answering\nWhat is the capital of Jorvik?\n### Answer:\n"
 

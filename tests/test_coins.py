@@ -31,6 +31,38 @@ def test_draws_follow_the_law() -> None:
         assert abs(counts[token] / 4000 - p) < 5 * (p * (1 - p) / 4000) ** 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_looked_at_ahead_are_the_draws_themselves(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(50):
+        laws = torch.rand(6, 9, generator=generator, dtype=dtype)
+        laws[torch.rand(6, 9, generator=generator) < 0.4] = 0.0
+        laws[:, 4] += 0.1
+        laws /= laws.sum(-1, keepdim=True)
+        turns = [0, 1, 1, 2, 0, 3]
+        coins = SeededCoins(seed)
+        coins.skip(seed % 3)
+        found = coins.draw_many(laws, turns).tolist()
+        for law, turn, token in zip(laws, turns, found, strict=True):
+            alone = SeededCoins(seed)
+            alone.skip(seed % 3 + turn)
+            assert alone.draw(law) == token
+        assert coins.used == seed % 3, "looking uses none"
+        after, alone = SeededCoins(seed), coins
+        after.skip(seed % 3)
+        assert [alone.flip(0.5) for _ in range(9)] == [after.flip(0.5) for _ in range(9)]
+
+
+def test_coins_can_be_taken_back() -> None:
+    law = torch.tensor([0.1, 0.2, 0.7])
+    coins = SeededCoins(3)
+    coins.skip(2)
+    first = [coins.draw(law) for _ in range(20)]
+    coins.draw_many(law[None], [5])
+    coins.rewind(2)
+    assert [coins.draw(law) for _ in range(20)] == first and coins.used == 22
+
+
 def test_flip_at_the_ends_is_certain() -> None:
     coins = SeededCoins(0)
     assert not any(coins.flip(0.0) for _ in range(200))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
@@ -27,20 +28,51 @@ class Coins(Protocol):
 class SeededCoins:
     """Pseudo-random coins of one row: equal seeds give equal tokens, whatever the neighbours do."""
 
-    __slots__ = ("_random",)
+    __slots__ = ("_ahead", "_random", "_seed", "used")
 
     def __init__(self, seed: int | None = None) -> None:
-        self._random = random.Random(seed)
+        self._seed = random.SystemRandom().getrandbits(62) if seed is None else seed
+        self.rewind(0)
+
+    def rewind(self, used: int) -> None:
+        """Go back to where so many coins were used: a step that failed is made again."""
+        self._random = random.Random(self._seed)
+        self._ahead: deque[float] = deque()  # coins looked at, and not used yet
+        self.used = 0
+        self.skip(used)
+
+    def skip(self, count: int) -> None:
+        """Use so many coins."""
+        for _ in range(count):
+            self._next()
 
     def flip(self, p: float) -> bool:
-        return self._random.random() < p
+        return self._next() < p
 
     def draw(self, law: Tensor) -> int:
         total = law.double().cumsum(0)
-        point = torch.tensor([self._random.random()], dtype=torch.float64, device=law.device)
+        point = torch.tensor([self._next()], dtype=torch.float64, device=law.device)
         index = int(torch.searchsorted(total, point * total[-1], right=True))
         # Rounding can push the point to the very end, onto a token of probability zero.
         return index if index < law.shape[0] else int(law.nonzero()[-1])
+
+    def draw_many(self, laws: Tensor, turns: Sequence[int]) -> Tensor:
+        """Indices [n] drawn from `laws` [n, V], each with the coin `turns[i]` places ahead.
+
+        No coin is used: `skip` those that were. Nothing is read back from the device.
+        """
+        while len(self._ahead) <= max(turns):
+            self._ahead.append(self._random.random())
+        total = laws.double().cumsum(-1)
+        points = [[self._ahead[turn]] for turn in turns]
+        where = torch.tensor(points, dtype=torch.float64, device=laws.device) * total[:, -1:]
+        found = torch.searchsorted(total, where, right=True)[:, 0]
+        last = laws.shape[-1] - 1 - (laws.flip(-1) > 0.0).to(torch.uint8).argmax(-1)
+        return torch.minimum(found, last)
+
+    def _next(self) -> float:
+        self.used += 1
+        return self._ahead.popleft() if self._ahead else self._random.random()
 
 
 def seed_from_torch() -> int:

@@ -1,4 +1,4 @@
-"""The sampling options of a row, and the values they may have."""
+"""The sampling options of a row, the values they may have, and why its text ended."""
 
 from __future__ import annotations
 
@@ -46,3 +46,13 @@ class SamplingParams:
                     f"{name} must be {allowed}.",
                     f"pass a {name} that is {allowed}.",
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a row ended."""
+
+    # "stop" (end token, stop text, stopping criterion), "length" (max_new_tokens) or "context" (the
+    # model has no position left)
+    reason: str
+    stop_text: str | None = None  # the stop text that matched

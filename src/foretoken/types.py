@@ -2,8 +2,8 @@
 
 Shape legend, used everywhere: `B` rows, `N` nodes of one tree with its root, `A` accepted nodes,
 `V` vocabulary, `H` hidden, `L` tapped layers, `S` committed tokens. `p` is the target's law, `q`
-the drafter's. Two invariants: node 0 of a tree repeats the row's last committed token, and a cache
-holds every committed token of a row but the last.
+the drafter's. Two invariants: node 0 of a tree repeats the row's last committed token, and a KV
+cache holds every committed token of a row but the last.
 """
 
 from __future__ import annotations
@@ -12,19 +12,38 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.asking import endless as endless
+from foretoken.sampling import Finish as Finish
 from foretoken.sampling import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
     from foretoken.coins import Coins
 
-# A tap: what the output head reads, behind the last norm. Others count decoder layers.
-NORMED = 1 << 16
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A tap on the input embeddings, before the first layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A tap on the output of one decoder layer; a negative index counts from the last."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinalNorm:
+    """A tap on what the output head reads, behind the last norm."""
+
+
+Tap = Embedding | Layer | FinalNorm  # where hidden states are read
+Taps = tuple[Tap, ...]
+Ragged = Sequence[Sequence[int]]  # integers by row: tokens, parents, nodes of a path
 
 
 class Draw(Enum):
@@ -35,6 +54,39 @@ class Draw(Enum):
     DISTINCT = "distinct"  # draws from q without replacement, in node order
     MIXED = "mixed"  # at most one child sampled, from q; the others fixed, and q is zero on them
     JOINT = "joint"  # independent draws from one law over (beam, token) pairs
+    TARGET = "target"  # a first layer drawn from the target's own law, below it draws from q
+
+
+class Shape(Enum):
+    """What a drafter's trees look like."""
+
+    CHAIN = "chain"
+    TREE = "tree"
+
+
+class Memory(Enum):
+    """What a proposal follows from, beside the row's text, the budget and coins."""
+
+    NOTHING = "nothing"
+    ROW = "row"  # what was learned from earlier steps of the row
+    ENGINE = "engine"  # what was learned from other rows as well
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a drafter is; engine, controllers, audit and docs read it."""
+
+    draws: frozenset[Draw] = frozenset({Draw.POINT})
+    shape: Shape = Shape.CHAIN
+    taps: Taps = ()  # hidden states of the target that it reads, in this order
+    context: int | None = None  # last prompt tokens whose hidden states it reads; None: all
+    memory: Memory = Memory.ROW
+    prices: bool = False  # its drafts say the chance of each node, and keep to prices
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all its candidates are fixed: then a seed's text does not depend on drafts."""
+        return self.draws == {Draw.POINT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +133,32 @@ class TokenTree:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree, how its children were chosen, and the laws they came from."""
+    """A tree, how its children were chosen, and the laws or chances they came with."""
 
     tree: TokenTree
     draw: Draw
     # q[i] [V]: law the children of node i came from (None at a leaf); None as a whole iff POINT
     q: tuple[Tensor | None, ...] | None = None
-    arm: int = 0  # which of its own drafters made it, where a drafter has several
+    # of every node, the root's 1 first: how likely its path is accepted, as the drafter believes
+    chances: tuple[float, ...] | None = None
+    origin: tuple[int, ...] | None = None  # of a pruned draft: its nodes in the one proposed
+
+    def keep(self, nodes: Sequence[int]) -> Draft:
+        """The draft cut to `nodes`, ascending, the root first, a tree again.
+
+        Only fixed candidates may be chosen again after they were made: of others this would change
+        the law.
+        """
+        assert self.draw is Draw.POINT, "candidates that were drawn are judged as they were drawn"
+        place = {node: i for i, node in enumerate(nodes)}
+        tree = self.tree
+        kept = TokenTree(
+            tuple(tree.tokens[node] for node in nodes),
+            tuple(place.get(tree.parents[node], -1) for node in nodes),
+        )
+        chances = None if self.chances is None else tuple(self.chances[node] for node in nodes)
+        origin = nodes if self.origin is None else [self.origin[node] for node in nodes]
+        return Draft(kept, self.draw, chances=chances, origin=tuple(origin))
 
 
 class Laws(Protocol):
@@ -103,11 +174,12 @@ class Laws(Protocol):
 
 @dataclass(slots=True)
 class Scores:
-    """What one target forward says about one row."""
+    """What one forward says about the nodes of one row."""
 
     logits: Float[Tensor, "N V"]
-    hidden: Float[Tensor, "N L H"] | None = None  # only if the drafter declared taps
+    hidden: Float[Tensor, "N L H"] | None = None  # of the taps that were asked for
     p: Laws | None = None
+    share: float = 1.0  # of a whole forward that this one took: part of the layers may have run
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,28 +191,38 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """How much a drafter may propose for one row. Zero nodes means plain decoding.
+class Prices:
+    """What time costs, in expected tokens: those it would bring if it were spent otherwise."""
 
-    Prices are in expected tokens: what the time would bring otherwise. Only drafters that value
-    their own nodes look at them: they draft what is worth more than it costs.
-    """
-
-    depth: int  # longest path below the root
-    nodes: int  # nodes below the root
-    level_price: float = 0.0  # of one more draft forward
-    node_prices: tuple[float, ...] = ()  # [n]: of scoring n nodes; empty: they are free
-    step_price: float = 0.0  # of a step that drafts nothing; 0: nothing is priced
-    arm: int = 0  # which of its own drafters a drafter with several lets draft
-    bar: float = 0.0  # worth above its price from which arm 0 drafts instead, whose worth is known
+    level: float  # one more forward of the draft model
+    nodes: tuple[float, ...]  # [n]: scoring n nodes below the root
+    step: float  # a target forward that drafts nothing
+    second: float = 0.0  # a second of anything else
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    """Why a row ended."""
+class Budget:
+    """How much a drafter may propose for one row. Zero nodes means plain decoding."""
 
-    reason: str  # "stop" (end token, stop text, stopping criterion) or "length"
-    stop_text: str | None = None  # the stop text that matched
+    depth: int  # longest path below the root
+    nodes: int  # nodes below the root
+    prices: Prices | None = None  # None: nothing is priced
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of a tree under way, as a stopping rule sees it before anything is drawn there."""
+
+    laws: Float[Tensor, "n V"]  # of the branches that may go on, the draft model's own
+    hidden: Float[Tensor, "n L H"] | None = None  # the rule's taps, at the tokens fed last
+
+
+class Go(Enum):
+    """A stopping rule's answer about one more level."""
+
+    ON = "on"
+    LAST = "last"  # draw this level: its laws are paid for; ask the draft model for no further one
+    STOP = "stop"  # draw nothing more
 
 
 _uids = itertools.count()
@@ -157,8 +239,10 @@ class DecodeState:
     warp: Any  # foretoken.warp.Warp built from params
     ended: Callable[[DecodeState], Finish | None] | None = None  # asked after every single token
     finish: Finish | None = None
-    draft: Any = None  # private to the drafter
-    control: Any = None  # private to the controller
+    error: BaseException | None = None  # what ended it, where that was an exception
+    longest: int | None = None  # tokens, prompt included, that the model's positions allow
+    prefill: float = 0.0  # seconds that its prompt took
+    private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself
     uid: int = field(default_factory=lambda: next(_uids))
 
     @property
@@ -166,9 +250,22 @@ class DecodeState:
         return self.tokens[self.prompt_len :]
 
     @property
+    def limit(self) -> tuple[int, str]:
+        """Most new tokens, and why: the cap ("length") or the end of the context ("context")."""
+        asked = self.params.max_new_tokens
+        if self.longest is None or asked <= self.longest - self.prompt_len:
+            return asked, "length"
+        return self.longest - self.prompt_len, "context"
+
+    @property
     def room(self) -> int:
         """Tokens that may still be written."""
-        return self.params.max_new_tokens - (len(self.tokens) - self.prompt_len)
+        return self.limit[0] - (len(self.tokens) - self.prompt_len)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether its seed has to give the same sampled text again, alone and in company."""
+        return self.params.seed is not None and self.params.temperature > 0.0
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
         """Append tokens one by one up to an end token, a stop or the cap; returns the kept ones."""
@@ -181,10 +278,13 @@ class DecodeState:
             elif self.ended is not None and (finish := self.ended(self)) is not None:
                 self.finish = finish
             elif self.room <= 0:
-                self.finish = Finish("length")
+                self.finish = Finish(self.limit[1])
             if self.finish is not None:
                 break
         return kept
+
+
+Rows = Sequence[DecodeState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,149 +297,7 @@ class Caps:
     why: str = ""  # the reason for a limit, for messages
 
 
-class LanguageModel(Protocol):
-    """A causal LM with a cache that can score a tree and take it back (`lm.cached`, `lm.table`)."""
-
-    caps: Caps
-    vocab_size: int
-    hidden_size: int  # of one tapped feature
-    max_length: int | None  # longest sequence the positions allow
-
-    def prefill(
-        self, row: DecodeState, taps: tuple[int, ...] = ()
-    ) -> Float[Tensor, "S L H"] | None:
-        """Cache all of the row's tokens but the last; tapped features of what was fed, if asked."""
-        ...
-
-    def score(
-        self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
-    ) -> list[Scores]:
-        """One forward over every row's tree. Uncached committed tokens are fed along."""
-        ...
-
-    def grow(
-        self,
-        rows: Sequence[DecodeState],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]],
-    ) -> list[Float[Tensor, "n V"]]:
-        """Append nodes to each row's open tree and return their logits (drafting).
-
-        Parents index the row's open tree; the first node fed is the root (parent -1).
-        """
-        ...
-
-    def grow_scores(
-        self,
-        rows: Sequence[DecodeState],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]],
-        taps: tuple[int, ...],
-    ) -> list[Scores]:
-        """As `grow`, with the tapped features of the nodes."""
-        ...
-
-    def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
-        """Keep the root and `path` of each row's open tree as cached tokens, forget the rest."""
-        ...
-
-    def free(self, rows: Sequence[DecodeState]) -> None:
-        """Forget rows; unknown rows are ignored."""
-        ...
-
-
-KeepGoing = Callable[..., int]  # of a row, a law and, if asked for, hidden layers: see Controller
-
-
-class Drafter(Protocol):
-    """Guesses continuations of rows."""
-
-    draws: frozenset[Draw]
-    taps: tuple[int, ...]  # hidden layers it wants to see; negative counts from the last
-    trees: bool  # emits trees that are no chains
-    valued: bool  # knows the chance of each of its nodes, and honours the prices of a budget
-    sparing: bool  # a valued one that spends nothing where no node promises to pay
-    arms: int  # drafters it chooses from, as a budget says
-    memoryless: bool  # a proposal follows from the row's text, the budget and coins alone
-    # The model whose hidden layers it hands to a `keep_going` marked as `reading`; None: to nobody.
-    hidden_from: LanguageModel | None
-    shared: bool  # how much is drawn for a row depends on what was learned from other rows
-
-    def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
-        """The constant budget for what was asked of it (None: nothing was).
-
-        A drafter with a shape of its own says here how large it is, and refuses to be cut where
-        that shape was asked for. None leaves the budget to the controller.
-        """
-        ...
-
-    def start(self, row: DecodeState, seen: Tensor | None) -> None: ...
-    def propose(
-        self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
-    ) -> list[Draft]: ...
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
-        """Called after the rows were extended: learn, roll back."""
-        ...
-
-    def finish(self, row: DecodeState) -> None: ...
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """A drafter that learns across requests and can keep that in a file."""
-
-    def save(self) -> None:
-        """Write it to the file the options name; without one, do nothing."""
-        ...
-
-
-@runtime_checkable
-class Reports(Protocol):
-    """A drafter with something to tell beside its drafts, such as what a search took."""
-
-    def report(self) -> str:
-        """One line for a reader of results; empty while there is nothing to tell."""
-        ...
-
-
-class ValuedDrafter(Drafter, Protocol):
-    """A drafter that knows the chance of each node of a draft it has just made, and lets others
-    choose among them: what it then observes is the smaller tree."""
-
-    def values(self, row: DecodeState) -> list[float]:
-        """The chance of every node of the row's draft, the root's (1) first."""
-        ...
-
-    def keep(self, row: DecodeState, nodes: Sequence[int]) -> None:
-        """Only these nodes of the row's draft, the root among them, go to the target."""
-        ...
-
-
-@runtime_checkable
-class KeepsIds(Protocol):
-    """A drafter whose guesses are ids written down elsewhere, for some tokenizer."""
-
-    def check_words(self, words: Mapping[str, int]) -> None:
-        """Refuse a tokenizer, token to id, that gives those ids another meaning."""
-        ...
-
-
-class Verifier(Protocol):
-    """Decides which candidates stand. An empty `exact_for` is lossy by design, and says so."""
-
-    exact_for: frozenset[Draw]
-    chains_only: bool
-
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict: ...
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepTimes:
     """Seconds of one step and what they were spent on."""
 
@@ -350,6 +308,24 @@ class StepTimes:
     target: float
     other: float  # warp, verify, commit, bookkeeping
     hidden: float = 0.0  # of these, what a device for each model would have run at the same time
+    prefill: float = 0.0  # prompts fed before the step
+
+    @property
+    def whole(self) -> float:
+        """All but the prompts."""
+        return self.draft + self.target + self.other
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round of the engine, as drafters, controllers and listeners see it."""
+
+    rows: tuple[DecodeState, ...]  # extended by now
+    drafts: tuple[Draft, ...]
+    scores: tuple[Scores, ...]
+    verdicts: tuple[Verdict, ...]
+    emitted: tuple[list[int], ...]  # tokens each row really gained, after stops and caps
+    times: StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,39 +335,4 @@ class CostTable:
     target: Mapping[int, float]  # seconds of one target forward by nodes scored, one row
     draft: Mapping[int, float]  # seconds of a whole draft by depth (0 is absent)
     overhead: float = 0.0  # seconds of a step outside both
-
-
-class Controller(Protocol):
-    """Chooses how much to draft: before (`budgets`), during (`keep_going`), after (`update`)."""
-
-    needs_costs: (
-        bool  # the engine measures a CostTable and hands it to `learn` before the first step
-    )
-
-    def learn(self, costs: CostTable) -> None: ...
-    def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]: ...
-    def keep_going(
-        self, row: DecodeState, law: Tensor, hidden: Float[Tensor, "L H"] | None = None
-    ) -> int:
-        """Asked before each further draft token: 0 no, 1 yes, `asking.LAST` the last one.
-
-        May look at laws and earlier draws only. `hidden` belongs to the token fed last, the one
-        before the token asked for; given if the rule is marked as `reading` it. Drafters that know
-        no LAST ask again, and then the answer has to be no. A rule marked as reading `branches` is
-        handed the laws [n V] and hidden layers [n L H] of a whole level by drafters of trees.
-        """
-        ...
-
-    def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None: ...
-    def timed(self, times: StepTimes) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step as listeners see it."""
-
-    rows: tuple[DecodeState, ...]
-    drafts: tuple[Draft, ...]
-    verdicts: tuple[Verdict, ...]
-    emitted: tuple[list[int], ...]  # tokens each row really gained, after stops and caps
-    times: StepTimes
+    asking: float = 0.0  # seconds of a proposal that finds nothing worth its price

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from foretoken.audit import report
+from foretoken.audit import checks, report
 from foretoken.audit.drawn_trees import DrawnTree
 from foretoken.audit.greedy import compare_greedy, first_difference
-from foretoken.audit.law import own_law, total_variation
+from foretoken.audit.law import PROMPT, engine_law, merged_law, own_law, total_variation
 from foretoken.audit.report import AuditReport, AuditRow
+from foretoken.audit.rows import make_row
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.nothing import Nothing
-from foretoken.engine.loop import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
-from foretoken.types import Draw, SamplingParams
+from foretoken.methods import METHODS, VERIFIERS, resolve
+from foretoken.types import Draw, Memory, SamplingParams, Shape
 from foretoken.verifiers.point import Point
 
 
@@ -67,9 +71,9 @@ def test_near_ties_are_told_from_errors(nudge: float, tie: bool) -> None:
 def test_a_drawn_tree_declares_what_it_draws() -> None:
     lm = TableLM.random(3, seed=2)
     for draw in (Draw.IID, Draw.DISTINCT, Draw.POINT):
-        assert DrawnTree(lm, (2, 1), draw).draws == {draw}
-        assert DrawnTree(lm, (2, 1), draw).trees
-        assert not DrawnTree(lm, (1, 1), draw).trees
+        assert DrawnTree(lm, (2, 1), draw).traits.draws == {draw}
+        assert DrawnTree(lm, (2, 1), draw).traits.shape is Shape.TREE
+        assert DrawnTree(lm, (1, 1), draw).traits.shape is Shape.CHAIN
 
 
 def test_the_report_is_one_page_and_a_verdict() -> None:
@@ -82,6 +86,27 @@ def test_the_report_is_one_page_and_a_verdict() -> None:
     assert data["not_run"] == 2  # no models were given, and the report says so
     text = page.render(width=160)
     assert "prompt-lookup" in text and "not run" in text
+
+
+def test_every_rule_of_the_catalogue_is_judged_on_every_candidate_it_is_exact_for() -> None:
+    """A new verifier is one line in VERIFIERS; the audit finds it there."""
+    subjects = {subject for _, subject, _ in checks.rule_jobs()}
+    rules = [resolve(place) for place in VERIFIERS.values()]
+    assert subjects == {
+        f"{rule.__name__} on {draw.value} children"
+        for rule in rules
+        for draw in rule.exact_for - {Draw.JOINT}  # of beams: the jobs of beams
+    }
+    known = {job for entry in METHODS.values() for job in of_row(entry)}
+    assert known == METHODS.keys()
+
+
+def of_row(entry) -> set[str]:
+    """The rows that the audit's jobs of one row name."""
+    jobs = checks.all_jobs([entry], None, None, mutate=False)
+    return {
+        entry.name for _, subject, _ in jobs if subject.replace(",", " ").split()[0] == entry.name
+    }
 
 
 def test_a_failed_row_fails_the_report() -> None:
@@ -106,13 +131,6 @@ def test_an_unknown_method_is_refused() -> None:
 
 def test_merging_equal_states_changes_no_law() -> None:
     """All coins of three tokens at once, or step by step with equal states merged."""
-    from functools import partial
-
-    from foretoken.audit import checks
-    from foretoken.audit.law import PROMPT, engine_law, merged_law
-    from foretoken.audit.rows import make_row
-    from foretoken.methods import METHODS
-
     for name, controller in (("chain", "fixed"), ("chain", "cost_model"), ("spectr", "fixed")):
         vocab = 2 if name == "spectr" else 3
         build = partial(checks.table_engine, METHODS[name], vocab, controller)
@@ -123,7 +141,7 @@ def test_merging_equal_states_changes_no_law() -> None:
 
         def whole(build=build):
             engine = build()
-            engine.drafter.memoryless = False
+            engine.drafter.traits = replace(engine.drafter.traits, memory=Memory.ROW)
             return engine
 
         with torch.inference_mode():

@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretoken.bench.cells import Cell
 from foretoken.bench.intervals import interval, median_interval, ratio_interval
+from foretoken.bench.journal import Cell
 from foretoken.bench.metrics import first_difference, row_record, summarise
 
 

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.rows import DEFAULT_METHODS, parse_methods
-from foretoken.bench.run import BenchConfig, writable
+from foretoken.bench.catalogue import GROUPS, group
+from foretoken.bench.files import writable
+from foretoken.bench.rows import DEFAULT_METHODS, default_methods, parse_methods
+from foretoken.bench.run import BenchConfig
 from foretoken.errors import ConfigError
-from foretoken.methods import METHODS
+from foretoken.methods import METHODS, needs_draft
 
 
 def test_options_belong_to_their_row() -> None:
@@ -23,6 +25,21 @@ def test_options_belong_to_their_row() -> None:
 def test_the_default_rows_are_all_methods_and_all_peers() -> None:
     labels = [spec.label for spec in parse_methods(DEFAULT_METHODS)]
     assert labels[:4] == ["plain", "chain", "tree", "prompt-lookup"] and len(labels) == 8
+
+
+def test_without_a_draft_the_default_rows_are_those_that_need_none() -> None:
+    assert default_methods("some/draft") == list(DEFAULT_METHODS)
+    assert default_methods(None) == [
+        "plain", "prompt-lookup", "hf:plain", "hf:compiled", "hf:prompt-lookup",
+    ]  # fmt: skip
+
+
+def test_every_method_has_a_group_and_no_group_is_empty() -> None:
+    names = [*METHODS, *(name for name in DEFAULT_METHODS if name.startswith("hf:"))]
+    assert {group(name) for name in names} == set(GROUPS)
+    assert group("layerskip") == "self-speculation" and group("suffix") == "look-up"
+    assert group("specee") == group("mcsd-dynamic") == "lossy"
+    assert group("rasd") == group("dsbd") == "draft model"
 
 
 @pytest.mark.parametrize(
@@ -64,15 +81,15 @@ def test_a_label_names_a_folder_without_its_place() -> None:
 def test_a_family_is_all_its_rows_that_have_what_they_need() -> None:
     plain = [spec.label for spec in parse_methods("training-free")]
     assert plain == [
-        "plain", "prompt-lookup", "token-recycling", "suffix", "lookahead", "layerskip", "del",
-        "swift", "fused", "auto",
+        "plain", "prompt-lookup", "suffix", "token-recycling", "lookahead", "auto", "fused",
+        "layerskip", "del", "swift",
     ]  # fmt: skip
-    assert not any(METHODS[name].needs_draft for name in plain)
-    more = parse_methods("training-free[datastore=/some/store,predictors=/an/exits],hf:plain")
+    assert not any(needs_draft(METHODS[name]) for name in plain)
+    more = parse_methods("training-free[datastore=/some/store,keys=/some/keys],hf:plain")
     assert [s.label for s in more if s.label not in plain] == [
-        "rest[datastore=store]", "rasd[datastore=store]", "specee[predictors=exits]", "hf:plain",
+        "rest[datastore=store]", "retrieval-dense[keys=keys]", "rasd[datastore=store]", "hf:plain",
     ]  # fmt: skip
-    with pytest.raises(ConfigError, match="datastore, keys, predictors"):
+    with pytest.raises(ConfigError, match="datastore, keys"):
         parse_methods("training-free[depth=3]")
     with pytest.raises(ConfigError, match="twice"):
         parse_methods("plain,training-free")

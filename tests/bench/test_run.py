@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from foretoken import minis
 from foretoken.bench import plots
 from foretoken.bench import run as bench_run
-from foretoken.bench.cells import read_journal
+from foretoken.bench.journal import read_journal
 from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import Task, single
 from foretoken.errors import ConfigError
@@ -88,7 +89,7 @@ def test_results_name_neither_machine_nor_path(finished, pair_folders) -> None:
     import platform
 
     _, out = finished
-    for name in ("results.json", "report.md", "report.html", "cells.jsonl"):
+    for name in ("results.json", "report.md", "report.html", "journal.jsonl"):
         text = (out / name).read_text()
         assert str(pair_folders[0].parent) not in text and str(out) not in text
         if platform.node() and len(platform.node()) > 3:
@@ -100,29 +101,27 @@ def test_the_page_is_self_contained(finished) -> None:
     page = (out / "report.html").read_text()
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)""", page)
     assert "http" not in page and "@import" not in page and "url(" not in page
-    assert page.count("data:image/png;base64,") == len(list((out / "plots").glob("*.png"))) >= 5
+    assert page.count("<svg") == len(list((out / "plots").glob("*.svg"))) >= 5
     for label in ("chain[depth=3]", "hf:assisted", "How to read this"):
         assert label in page
 
 
 def test_pictures_and_table_are_written(finished) -> None:
     results, out = finished
-    for path in (out / "plots").glob("*.png"):
-        data = path.read_bytes()
-        assert data.startswith(b"\x89PNG") and len(data) > 5000, path
+    for path in (out / "plots").glob("*.svg"):
+        assert ElementTree.parse(path).getroot().tag.endswith("svg"), path
+        assert "prefers-color-scheme: dark" in path.read_text(), path
     table = (out / "report.md").read_text()
     assert all(f"| {label} |" in table for label in results["rows"])
     assert json.loads((out / "results.json").read_text())["rows"].keys() == results["rows"].keys()
 
 
-def test_a_lossy_row_says_so_in_every_picture(finished, tmp_path, monkeypatch) -> None:
+def test_a_lossy_row_says_so_in_every_picture(finished) -> None:
     results = copy.deepcopy(finished[0])
     results["rows"]["tree"]["lossless"] = False
-    named = []
-    monkeypatch.setattr(plots, "speedup_bars", lambda rows, colours: named.append((rows, colours)))
-    plots.draw(results, tmp_path)
-    for found in named[0]:
-        assert "tree (lossy)" in found and "tree" not in found
+    for name, picture in plots.draw(results).items():
+        names = re.findall(r">(tree[^<]*)<", picture.inline())
+        assert names == (["tree (lossy)"] if name != "scoring" else []), name
 
 
 def test_scoring_costs_are_in_the_results(finished) -> None:
@@ -147,7 +146,7 @@ def test_an_interrupted_bench_keeps_its_cells_and_goes_on(
     with pytest.raises(KeyboardInterrupt):
         run_bench(asked, tasks())
     assert "--resume" in capsys.readouterr().err
-    first = read_journal(tmp_path / "cells.jsonl")[1].cells
+    first = read_journal(tmp_path / "journal.jsonl")[1].cells
     assert len(first) == 4
 
     with pytest.raises(ConfigError, match="4 finished cells"):  # never overwritten by accident
@@ -155,32 +154,50 @@ def test_an_interrupted_bench_keeps_its_cells_and_goes_on(
     with pytest.raises(ConfigError, match="max_new_tokens: 12 -> 9"):  # nor mixed with another
         run_bench(config(pair_folders, tmp_path, max_new_tokens=9, resume=True), tasks())
 
-    with (tmp_path / "cells.jsonl").open("a") as file:  # a kill in the middle of a line
+    with (tmp_path / "journal.jsonl").open("a") as file:  # a kill in the middle of a line
         file.write('{"kind": "cell", "row": "pl')
     calls.clear()
     monkeypatch.setattr(bench_run, "measure_cell", lambda *g: (calls.append(g), real(*g))[1])
     results = run_bench(config(pair_folders, tmp_path, resume=True), tasks())
     assert len(calls) == 9 - 4
     assert [row["cells"] for row in results["rows"].values()] == [3, 3, 3]
-    cells = read_journal(tmp_path / "cells.jsonl")[1].cells
+    cells = read_journal(tmp_path / "journal.jsonl")[1].cells
     assert [c.seconds for c in cells[:4]] == [c.seconds for c in first]
 
 
 def test_a_broken_line_in_the_journal_is_named(tmp_path) -> None:
-    path = tmp_path / "cells.jsonl"
+    path = tmp_path / "journal.jsonl"
     path.write_text('{"kind": "header", "asked": {}}\nnonsense\n{"kind": "finished"}\n')
     with pytest.raises(ConfigError, match="line 2"):
         read_journal(path)
 
 
 def test_a_row_that_cannot_be_built_is_shown_as_failed(pair_folders, tmp_path) -> None:
-    asked = config(pair_folders, tmp_path, methods="plain,chain[dephth=3]")
+    asked = config(pair_folders, tmp_path, methods="plain,rest[datastore=nowhere]")
     results = run_bench(asked, tasks(1))
-    failed = results["rows"]["chain[dephth=3]"]["failed"]
-    assert "dephth" in failed and "depth" in failed
+    assert "no such folder" in results["rows"]["rest[datastore=nowhere]"]["failed"]
     for name in ("report.md", "report.html"):
         text = (tmp_path / name).read_text()
-        assert "chain[dephth=3]" in text and "failed" in text
+        assert "no such folder" in text and "failed" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"methods": "plain,chain[dept=4]"}, "depth"),
+        ({"methods": "plain,hf:assisted[tokens=4]"}, "num_assistant_tokens"),
+        ({"methods": ""}, "without methods"),
+        ({"threads": 0}, "threads"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"draft": None, "methods": "plain,chain"}, "without a draft model"),
+        ({"draft": None, "methods": "hf:assisted"}, "without a draft model"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_model_is_read(changes, said, tmp_path) -> None:
+    asked = {"target": "no/such/model", "draft": "no/such/draft", "out": tmp_path / "out"}
+    with pytest.raises(ConfigError, match=said):
+        run_bench(BenchConfig(**{**asked, **changes}), tasks(1))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_row_that_breaks_on_the_way_is_kept_with_its_reason(
@@ -200,13 +217,6 @@ def test_a_row_that_breaks_on_the_way_is_kept_with_its_reason(
     assert results["rows"]["plain"]["cells"] == 3
 
 
-def test_rows_that_need_a_draft_fail_without_one(pair_folders, tmp_path) -> None:
-    asked = config((pair_folders[0], None), tmp_path, methods="plain,chain,hf:assisted")
-    rows = run_bench(asked, tasks(1))["rows"]
-    assert "without a draft model" in rows["chain"]["failed"]
-    assert "without a draft model" in rows["hf:assisted"]["failed"]
-
-
 def test_loaded_models_and_token_ids_do_as_well(tiny_pair, tmp_path) -> None:
     ids = [single([5, 6, 7, 8], id="ids", family="raw")]
     asked = BenchConfig(
@@ -224,7 +234,7 @@ def test_sampled_rows_are_repeated_with_other_seeds(pair_folders, tmp_path) -> N
     )
     rows = run_bench(asked, tasks(1))["rows"]
     assert all(row["failed"] is None and row["text"] is None for row in rows.values())
-    cells = read_journal(tmp_path / "cells.jsonl")[1].cells
+    cells = read_journal(tmp_path / "journal.jsonl")[1].cells
     drawn = {tuple(cell.tokens) for cell in cells if cell.row == "plain"}
     assert len(drawn) == 2
 
@@ -243,7 +253,7 @@ def test_every_turn_of_a_dialogue_is_timed_after_plains_answers(pair_folders, tm
     talk = [Task(id="81", family="writing", turns=("then a hen", "and then", "the end"))]
     rows = run_bench(config(pair_folders, tmp_path, methods="plain,chain"), talk)["rows"]
     assert rows["plain"]["prompts"] == 3
-    _, journal = read_journal(tmp_path / "cells.jsonl")
+    _, journal = read_journal(tmp_path / "journal.jsonl")
     lengths = [cell.prompt_tokens for cell in journal.cells if cell.row == "plain"]
     assert sorted(lengths) == lengths and set(journal.notes["answer"]) == {
         "81/turn 1",

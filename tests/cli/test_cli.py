@@ -1,6 +1,7 @@
 """The command line: what it prints, what it refuses, which flags it has."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 import foretoken
 from foretoken.cli import app
 from foretoken.cli.catalogue import page
+from foretoken.engine.promise import promise_of_row
+from foretoken.heads.table import HEADS
 from foretoken.methods import METHODS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -55,6 +58,28 @@ def test_sampling_options_reach_the_session(models, pair_folders):
     assert json.loads(ran.stdout)["tokens"] == spec.generate(PROMPT, 15, **options).tokens
 
 
+def test_options_left_out_follow_the_generation_config(models, pair_folders, tmp_path):
+    target = tmp_path / "sampling"
+    shutil.copytree(pair_folders[0], target)
+    config = json.loads((target / "generation_config.json").read_text())
+    config |= {"do_sample": True, "temperature": 0.9, "max_new_tokens": 7, "top_k": 20}
+    (target / "generation_config.json").write_text(json.dumps(config))
+    how = ["generate", PROMPT, "--target", target, *models[2:], "--json"]
+
+    def tokens(*flags):
+        return json.loads(run(*how, *flags).stdout)["tokens"]
+
+    spec = foretoken.load(pair_folders[0], draft=pair_folders[1], kernels="dense")
+    sampled = {"temperature": 0.9, "top_k": 20, "seed": 3}
+    assert tokens("--seed", 3) == spec.generate(PROMPT, 7, **sampled).tokens
+    greedy = spec.generate(PROMPT, 12).tokens
+    assert tokens("--temperature", 0, "--max-new-tokens", 12) == greedy
+    assert tokens("--no-generation-config", "--max-new-tokens", 12) == greedy
+    assert tokens("--seed", 3) != greedy[:7]
+    told = run(*how[:-1], "--max-new-tokens", 5).stderr
+    assert "finish_reason length" in told
+
+
 def test_settings_reach_the_method(models):
     flags = ["--set", "depth=2", "--set", "controller=fixed", "--max-new-tokens", 12, "--json"]
     ran = run("generate", PROMPT, *models, *flags)
@@ -73,26 +98,6 @@ def test_what_a_method_learns_is_kept_in_the_file_its_options_name(models, tmp_p
     assert run("chat", *models, *flags, input="\n").exit_code == 0
 
 
-def test_show_colours_without_changing_the_text(models):
-    shown = run("generate", PROMPT, *models, "--show", "--max-new-tokens", 30)
-    plain = run("generate", PROMPT, *models, "--max-new-tokens", 30)
-    legend, text = shown.stdout.split("\n", 1)
-    assert "guessed and accepted" in legend and "corrected" in legend
-    assert text == plain.stdout
-
-
-def test_show_paints_accepted_and_corrected_tokens_differently(pair_folders):
-    from foretoken.cli.colour import ACCEPTED, CORRECTED, coloured
-    from foretoken.engine.session import Piece
-    from foretoken.engine.text import RowText
-
-    brush = RowText(lambda tokens: "".join("abcdef"[t] for t in tokens))
-    text = coloured(brush, Piece("abc", [0, 1, 2], 2, True), frozenset({5}))
-    assert text.plain == "abc"
-    assert [span.style for span in text.spans] == [ACCEPTED, ACCEPTED, CORRECTED]
-    assert coloured(brush, Piece("", [5], 0, False), frozenset({5})).plain == ""
-
-
 def test_a_prompt_may_come_from_a_file_or_a_pipe(models, tmp_path):
     given = run("generate", PROMPT, *models, "--max-new-tokens", 8).stdout
     (tmp_path / "prompt.txt").write_text(PROMPT)
@@ -105,26 +110,6 @@ def test_stop_texts_understand_newlines(models):
     ran = run("generate", PROMPT, *models, "--stop", "\\n", "--stop", "e", "--json")
     found = json.loads(ran.stdout)
     assert "\n" not in found["text"] and "e" not in found["text"]
-
-
-def test_chat_answers_until_an_empty_line(models):
-    ran = run("chat", *models, "--max-new-tokens", 5, input="hello\nagain\n\n")
-    assert ran.exit_code == 0, ran.output
-    assert ran.stderr.count("tokens in") == 2
-
-
-def test_chat_uses_the_chat_template(byte_tokenizer):
-    import copy
-
-    from foretoken.cli.write import conversation
-
-    words = copy.deepcopy(byte_tokenizer)
-    words.chat_template = "{% for m in messages %}<turn>{{ m.content }}{% endfor %}"
-    said = [{"role": "user", "content": "hi"}]
-    ids, stop = conversation(words, said)
-    assert words.decode(ids) == "<turn>hi" and stop is None
-    prompt, stop = conversation(byte_tokenizer, said)
-    assert prompt.startswith("### Task: dialogue\nUser: hi\n") and "\nUser:" in stop
 
 
 def test_beams_are_told_with_their_scores(models):
@@ -142,9 +127,7 @@ def test_beams_are_told_with_their_scores(models):
     assert talk.exit_code != 0 and "such as chain" in talk.output
 
 
-def test_methods_lists_every_row():
-    shown = run("methods").stdout
-    assert all(name in shown for name in METHODS)
+def test_methods_as_json_has_every_row():
     rows = json.loads(run("methods", "--json").stdout)
     assert [row["name"] for row in rows] == list(METHODS)
 
@@ -179,10 +162,10 @@ def test_help_is_quick_and_shows_an_example():
 COMMANDS = {
     "generate": "target draft method set max-new-tokens temperature top-k top-p min-p "
     "repetition-penalty presence-penalty frequency-penalty stop seed show device dtype exact-bits "
-    "allow-pickle trust-remote-code json file",
+    "allow-pickle trust-remote-code no-generation-config json file messages",
     "chat": "target draft method set max-new-tokens temperature top-k top-p min-p "
     "repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
-    "allow-pickle trust-remote-code system",
+    "allow-pickle trust-remote-code no-generation-config system",
     "bench": "target draft methods tasks limit repetitions max-new-tokens temperature top-k top-p "
     "seed ignore-eos out resume threads device dtype allow-pickle trust-remote-code json",
     "audit": "methods mutate acceptance target draft out json",
@@ -194,8 +177,7 @@ COMMANDS = {
     "minis train": "out teacher scale fresh",
     "minis widen": "out params dtype seed json",
     "minis evaluate": "draft count seed depth json",
-    "train acceptance": "target draft out data prompts new-tokens temperature weight mix blocks "
-    "shared labels calibration steps rate seed fresh device dtype json for model",
+    "train": "out target draft data set list fresh device dtype json",
 }
 
 
@@ -206,14 +188,15 @@ def test_the_flags_are_frozen_and_every_help_has_an_example(command):
 
     ran = run(*command.split(), "--help", env={"COLUMNS": "200", "TERM": "dumb"})
     assert ran.exit_code == 0 and "Example: foretoken " + command.split()[0] in ran.stdout
-    flags = set(re.findall(r"^\W*--([a-z][a-z-]+)", ran.stdout, re.MULTILINE)) - {"help"}
+    flags = set(re.findall(r"^\W*--([a-z][a-z-]+)", ran.stdout, re.MULTILINE))
+    flags -= {"help", "verbose", "quiet"}  # of every command
     assert flags == set(COMMANDS[command].split())
 
 
 def refused(ran, *parts):
     """A clean message on stderr, status 2, nothing on stdout."""
     assert ran.exit_code == 2, ran.output
-    assert ran.stderr.startswith("error: ") and "Traceback" not in ran.output
+    assert "error: " in ran.stderr and "Traceback" not in ran.output
     assert "possible here:" in ran.stderr and "what to do:" in ran.stderr
     assert ran.stdout == ""
     told = " ".join(ran.stderr.split())
@@ -273,6 +256,7 @@ def test_sampling_values_out_of_range(models, flag, value, message):
 def test_settings_that_no_part_knows(models):
     refused(run("generate", "x", *models, "--set", "dept=3"), "dept", "depth")
     refused(run("generate", "x", *models, "--set", "depth"), "--set takes key=value")
+    refused(run("generate", "x", *models, "--set", "depth=1", "--set", "depth=2"), "twice")
     refused(run("generate", "x", *models, "--set", "depth=-2"), "depth=-2")
     refused(run("generate", "x", *models, "--set", "controller=fixd"), "did you mean fixed?")
     refused(run("generate", "x", *models, "--set", "verifier=blok"), "did you mean block?")
@@ -341,7 +325,8 @@ def test_an_output_path_that_cannot_be_written(tmp_path, models):
         "--out",
     )
     audited = run("audit", "--methods", "plain", "--json", "--out", out / "audit.json")
-    assert audited.exit_code == 2 and "nothing can be written there" in audited.stderr
+    assert audited.exit_code == 2
+    assert "nothing can be written there" in json.loads(audited.stdout)["error"]["possible"]
     refused(run("minis", "widen", models[1], "--out", out, "--params", "1M"), "file")
 
 
@@ -362,6 +347,36 @@ def test_bench_prints_a_table_and_writes_its_files(models, tmp_path):
     assert "prompt-lookup" in ran.stdout and "report.html" in ran.stdout
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert set(rows) == {"plain", "prompt-lookup"}
+
+
+def test_a_bench_with_a_failed_row_says_so_in_its_exit_status(models, tmp_path):
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out"
+    tasks.write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    flags = ["--methods", f"plain,rest[datastore={tmp_path / 'none'}]", "--tasks", tasks]
+    ran = run("bench", *models[:2], *flags, "--out", out, "--repetitions", 1, "--max-new-tokens", 8)
+    assert ran.exit_code == 1, ran.output
+    assert "rest[datastore=none] failed" in " ".join(ran.stdout.replace("**", "").split())
+    assert "failed" in (out / "report.html").read_text()
+    assert json.loads((out / "results.json").read_text())["rows"]["plain"]["failed"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--methods", ""], "without methods"),
+        (["--methods", "chain[dept=4]"], "did you mean depth"),
+        (["--threads", "0"], "1 or more"),
+        (["--repetitions", "0"], "1 or more"),
+        (["--methods", "chain", "--target", "no/such/model"], "without a draft model"),
+    ],
+)
+def test_benches_that_cannot_be_are_refused_before_any_work(flags, said, tmp_path):
+    refused(run("bench", *flags, "--out", tmp_path / "out"), said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_audit_of_no_methods_is_refused():
+    refused(run("audit", "--methods", ""), "method")
 
 
 def test_audit_says_in_its_exit_status_whether_every_row_passed(monkeypatch, tmp_path):
@@ -389,39 +404,63 @@ def test_audit_measures_acceptance_instead(monkeypatch, models):
     refused(run("audit", "--acceptance", "--mutate"), "one after the other")
 
 
-def test_a_trained_head_serves_the_method_it_is_for(models, tmp_path):
-    target, draft = models[1], models[3]
+@pytest.fixture
+def training(models, tmp_path):
+    """Flags of a short training run into tmp_path / "head"."""
     data = tmp_path / "passages.txt"
     data.write_text("\n\n".join(f"the cat {n} is in the rain" for n in range(12)))
-    flags = ["--target", target, "--draft", draft, "--data", data, "--prompts", 8, "--steps", 20]
-    ran = run("train", "acceptance", "--out", tmp_path / "head", "--new-tokens", 8, *flags)
+    flags = [*models[:4], "--data", data, "--out", tmp_path / "head"]
+    for option in ("prompts=8", "steps=20", "new_tokens=8"):
+        flags += ["--set", option]
+    return flags
+
+
+@pytest.mark.parametrize(
+    ("head", "options", "method"),
+    [
+        ("acceptance", ["calibration=shift"], "specdec++"),
+        ("decision", ["model=hard"], "mcsd-dynamic"),
+        ("exits", ["hidden=8"], "specee"),
+    ],
+)
+def test_a_trained_head_serves_the_method_it_is_for(
+    head, options, method, models, training, tmp_path
+):
+    flags = [flag for option in options for flag in ("--set", option)]
+    ran = run("train", head, *training, *flags)
     assert ran.exit_code == 0, ran.output
-    assert "Brier" in ran.stdout and "shift" in ran.stdout
-    using = ["--method", "specdec++", "--set", f"head={tmp_path / 'head'}"]
+    assert "right" in ran.stdout or "brier" in ran.stdout
+    option = "predictors" if head == "exits" else "head"
+    using = ["--method", method, "--set", f"{option}={tmp_path / 'head'}"]
     texts = [
         json.loads(run("generate", PROMPT, *models, *how, "--max-new-tokens", 20, "--json").stdout)
         for how in (using, ["--method", "plain"])
     ]
-    assert texts[0]["tokens"] == texts[1]["tokens"]
+    assert texts[0]["tokens"]
+    assert texts[0]["tokens"] == texts[1]["tokens"] or not promise_of_row(METHODS[method]).lossless
 
 
-def test_a_decision_model_is_trained_by_the_same_command(models, tmp_path):
-    target, draft = models[1], models[3]
-    data = tmp_path / "passages.txt"
-    data.write_text("\n\n".join(f"the cat {n} is in the rain" for n in range(12)))
-    flags = ["--target", target, "--draft", draft, "--data", data, "--prompts", 8, "--steps", 20]
-    head = tmp_path / "head"
-    flags += ["--out", head, "--new-tokens", 8]
-    ran = run("train", "acceptance", "--for", "mcsd", "--model", "hard", *flags)
-    assert ran.exit_code == 0, ran.output
-    assert "Brier" in ran.stdout and "trained" in ran.stdout
-    using = ["--method", "mcsd-dynamic", "--set", f"head={head}"]
-    ran = run("generate", PROMPT, *models, *using, "--max-new-tokens", 20, "--json")
-    assert ran.exit_code == 0 and json.loads(ran.stdout)["tokens"]
-    refused(run("train", "acceptance", "--for", "pearl", *flags), "'pearl'", "--for mcsd")
-    wrong = run("train", "acceptance", "--for", "mcsd", "--mix", 0.5, *flags)
-    refused(wrong, "--mix", "an acceptance head has that option")
-    refused(run("train", "acceptance", "--model", "hard", *flags), "--model")
+def test_training_options_are_checked_before_any_work(training, tmp_path):
+    refused(run("train", "acceptance", *training, "--set", "stepz=2"), "'stepz'", "mean steps?")
+    refused(run("train", "decision", *training, "--set", "mix=0.5"), "'mix'", "its options are")
+    refused(run("train", "decision", *training, "--set", "model=firm"), "soft or hard")
+    refused(run("train", "exits", *training, "--set", "epochs=many"), "a whole number")
+    refused(run("train", "exit", *training), "did you mean exits?")
+    refused(run("train", "exits"), "without a folder", "--out DIR")
+    assert not (tmp_path / "head").exists()
+
+
+def test_heads_and_their_options_are_listed():
+    for command in (["train"], ["train", "--list"]):
+        assert {row["head"] for row in json.loads(run(*command, "--json").stdout)} == set(HEADS)
+        assert "specdec++" in run(*command).stdout
+    rows = json.loads(run("train", "decision", "--list", "--json").stdout)
+    assert {key: value for key, value in rows[4].items() if key != "meaning"} == {
+        "name": "steps",
+        "type": "a whole number or none",
+        "default": None,
+    }
+    assert "soft or hard" in run("train", "decision", "--list").stdout
 
 
 def test_specdec_without_a_head_says_how_to_make_one(models):

@@ -81,9 +81,45 @@ def test_what_cannot_be_built_is_refused(texts, tmp_path):
     ):
         ran = run(*arguments)
         assert ran.exit_code == 2 and told in " ".join(ran.stderr.split()), ran.output
-    run("build", "--traffic", 6, "--out", tmp_path / "s")  # in place of the empty one
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["texts"], "nothing half-written"
+    run("build", "--traffic", 6, "--out", tmp_path / "s")
     ran = run("build", "--traffic", 6, "--out", tmp_path / "s")
     assert ran.exit_code == 2 and "nothing is overwritten" in ran.stderr
+
+
+def test_texts_without_a_token_make_no_store(tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    for store in (tmp_path / "s", tmp_path / "deep" / "s"):
+        ran = run("build", tmp_path / "empty.txt", "--out", store)
+        assert ran.exit_code == 2 and "hold no token" in " ".join(ran.stderr.split()), ran.output
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
+def test_latin_1_is_named_and_leaves_no_store(tmp_path, pair_folders):
+    (tmp_path / "old.txt").write_bytes("a caf\u00e9 ".encode("latin-1"))
+    (tmp_path / "good.txt").write_text(TEXT)
+    texts = (tmp_path / "good.txt", tmp_path / "old.txt")
+    for more in ((), ("--dense", "--target", pair_folders[0])):
+        ran = run("build", *texts, "--out", tmp_path / "s", *more)
+        told = " ".join(ran.stderr.split())
+        assert ran.exit_code == 2 and "byte 0xe9 at 5" in told and "iconv" in told, ran.output
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["good.txt", "old.txt"]
+
+
+def test_a_folder_that_takes_no_files_is_refused_and_left(tmp_path, texts, pair_folders):
+    (tmp_path / "file").write_text("")
+    for more in ((), ("--dense", "--target", pair_folders[0])):
+        ran = run("build", texts, "--out", tmp_path / "file" / "s", *more)
+        assert ran.exit_code == 2 and "nothing can be written there" in ran.stderr, ran.output
+
+
+def test_options_that_would_be_ignored_are_refused(tmp_path, texts):
+    for arguments, told in (
+        ([texts, "--dims", 8], "without --dense"),
+        ([texts, "--seed", 3], "without --traffic"),
+    ):
+        ran = run("build", *arguments, "--out", tmp_path / "s")
+        assert ran.exit_code == 2 and told in " ".join(ran.stderr.split()), ran.output
 
 
 def test_a_method_without_its_store_is_refused_before_anything_is_read():

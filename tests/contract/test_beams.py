@@ -15,9 +15,9 @@ from foretoken.coins import SeededCoins
 from foretoken.drafters.beam_model import BeamModel
 from foretoken.engine.assemble import assemble
 from foretoken.engine.beam import decode
-from foretoken.lm.cached import CachedLM
+from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
-from foretoken.methods import METHODS, Method
+from foretoken.methods import METHODS, Method, needs_draft
 from foretoken.trees.forest import BeamRow
 from foretoken.types import SamplingParams
 
@@ -48,11 +48,11 @@ def real_pair(make_llama):
     with torch.no_grad():
         for weight in draft.parameters():
             weight += 0.01 * torch.randn(weight.shape, generator=generator)
-    return CachedLM(target, kernels="dense"), CachedLM(draft, name="draft", kernels="dense")
+    return open_lm(target, kernels="dense"), open_lm(draft, name="draft", kernels="dense")
 
 
 def real(entry: Method, pair, **config):
-    models = pair if entry.needs_draft else pair[:1]
+    models = pair if needs_draft(entry) else pair[:1]
     return assemble(entry.name, *models, num_beams=checks.WIDTH, **config)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from simulated_steps import step_of
 
 from foretoken.coins import SeededCoins
+from foretoken.contract import Controller
 from foretoken.trees.build import chain
 from foretoken.types import (
-    Controller,
     CostTable,
     DecodeState,
     Draft,
@@ -63,6 +64,7 @@ class Machine:
             depth = max(budget.depth for budget in budgets)
             catch_up = 0.0
             nodes = 0
+            drafts, verdicts = [], []
             for row, budget in zip(rows, budgets, strict=True):
                 offered = min(budget.depth, budget.nodes)
                 self.offered.append(offered)
@@ -75,8 +77,8 @@ class Machine:
                 while accepted < offered and chance.random() < self.chance(at, accepted):
                     accepted += 1
                 self.lag[row.uid] = 0 if offered else lag + 1
-                draft = Draft(chain(0, [0] * offered), Draw.POINT)
-                controller.update(row, draft, Verdict(tuple(range(1, accepted + 1)), 0))
+                drafts.append(Draft(chain(0, [0] * offered), Draw.POINT))
+                verdicts.append(Verdict(tuple(range(1, accepted + 1)), 0))
                 self.tokens += accepted + 1
             jitter = 1.0 + self.noise * chance.uniform(-1.0, 1.0)
             times = StepTimes(
@@ -89,7 +91,7 @@ class Machine:
             )
             self.seconds += times.draft + times.target + times.other
             self.log.append((self.tokens, self.seconds))
-            controller.timed(times)
+            controller.observe(step_of(rows, drafts, verdicts, times))
         return self
 
     @property

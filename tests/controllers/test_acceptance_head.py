@@ -10,11 +10,16 @@ import torch
 from foretoken.audit.fixtures import random_acceptance
 from foretoken.audit.law import BOUND, law_gap
 from foretoken.audit.rows import seeded_rows, write
+from foretoken.drafters.growers.chain import Chain
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError, PairingError
-from foretoken.heads import acceptance
+from foretoken.heads import store
+from foretoken.heads.acceptance import AcceptanceHead
 from foretoken.lm.table import TableLM
-from foretoken.types import SamplingParams
+from foretoken.trees.build import chain
+from foretoken.types import Draft, Draw, SamplingParams
 
 VOCAB = 4
 PROMPTS = ((0, 1, 2, 0, 1), (2, 2, 1), (1,), (3, 0))
@@ -33,7 +38,7 @@ def rounds(built, temperature=1.0, tokens=60):
     found = []
     for row in seeded_rows(PROMPTS, params, VOCAB):
         before = list(row.tokens)
-        for record in built.run([row]):
+        for record in decode([row], built):
             if tokens - (len(before) - row.prompt_len) > built.controller.config.depth:
                 found.append((before, record.drafts[0].tree.tokens[1:]))
             before = list(row.tokens)
@@ -63,8 +68,8 @@ def test_a_draft_ends_where_the_product_of_its_tokens_says(temperature):
     """Recomputed from the table alone: token n - 1 is judged when token n is drawn."""
     threshold, shortest, depth = 0.6, 2, 8
     built = engine(threshold=threshold, shortest=shortest, depth=depth)
-    head, _ = acceptance.load(random_acceptance(VOCAB, VOCAB))
-    draft = built.drafter.lm
+    head, _ = store.load(random_acceptance(VOCAB, VOCAB), "acceptance")
+    draft = built.drafter.model.lm
     lengths = set()
     for before, tokens in rounds(built, temperature):
         chances = [
@@ -85,8 +90,8 @@ def test_judging_costs_no_forward_of_its_own():
     built = engine(threshold=0.5)
     drafted = 0
     for row in seeded_rows(PROMPTS, SamplingParams(max_new_tokens=40, temperature=1.0), VOCAB):
-        drafted += sum(len(record.drafts[0].tree) - 1 for record in built.run([row]))
-    assert built.drafter.lm.forwards == drafted
+        drafted += sum(len(record.drafts[0].tree) - 1 for record in decode([row], built))
+    assert built.drafter.model.lm.forwards == drafted
 
 
 def test_lengths_grow_with_the_threshold():
@@ -114,31 +119,26 @@ def test_lengths_that_follow_the_prefix_leave_the_law_alone(verifier):
 
 def test_stopping_by_the_token_about_to_be_drawn_would_change_the_law():
     """What exactness rests on: the same head asked about a drawn token, which is then dropped."""
-    from foretoken.drafters.chain_model import ChainModel
-    from foretoken.trees.build import chain
-    from foretoken.types import Draft, Draw
-
     target, draft = TableLM.random(3, seed=21), TableLM.random(3, seed=22)
-    head, _ = acceptance.load(random_acceptance(3, 3))
+    head, _ = store.load(random_acceptance(3, 3), "acceptance")
 
-    class DropsJudged(ChainModel):
-        def propose(self, rows, budgets, keep_going):
-            [found] = super().propose(rows, budgets, keep_going)
+    class DropsJudged(Chain):
+        def propose(self, rows, budgets, stop=None):
+            [found] = super().propose(rows, budgets, stop)
+            if found.q is None:  # the last token allowed: nothing was drafted
+                return [found]
             tokens = list(found.tree.tokens)
             for n in range(1, len(tokens)):
                 context = [*rows[0].tokens[:-1], *tokens[: n + 1]]
-                if float(head.accepted(self.lm.after(context))) < 0.5:
+                if float(head.accepted(draft.after(context))) < 0.5:
                     tokens = tokens[:n]
                     break
             q = (*found.q[: len(tokens) - 1], None)
             return [Draft(chain(tokens[0], tokens[1:]), Draw.IID, q)]
 
-        def observe(self, rows, drafts, scores, verdicts):
-            super().observe(rows, drafts, scores, verdicts)
-
     def build():
         built = assemble("chain", target, draft, verifier="recursive", depth=2)
-        built.drafter = DropsJudged(draft)
+        built.drafter = DropsJudged(OrdinaryModel(draft))
         return built
 
     assert law_gap(build, target, {"temperature": 1.0}).variation > 1e-3
@@ -165,23 +165,24 @@ def test_values_out_of_range_are_refused(option):
 
 def test_blocks_that_share_weights_are_saved_once_and_come_back(tmp_path):
     torch.manual_seed(0)
-    shared = acceptance.AcceptanceHead(6, blocks=3, shared=True)
-    own = acceptance.AcceptanceHead(6, blocks=3)
+    sizes = {"hidden_size": 6, "vocab_size": 11, "blocks": 3, "temperature": 1.5, "shift": 0.25}
+    shared, own = (
+        AcceptanceHead(AcceptanceHead.Config(**sizes, shared=shared)) for shared in (True, False)
+    )
     count = [sum(w.numel() for w in head.parameters()) for head in (shared, own)]
     assert count[1] - count[0] == 2 * (6 * 6 + 6)
     for head in (shared, own):
         for weight in head.parameters():
             weight.data.normal_()
-        head.temperature, head.shift = 1.5, 0.25
-        acceptance.save(tmp_path, head, 11, {})
-        loaded, card = acceptance.load(tmp_path)
+        store.save(tmp_path, "acceptance", head, {})
+        loaded, card = store.load(tmp_path, "acceptance")
         hidden = torch.randn(5, 6)
         assert torch.equal(loaded.accepted(hidden), head.accepted(hidden))
         assert (card.hidden_size, card.vocab_size) == (6, 11)
 
 
 def test_blocks_start_as_the_identity():
-    head = acceptance.AcceptanceHead(6, blocks=3)
+    head = AcceptanceHead(AcceptanceHead.Config(hidden_size=6, vocab_size=11))
     hidden = torch.randn(5, 6)
     assert torch.equal(head(hidden), head.out(hidden))
 

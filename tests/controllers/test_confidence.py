@@ -6,6 +6,7 @@ import torch
 from foretoken.audit.law import BOUND, law_gap
 from foretoken.audit.rows import seeded_rows
 from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.types import SamplingParams
@@ -22,7 +23,7 @@ def rounds(built, temperature=1.0, tokens=80):
     params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
     [row] = seeded_rows([(0, 1, 2)], params, VOCAB)
     found, before = [], list(row.tokens)
-    for record in built.run([row]):
+    for record in decode([row], built):
         if tokens - (len(before) - 3) > built.controller.config.depth:
             found.append((before, record.drafts[0].tree))
         before = list(row.tokens)
@@ -46,7 +47,7 @@ def test_the_first_doubtful_token_is_the_last(measure, threshold, doubtful):
     for before, tree in rounds(built):
         tokens = tree.tokens[1:]
         doubts = [
-            doubtful(built.drafter.lm.after([*before, *tokens[:i]]).softmax(-1))
+            doubtful(built.drafter.model.lm.after([*before, *tokens[:i]]).softmax(-1))
             for i in range(len(tokens))
         ]
         assert not any(doubts[:-1])

@@ -8,14 +8,18 @@ from statistics import mean
 
 import pytest
 import torch
+from simulated_steps import step_of
 
 from foretoken.coins import SeededCoins, enumerate_outcomes
 from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.fixed import Fixed
-from foretoken.drafters.chain_model import ChainModel
+from foretoken.controllers.policy import CHEAP, Limits, Policy
+from foretoken.controllers.step_costs import StepCosts
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.nothing import Nothing
-from foretoken.drafters.tree_model import TreeModel
-from foretoken.engine.loop import Engine, decode
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.engine.engine import Engine, decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.select import best_first_shape
@@ -27,8 +31,10 @@ from foretoken.types import (
     Draft,
     Draw,
     SamplingParams,
+    Shape,
     StepTimes,
     TokenTree,
+    Traits,
     Verdict,
 )
 from foretoken.verifiers.block import Block
@@ -108,18 +114,18 @@ def test_the_ledger_bounds_the_loss_and_lets_recover(machine):
     controller = CostModel()
     controller.learn(replace(one.table(), draft={k: 0.001 * k for k in range(1, 13)}))
     lowest = []
-    original = controller.timed
+    original = controller.observe
 
-    def watched(times):
-        original(times)
-        lowest.append(controller.ledger)
+    def watched(step):
+        original(step)
+        lowest.append(controller.shared.ledger)
 
-    controller.timed = watched
+    controller.observe = watched
     one.run(controller, 2000)
     assert min(lowest) >= -(controller.config.allowance + 1.0) * 1.3
     assert one.rate >= 0.9
 
-    controller.ledger = -1e9  # whatever happened before, a good draft is found again
+    controller.shared.ledger = -1e9  # whatever happened before, a good draft is found again
     again = machine(chance=always(0.9), draft_cost=0.1, seed=3)
     again.run(controller, 700)
     steps = next(i for i in range(len(again.offered) - 8) if min(again.offered[i : i + 8]) > 1)
@@ -151,16 +157,16 @@ def test_rows_that_draft_badly_do_not_stop_rows_that_draft_well(machine):
     chance = random.Random(0)
     lengths = defaultdict(list)
     for _ in range(300):
-        for at, (row, budget) in enumerate(zip(rows, controller.budgets(rows), strict=True)):
+        drafts, verdicts = [], []
+        for at, (_, budget) in enumerate(zip(rows, controller.budgets(rows), strict=True)):
             lengths[at].append(budget.depth)
             accepted = 0
             while at < 2 and accepted < budget.depth and chance.random() < 0.9:
                 accepted += 1
             tree = TokenTree((0,) * (budget.depth + 1), tuple(range(-1, budget.depth)))
-            controller.update(
-                row, Draft(tree, Draw.POINT), Verdict(tuple(range(1, accepted + 1)), 0)
-            )
-        controller.timed(StepTimes(4, 12, 1, 0.1, 1.5, 0.02))
+            drafts.append(Draft(tree, Draw.POINT))
+            verdicts.append(Verdict(tuple(range(1, accepted + 1)), 0))
+        controller.observe(step_of(rows, drafts, verdicts, StepTimes(4, 12, 1, 0.1, 1.5, 0.02)))
     assert min(mean(lengths[at][100:]) for at in (0, 1)) > 2.0
     assert max(mean(lengths[at][100:]) for at in (2, 3)) < 0.3
 
@@ -174,14 +180,22 @@ def state(prompt=(0,), vocab=3, coins=None, **options):
 class Clocked(CostModel):
     """The controller with a clock of its own, so that runs can be repeated and enumerated."""
 
-    def timed(self, times):
-        super().timed(
-            StepTimes(times.rows, times.nodes, times.context, 0.1 * self.step.depth, 1.0, 0.02)
-        )
+    def observe(self, step):
+        depth = max(max(draft.tree.depths()) for draft in step.drafts)
+        times = StepTimes(step.times.rows, step.times.nodes, 1, 0.1 * depth, 1.0, 0.02)
+        super().observe(replace(step, times=times))
 
 
-def clocked(**options):
+class Bound:
+    """A drafter of certain traits."""
+
+    def __init__(self, traits):
+        self.traits = traits
+
+
+def clocked(traits=Traits(), **options):  # noqa: B008 - frozen
     controller = Clocked(CostModel.Config(**options))
+    controller.bind(Bound(traits))
     controller.learn(CostTable({1: 1.0, 2: 1.02, 8: 1.2, 64: 3.0}, {1: 0.1, 4: 0.4}, 0.02))
     return controller
 
@@ -194,7 +208,8 @@ def test_the_law_of_the_text_does_not_change():
 
     def write(coins):
         row = state((0,), 2, coins, max_new_tokens=4, temperature=1.0)
-        engine = Engine(target, ChainModel(draft), Block(), clocked(max_depth=2, probe_every=1))
+        drafter = Chain(OrdinaryModel(draft))
+        engine = Engine(target, drafter, Block(), clocked(max_depth=2, probe_every=1))
         for record in decode([row], engine):
             lengths.add(len(record.drafts[0].tree))
         return tuple(row.new_tokens)
@@ -213,7 +228,7 @@ def test_the_law_of_the_text_does_not_change():
     assert difference / 2 <= 1e-9
 
 
-@pytest.mark.parametrize("drafter", [ChainModel, TreeModel])
+@pytest.mark.parametrize("drafter", [Chain, BestFirst])
 def test_greedy_text_is_the_same_with_the_controller(drafter):
     target = TableLM.random(vocab=12, order=2, seed=1)
     noise = torch.randn(target.logits.shape, generator=torch.Generator().manual_seed(2))
@@ -226,12 +241,12 @@ def test_greedy_text_is_the_same_with_the_controller(drafter):
         return [row.new_tokens for row in rows], records
 
     expected, _ = write(Engine(target, Nothing(), Point(), Fixed()))
-    rule = Block() if drafter is ChainModel else Point()
+    rule = Block() if drafter is Chain else Point()
     controller = clocked()
-    found, records = write(Engine(target, drafter(draft), rule, controller))
+    found, records = write(Engine(target, drafter(OrdinaryModel(draft)), rule, controller))
     assert found == expected
     assert len(records) < 100
-    assert controller.branching is (drafter is TreeModel)
+    assert controller.shared.branching is (drafter is BestFirst)
 
 
 def tree_run(share, slope, draft_cost, controller, steps=600):
@@ -243,9 +258,8 @@ def tree_run(share, slope, draft_cost, controller, steps=600):
     for _ in range(steps):
         (budget,) = controller.budgets([row])
         depth = deep_enough(share, budget)
-        kept, _ = paying(
-            best_first_shape(share, budget.nodes, depth).values[1:], budget.node_prices
-        )
+        best = best_first_shape(share, budget.nodes, depth).values[1:]
+        kept, _ = paying(best, budget.prices)
         shape = best_first_shape(share, kept, depth)
         order = sorted(range(len(shape.parents)), key=lambda i: len_path(shape.parents, i))
         place = {node: i for i, node in enumerate(order)}
@@ -263,10 +277,10 @@ def tree_run(share, slope, draft_cost, controller, steps=600):
             if pick is None:
                 break
             path.append(pick)
-        controller.update(row, Draft(tree, Draw.POINT), Verdict(tuple(path), 0))
         depth = max(tree.depths())
         times = StepTimes(1, len(tree), 1, draft_cost * depth, 1.0 + slope * (len(tree) - 1), 0.02)
-        controller.timed(times)
+        draft, verdict = Draft(tree, Draw.POINT), Verdict(tuple(path), 0)
+        controller.observe(step_of([row], [draft], [verdict], times))
         tokens += len(path) + 1
         seconds += times.draft + times.target + times.other
         sizes.append(len(tree) - 1)
@@ -275,13 +289,13 @@ def tree_run(share, slope, draft_cost, controller, steps=600):
 
 def deep_enough(share, budget):
     """Levels that pay, where every level keeps the same share of the one above."""
-    if not budget.node_prices:
+    if budget.prices is None:
         return budget.depth
     worth = 0.0
     for depth in range(1, budget.depth + 1):
         values = best_first_shape(share, budget.nodes, depth).values[1:]
-        before, worth = worth, paying(values, budget.node_prices)[1]
-        if worth - before < budget.level_price:
+        before, worth = worth, paying(values, budget.prices)[1]
+        if worth - before < budget.prices.level:
             return depth - 1
     return budget.depth
 
@@ -296,7 +310,10 @@ def len_path(parents, node):
 def tree_table(slope, draft_cost):
     sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     return CostTable(
-        {n: 1.0 + slope * (n - 1) for n in sizes}, {k: draft_cost * k for k in range(1, 13)}, 0.02
+        {n: 1.0 + slope * (n - 1) for n in sizes},
+        {k: draft_cost * k for k in range(1, 13)},
+        0.02,
+        asking=draft_cost,  # the first level is made before anything is known
     )
 
 
@@ -312,7 +329,8 @@ def test_a_tree_gets_the_nodes_its_costs_allow(slope, draft_cost, valued):
         for n in (1, 2, 4, 8, 16, 32, 64)
         if n >= d
     ]
-    controller = CostModel(CostModel.Config(trees=True, valued=valued))
+    controller = CostModel()
+    controller.bind(Bound(Traits(shape=Shape.TREE, prices=valued)))
     controller.learn(tree_table(slope, draft_cost))
     rate, sizes = tree_run(share, slope, draft_cost, controller)
     assert rate >= 0.93 * max(fixed)
@@ -321,7 +339,8 @@ def test_a_tree_gets_the_nodes_its_costs_allow(slope, draft_cost, valued):
 
 @pytest.mark.parametrize("valued", [False, True])
 def test_a_tree_that_does_not_pay_is_given_up(valued):
-    controller = CostModel(CostModel.Config(trees=True, valued=valued))
+    controller = CostModel()
+    controller.bind(Bound(Traits(shape=Shape.TREE, prices=valued)))
     controller.learn(tree_table(1.0, 0.1))
     rate, sizes = tree_run((0.6, 0.15, 0.08), 1.0, 0.1, controller)
     assert mean(size == 0 for size in sizes[-300:]) > 0.95
@@ -335,9 +354,60 @@ def test_budgets_ask_for_no_more_than_configured():
         (budget,) = controller.budgets([row])
         assert budget.depth <= 3
         tree = TokenTree((0,) * (budget.depth + 1), tuple(range(-1, budget.depth)))
-        controller.update(row, Draft(tree, Draw.POINT), Verdict(tuple(range(1, len(tree))), 0))
-        controller.timed(StepTimes(1, len(tree), 1, 0.1, 1.0, 0.0))
+        draft, verdict = Draft(tree, Draw.POINT), Verdict(tuple(range(1, len(tree))), 0)
+        controller.observe(
+            step_of([row], [draft], [verdict], StepTimes(1, len(tree), 1, 0.1, 1.0, 0))
+        )
     assert budget == Budget(3, 3)
+
+
+PRICED = CostTable({n: 1.0 + 0.05 * (n - 1) for n in range(1, 65)}, {1: 0.01}, 0.0)
+
+
+def priced(asking=2 * CHEAP):
+    """A policy for a drafter that keeps to prices, and takes `asking` plain steps to say no."""
+    return Policy(Limits(), Traits(prices=True), StepCosts.of(PRICED), asking, counted=False)
+
+
+def ran(policy, row, tokens, spent, steps):
+    """Steps of a row that brought `tokens` each, in the time of `spent` plain ones."""
+    for _ in range(steps):
+        for pace in (policy.pricing.pace, policy.record(row).pace):
+            pace.update(tokens, spent)
+
+
+def test_prices_are_those_of_the_speed_that_drafting_reaches():
+    policy, row = priced(), state()
+    ran(policy, row, 3, 1.5, steps=200)
+    [budget] = policy.budgets([row])
+    prices = budget.prices
+    assert prices.step == prices.second == pytest.approx(2.0, abs=0.05)
+    assert prices.nodes[10] == pytest.approx(prices.step * 0.5), "ten nodes take half a plain step"
+    assert prices.level == pytest.approx(prices.step * 0.01, rel=0.1)
+
+
+def test_a_text_has_a_speed_of_its_own():
+    policy, slow, fast, new = priced(), state(), state(), state()
+    for _ in range(40):
+        ran(policy, slow, 3, 2.0, steps=1)
+        ran(policy, fast, 8, 2.0, steps=1)
+    at_slow, at_new, at_fast = (policy.budgets([row])[0].prices.step for row in (slow, new, fast))
+    assert at_slow < at_new < at_fast
+    assert at_slow < 2.0 < 3.0 < at_fast
+
+
+def test_nothing_is_drafted_where_nothing_pays():
+    policy, row = priced(), state()
+    ran(policy, row, 1, 2.0, steps=10)
+    assert policy.budgets([row]) == [Budget(0, 0)]
+
+
+def test_a_drafter_that_says_no_at_no_cost_is_always_asked():
+    """It is offered plain decoding's speed: no guess that slows a text down is worth that."""
+    policy, row = priced(asking=CHEAP), state()
+    ran(policy, row, 1, 4.0, steps=10)
+    [budget] = policy.budgets([row])
+    assert budget.depth > 0 and budget.prices.step == 1.0
 
 
 @pytest.mark.parametrize("options", [{"max_depth": 0}, {"margin": 0.5}, {"probe_every": 0}])

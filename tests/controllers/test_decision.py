@@ -3,18 +3,19 @@
 import pytest
 import torch
 
-from foretoken.asking import LAST, reading
 from foretoken.audit.fixtures import random_acceptance, random_decision
 from foretoken.audit.law import BOUND, law_gap
 from foretoken.audit.rows import make_row, seeded_rows, write
 from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
+from foretoken.engine.promise import promise_of_row
 from foretoken.errors import CheckpointError, ConfigError, PairingError
-from foretoken.heads import decision
+from foretoken.heads import decision, store
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS
 from foretoken.trees.masks import ancestors
-from foretoken.types import NORMED, Budget, Draw, SamplingParams
+from foretoken.types import Budget, Draw, FinalNorm, Go, SamplingParams, TokenTree
 
 VOCAB = 4
 THRESHOLDS = (0.4, 0.5, 0.55, 0.6, 0.65, 0.7)
@@ -37,7 +38,7 @@ def rounds(built, temperature=1.0, tokens=60):
     found = []
     for row in seeded_rows(PROMPTS, params, built.target.vocab_size):
         before = list(row.tokens)
-        for record in built.run([row]):
+        for record in decode([row], built):
             if tokens - (len(before) - row.prompt_len) > built.controller.config.depth:
                 found.append((before, record.drafts[0]))
             before = list(row.tokens)
@@ -51,7 +52,7 @@ def depth_of(draft):
 def expected_depth(before, draft, lm, head, threshold, longest):
     """From the table alone: level n is the last if no node of level n - 1 gives hope."""
     levels = draft.tree.depths()
-    for level in range(int(draft.draw is Draw.DISTINCT), longest):
+    for level in range(int(draft.draw is Draw.TARGET), longest):
         states = torch.stack(
             [
                 lm.after([*before, *[draft.tree.tokens[m] for m in draft.tree.path(node)]])
@@ -68,14 +69,14 @@ def expected_depth(before, draft, lm, head, threshold, longest):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("model", decision.MODELS)
 def test_the_depth_is_what_the_levels_before_it_say(model, temperature):
-    head, _ = decision.load(random_decision(VOCAB, VOCAB, model))
+    head, _ = store.load(random_decision(VOCAB, VOCAB, model), "decision")
     depths = set()
     for threshold in THRESHOLDS:
         built = engine(model, k=2, threshold=threshold)
         for before, draft in rounds(built, temperature):
-            known = (built.drafter.lm, head, threshold, built.controller.config.depth)
+            known = (built.drafter.model.lm, head, threshold, built.controller.config.depth)
             assert depth_of(draft) == expected_depth(before, draft, *known)
-            depths |= {depth_of(draft)} if draft.draw is Draw.DISTINCT else set()
+            depths |= {depth_of(draft)} if draft.draw is Draw.TARGET else set()
     if temperature:  # greedy texts of a table run in circles, and may show one depth only
         assert len(depths) > 2, "the head never decided anything"
 
@@ -85,22 +86,26 @@ def test_a_level_is_asked_for_while_it_is_not_there(temperature):
     built = engine(k=3)
     params = SamplingParams(max_new_tokens=9, temperature=temperature)
     row = make_row((0, 1), params, SeededCoins(0), VOCAB)
-    for record in built.run([row]):
-        if record.drafts[0].draw is Draw.DISTINCT:
+    for record in decode([row], built):
+        if record.drafts[0].draw is Draw.TARGET:
             break
     seen = []
 
-    @reading(NORMED, branches=True)
-    def asked(row, law, hidden):
-        growth = row.draft.growth
-        seen.append((growth.level, max(growth.tree().depths()), len(law), len(hidden)))
-        return LAST if len(seen) == 3 else 1
+    class Asked:
+        taps = (FinalNorm(),)
+        branches = True
+
+        def after(self, row, level):
+            growth = row.private[drafter].growth
+            tree = TokenTree(tuple(growth.tokens), tuple(growth.parents))
+            seen.append((growth.level, max(tree.depths()), len(level.laws), len(level.hidden)))
+            return Go.LAST if len(seen) == 3 else Go.ON
 
     other = make_row(tuple(row.tokens), params, SeededCoins(1), VOCAB)
     drafter = built.drafter
     drafter.start(other, None)
-    other.draft.pending = torch.full((VOCAB,), 1.0 / VOCAB, dtype=torch.float64)
-    [draft] = drafter.propose([other], [Budget(6, 24)], asked)
+    other.private[drafter].pending = torch.full((VOCAB,), 1.0 / VOCAB, dtype=torch.float64)
+    [draft] = drafter.propose([other], [Budget(6, 24)], Asked())
     assert seen == [(1, 1, 3, 3), (2, 2, 3, 3), (3, 3, 3, 3)]
     assert depth_of(draft) == 4, "the last level that was paid for is drawn"
 
@@ -109,18 +114,18 @@ def test_no_forward_is_spent_on_a_level_that_is_not_drawn():
     built = engine(k=2)
     spent = 0
     for row in seeded_rows(PROMPTS, SamplingParams(max_new_tokens=50, temperature=1.0), VOCAB):
-        for record in built.run([row]):
+        for record in decode([row], built):
             draft = record.drafts[0]
             if len(draft.tree) > 1:
-                spent += depth_of(draft) - (draft.draw is Draw.DISTINCT)
-    assert built.drafter.lm.forwards == spent
+                spent += depth_of(draft) - (draft.draw is Draw.TARGET)
+    assert built.drafter.model.lm.forwards == spent
 
 
 def test_thresholds_of_nothing_and_of_everything():
     assert {depth_of(d) for _, d in rounds(engine(threshold=0.0))} == {6}
     last = rounds(engine(threshold=1.0))
-    assert {depth_of(d) for _, d in last if d.draw is Draw.DISTINCT} == {2}
-    assert {depth_of(d) for _, d in last if d.draw is not Draw.DISTINCT} == {1}
+    assert {depth_of(d) for _, d in last if d.draw is Draw.TARGET} == {2}
+    assert {depth_of(d) for _, d in last if d.draw is not Draw.TARGET} == {1}
 
 
 def test_always_going_on_is_the_fixed_tree_token_for_token():
@@ -142,7 +147,7 @@ def test_a_tree_that_stopped_is_the_beginning_of_the_whole_one():
     sight, sizes = ancestors(whole), set()
     for threshold in THRESHOLDS:
         for _, draft in rounds(engine(k=2, threshold=threshold)):
-            if draft.draw is Draw.DISTINCT and len(draft.tree.children()[0]) == 2:
+            if draft.draw is Draw.TARGET and len(draft.tree.children()[0]) == 2:
                 n = len(draft.tree)
                 assert list(draft.tree.parents) == whole[:n]
                 assert ancestors(draft.tree.parents) == sight[:n]
@@ -169,7 +174,7 @@ def test_more_candidates_change_it_and_the_table_of_methods_says_so():
     gap = law_gap(lambda: built, tables(3)[0], {"temperature": 1.0}, tokens=4)
     assert gap.variation > 0.01
     row = METHODS["mcsd-dynamic"]
-    assert not row.lossless and "only for k=1" in row.summary
+    assert not promise_of_row(row).lossless and "only for k=1" in row.summary
 
 
 @pytest.mark.parametrize("verifier", ["recursive", "traversal"])
@@ -192,10 +197,10 @@ def test_chains_have_one_branch():
 def test_heads_of_another_kind_or_size_and_none_are_refused():
     with pytest.raises(ConfigError, match="without a head") as caught:
         engine(head="")
-    assert "foretoken train acceptance --for mcsd" in caught.value.do
+    assert "foretoken train decision" in caught.value.do
     with pytest.raises(CheckpointError, match="kind 'acceptance'") as caught:
         engine(head=random_acceptance(VOCAB, VOCAB))
-    assert "foretoken train acceptance --for mcsd" in caught.value.do
+    assert "foretoken train decision" in caught.value.do
     with pytest.raises(CheckpointError, match="kind 'decision'"):
         assemble("specdec++", *tables(), head=random_decision(VOCAB, VOCAB))
     for model in decision.MODELS:
@@ -219,12 +224,12 @@ def test_bounds_out_of_range_are_refused(option):
 def test_both_models_come_back_from_their_folders(tmp_path):
     torch.manual_seed(0)
     for model, seen in (("soft", 9), ("hard", 6)):
-        head = decision.DecisionHead(9, 5, model=model)
-        decision.save(tmp_path / model, head, {})
-        loaded, card = decision.load(tmp_path / model)
+        shape = decision.DecisionHead.Config(hidden_size=9, vocab_size=5, model=model)
+        head = decision.DecisionHead(shape)
+        store.save(tmp_path / model, "decision", head, {})
+        loaded, card = store.load(tmp_path / model, "decision")
         states = torch.randn(7, seen)
         assert torch.equal(loaded.likely(states), head.likely(states))
         assert (card.hidden_size, card.vocab_size, loaded.model) == (9, 5, model)
-    assert [layer.out_features for layer in decision.DecisionHead(768, 5).layers[::2]] == [
-        512, 256, 1,
-    ]  # fmt: skip
+    paper = decision.DecisionHead(decision.DecisionHead.Config(hidden_size=768, vocab_size=5))
+    assert [layer.out_features for layer in paper.layers[::2]] == [512, 256, 1]

@@ -9,11 +9,20 @@ import pytest
 import torch
 
 from foretoken.coins import SeededCoins
+from foretoken.contract import Drafter, Verifier, Views
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.nothing import Nothing
-from foretoken.engine.loop import Engine, decode
+from foretoken.engine.engine import Engine, decode
 from foretoken.lm.table import TableLM
-from foretoken.types import DecodeState, Drafter, SamplingParams, StepRecord, Verifier
+from foretoken.types import (
+    DecodeState,
+    Draft,
+    SamplingParams,
+    Scores,
+    Step,
+    StepTimes,
+    Verdict,
+)
 from foretoken.verifiers.point import Point
 from foretoken.warp import Warp
 
@@ -37,12 +46,35 @@ def texts(
     verifier: Verifier | None = None,
     depth: int = 4,
     nodes: int | None = None,
-) -> tuple[list[list[int]], list[StepRecord]]:
+) -> tuple[list[list[int]], list[Step]]:
     """New tokens of each row, and all steps."""
     controller = Fixed(Fixed.Config(depth=depth, nodes=nodes))
-    engine = Engine(target, drafter, verifier or Point(), controller)
+    scored_through = drafter.view if isinstance(drafter, Views) else target
+    engine = Engine(scored_through, drafter, verifier or Point(), controller)
     records = list(decode(rows, engine))
     return [row.new_tokens for row in rows], records
+
+
+def step_of(
+    rows: Sequence[DecodeState],
+    drafts: Sequence[Draft],
+    verdicts: Sequence[Verdict],
+    scores: Sequence[Scores] | None = None,
+    seconds: float = 0.0,
+) -> Step:
+    """A round as a drafter sees it, whose rows took all that the verdicts say."""
+    emitted = [
+        [*(draft.tree.tokens[node] for node in verdict.path), verdict.next_token]
+        for draft, verdict in zip(drafts, verdicts, strict=True)
+    ]
+    seen = scores or [Scores(torch.zeros(0))] * len(rows)
+    times = StepTimes(len(rows), 1, 1, 0.0, seconds, 0.0)
+    return Step(tuple(rows), tuple(drafts), tuple(seen), tuple(verdicts), tuple(emitted), times)
+
+
+@pytest.fixture
+def step() -> Callable[..., Step]:
+    return step_of
 
 
 @pytest.fixture
@@ -51,7 +83,7 @@ def row() -> Callable[..., DecodeState]:
 
 
 @pytest.fixture
-def run() -> Callable[..., tuple[list[list[int]], list[StepRecord]]]:
+def run() -> Callable[..., tuple[list[list[int]], list[Step]]]:
     return texts
 
 

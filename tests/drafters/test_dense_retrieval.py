@@ -69,4 +69,4 @@ def test_what_cannot_be_used_is_refused(keyed):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             DenseRetrieval(target, DenseRetrieval.Config(keys=where, **wrong))
     with pytest.raises(ConfigError, match="another tokenizer"):
-        drafter.check_words({"a": 0, "b": 11})
+        drafter.check_vocabulary({"a": 0, "b": 11})

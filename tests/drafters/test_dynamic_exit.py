@@ -8,12 +8,13 @@ from small_models import FAMILIES, flat_above, small
 
 from foretoken.drafters.dynamic_exit import Counts, DynamicExit
 from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError
-from foretoken.lm.cached import CachedLM
-from foretoken.lm.shadow import Shadow
+from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
-from foretoken.lm.views import exits
-from foretoken.types import Budget
+from foretoken.lm.views.layer_predictions import LayerPredictions
+from foretoken.lm.views.wrapping import early_exits
+from foretoken.types import Budget, Prices
 from foretoken.verifiers.block import Block
 
 ALL = range(1, 8)
@@ -21,20 +22,34 @@ FREE = Budget(18, 18)  # nothing has a price: the paper's rule
 
 
 def counts(**config) -> Counts:
-    view = exits(TableLM.random(4, layers=8), ALL)
+    view = early_exits(TableLM.random(4, layers=8), ALL)
     return Counts(view, DynamicExit.Config(**config))
 
 
 def priced(speed: float, node: float) -> Budget:
     """Where a plain step's time is worth `speed` tokens, and a node's `node` of them."""
     prices = tuple(node * n for n in range(18))
-    return Budget(17, 17, node_prices=prices, step_price=speed)
+    return Budget(17, 17, Prices(0.0, prices, speed))
 
 
-def shadow(right: list[list[int]], sure: float = 0.5) -> Shadow:
+def predicted(right: list[list[int]], sure: float = 0.5) -> LayerPredictions:
     """One line per place, one number per exit: 1 where it says what the last layer says, 7."""
     tokens = torch.tensor([[7 if hit else 3 for hit in line] + [7] for line in right])
-    return Shadow(tokens, torch.full(tokens.shape, sure))
+    return LayerPredictions(tokens, torch.full(tokens.shape, sure))
+
+
+def counts_of(engine) -> list[Counts]:
+    """The counts of each row that is started from now on, kept beyond its end."""
+    exits, kept = engine.drafter.exits, []
+    opened = exits.open
+
+    def watched(row, features):
+        fits = opened(row, features)
+        kept.append(exits.counts(row))
+        return fits
+
+    exits.open = watched
+    return kept
 
 
 def hidden_states(model, text):
@@ -52,7 +67,7 @@ def hidden_states(model, text):
 @pytest.mark.parametrize("most", [1, 3, 18])
 @pytest.mark.parametrize("confident", [True, False])
 def test_greedy_text_is_plains(family, most, confident, row, run, plain, prompts):
-    lm = CachedLM(small(family), kernels="dense")
+    lm = open_lm(small(family), kernels="dense")
     make = lambda: [row(p, 61, max_new_tokens=24) for p in prompts]  # noqa: E731
     drafter = DynamicExit(lm, DynamicExit.Config(most=most, confident=confident))
     found, _ = run(lm, drafter, make(), verifier=Block(), depth=18)
@@ -61,15 +76,15 @@ def test_greedy_text_is_plains(family, most, confident, row, run, plain, prompts
 
 def test_without_acceptance_nothing_is_drafted_and_with_it_as_much_as_can_be():
     never = counts()
-    never.learn(shadow([[0] * 7] * 4))
+    never.learn(predicted([[0] * 7] * 4))
     never.choose(FREE)
     assert never.length == 0
     first = counts()
-    first.learn(shadow([[1] * 7] * 4))
+    first.learn(predicted([[1] * 7] * 4))
     first.choose(FREE)
     assert (first.exit, first.length) == (1, 17)
     third = counts(most=10)
-    third.learn(shadow([[0, 0, 1, 1, 1, 1, 1]] * 4))
+    third.learn(predicted([[0, 0, 1, 1, 1, 1, 1]] * 4))
     third.choose(FREE)
     assert (third.exit, third.length) == (3, 9)
 
@@ -79,9 +94,9 @@ def test_the_choice_is_the_best_of_all_exits_and_lengths():
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         known = counts(most=6)
-        known.learn(shadow(torch.randint(0, 2, (9, 7), generator=generator).tolist()))
+        known.learn(predicted(torch.randint(0, 2, (9, 7), generator=generator).tolist()))
         known.choose(FREE)
-        share = (known.hits / (known.hits + known.misses)).tolist()
+        share = (known.counted[0] / known.counted[:2].sum(0)).tolist()
         promised = {
             (depth, length): sum(share[depth - 1] ** i for i in range(length + 1))
             / (length * depth + 8)
@@ -96,9 +111,9 @@ def test_prices_choose_what_is_worth_most_above_them():
     generator = torch.Generator().manual_seed(1)
     for speed, node in ((1.0, 0.05), (2.0, 0.1), (1.5, 0.3)):
         known = counts()
-        known.learn(shadow((torch.rand(20, 7, generator=generator) < 0.7).long().tolist()))
+        known.learn(predicted((torch.rand(20, 7, generator=generator) < 0.7).long().tolist()))
         known.choose(priced(speed, node))
-        share = (known.hits / (known.hits + known.misses)).tolist()
+        share = (known.counted[0] / known.counted[:2].sum(0)).tolist()
         worth = {
             (depth, length): sum(share[depth - 1] ** i for i in range(length + 1))
             - length * (speed * depth / 8 + node)
@@ -112,50 +127,50 @@ def test_prices_choose_what_is_worth_most_above_them():
 
 def test_a_priced_draft_ends_where_the_next_token_no_longer_pays():
     known = counts(candidates=(2,))
-    known.learn(shadow([[1] * 7] * 30 + [[0] * 7] * 10, sure=0.9))
+    known.learn(predicted([[1] * 7] * 30 + [[0] * 7] * 10, sure=0.9))
     known.choose(priced(1.0, 0.1))
     assert known.length > 1 and known.stops
-    steps = 1
-    while known.go_on(steps, 0.9):
-        steps += 1
+    steps, reached = 1, known.chance(0.9)
+    while known.go_on(steps, 0.9, reached):
+        steps, reached = steps + 1, reached * known.chance(0.9)
     assert steps == known.length, "unvarying confidence: the same length as without looking at it"
     known.choose(priced(1.0, 0.1))
-    assert not known.go_on(1, 0.01), "an unlikely token ends the draft"
+    assert not known.go_on(1, 0.01, known.chance(0.01)), "an unlikely token ends the draft"
 
 
 def test_counts_fade_and_the_threshold_lies_between_right_and_wrong():
     known = counts(decay=0.5)
-    known.learn(shadow([[1] * 7] * 4, sure=0.9))
+    known.learn(predicted([[1] * 7] * 4, sure=0.9))
     known.choose(FREE)
     assert known.threshold == -math.inf, "never wrong so far: nothing to stop for"
-    known.learn(shadow([[1] + [0] * 6, [0] * 7], sure=0.3))
+    known.learn(predicted([[1] + [0] * 6, [0] * 7], sure=0.3))
     known.choose(FREE)
-    assert known.hits[0] == 0.5 * 4 + 1 and known.misses[0] == 1
+    assert known.counted[:2, 0].tolist() == [0.5 * 4 + 1, 1]
     assert known.exit == 1
     assert known.threshold == pytest.approx(((0.5 * 4 * 0.9 + 0.3) / 3 + 0.3) / 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shadows_are_the_drafts_and_the_targets_own_tokens(family, row, prompts):
+def test_layer_predictions_are_the_drafts_and_the_targets_own_tokens(family, row, prompts):
     """And hidden states are those of a forward over the same text without any cache or exit."""
     model = small(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     engine = assemble("del", lm, controller="fixed", confident=False, depth=3, candidates=(1, 2, 3))
-    drafter = engine.drafter
+    drafter, target, taps = engine.drafter, engine.target, engine.drafter.traits.taps
     rows = [row(p, 61, max_new_tokens=16) for p in prompts]
     seen = []
     for one in rows:
-        drafter.start(one, lm.prefill(one))
+        drafter.start(one, target.prefill([one], taps, last=drafter.traits.context)[0])
         seen.append(1 + len(seen) % 3)  # an exit of its own each: those before were never right
         right = [layer >= seen[-1] for layer in (1, 2, 3)]
-        one.draft.hits.zero_()
-        one.draft.misses.zero_()
-        one.draft.learn(shadow([right] * 9))
+        known = drafter.exits.counts(one)
+        known.counted.zero_()
+        known.learn(predicted([right] * 9))
     with torch.inference_mode():
         budgets = engine.controller.budgets(rows)
-        drafts = drafter.propose(rows, budgets, engine.controller.keep_going)
-        scores = lm.score(rows, drafts)
-        found = drafter.view.shadows([score.hidden for score in scores])
+        drafts = drafter.propose(rows, budgets)
+        scores = target.score(rows, drafts, taps)
+        found = drafter.view.predictions([score.hidden for score in scores])
         for one, draft, score, said, exit_layer in zip(
             rows, drafts, scores, found, seen, strict=True
         ):
@@ -172,21 +187,21 @@ def test_shadows_are_the_drafts_and_the_targets_own_tokens(family, row, prompts)
 def test_looking_at_all_layers_runs_none_of_them(row, prompts):
     """Layers run: those of the drafts, and every layer once per round."""
     model = small("llama")
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     engine = assemble("del", lm, controller="fixed", depth=5)
     runs = []
     for index, layer in enumerate(model.base_model.layers):
         layer.self_attn.register_forward_hook(lambda *_, index=index: runs.append(index))
     one = row(prompts[1], 61, max_new_tokens=30)
-    expected = 4  # the prompt
-    for record in engine.run([one]):
-        expected += one.draft.exit * (len(record.drafts[0].tree) - 1) + 4
+    expected, kept = 4, counts_of(engine)  # the prompt
+    for record in decode([one], engine):
+        expected += kept[0].exit * (len(record.drafts[0].tree) - 1) + 4
     assert len(runs) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_flat_upper_layers_give_more_tokens_per_layer_than_plain(temperature, row, run, prompts):
-    lm = CachedLM(flat_above(small("llama"), 1), kernels="dense")
+    lm = open_lm(flat_above(small("llama"), 1), kernels="dense")
     runs = []
     for layer in lm.model.base_model.layers:
         layer.self_attn.register_forward_hook(lambda *_: runs.append(1))
@@ -209,16 +224,30 @@ def test_a_seed_and_its_neighbours_do_not_change_what_was_counted(row, prompts):
     """Counts belong to a text: they start anew with each."""
     table = TableLM.random(12, layers=6)
     engine = assemble("del", table, controller="fixed", depth=6)
+    kept = counts_of(engine)
     first = row(prompts[2], 12, max_new_tokens=20)
-    for _ in engine.run([first]):
+    for _ in decode([first], engine):
         pass
     again = row(prompts[2], 12, max_new_tokens=20)
-    for _ in engine.run([again]):
+    for _ in decode([again], engine):
         pass
-    assert torch.equal(first.draft.hits, again.draft.hits)
+    assert kept[0].learned and torch.equal(kept[0].counted, kept[1].counted)
 
 
 def test_senseless_numbers_are_refused():
     for wrong in ({"decay": 0.0}, {"most": 0}, {"look_back": 0}, {"look_every": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             DynamicExit(TableLM.random(4), DynamicExit.Config(**wrong))
+
+
+@pytest.mark.parametrize("prices", [None, Prices(0.0, tuple(0.02 * n for n in range(12)), 1.0)])
+def test_drafts_say_how_likely_each_node_is_reached(prices, row, prompts):
+    table = TableLM(TableLM.random(12, scale=3.0).logits, layers=6, disturbance=0.3)
+    drafter = DynamicExit(table)
+    one = row(prompts[2], 12, max_new_tokens=20)
+    (seen,) = drafter.view.prefill([one], drafter.traits.taps, last=drafter.traits.context)
+    drafter.start(one, seen)
+    (draft,) = drafter.propose([one], [Budget(8, 8, prices)])
+    assert len(draft.tree) == len(draft.chances) > 2
+    assert draft.chances[0] == 1.0
+    assert list(draft.chances) == sorted(draft.chances, reverse=True)

@@ -8,11 +8,13 @@ from small_models import flat_above, small
 
 from foretoken.drafters.early_leave import EarlyLeave, Schedule
 from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError
-from foretoken.heads import exits
-from foretoken.lm.cached import CachedLM
-from foretoken.lm.leaving import Leave
+from foretoken.heads import store
+from foretoken.heads.exits import ExitPredictors
+from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
+from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.trees.build import chain, root
 from foretoken.verifiers.point import Point
 
@@ -24,20 +26,29 @@ def folder(tmp_path):
     """Predictors that always fire, or never, by the bias of their last unit."""
 
     def make(bias, vocab=61, layers=range(3), often=None):
-        head = exits.ExitPredictors(layers, candidates=K, hidden=8, often=often)
+        sizes = {"hidden_size": 64, "vocab_size": vocab, "candidates": K, "hidden": 8}
+        head = ExitPredictors(ExitPredictors.Config(**sizes, layers=tuple(layers), often=often))
         with torch.no_grad():
             for weight in head.parameters():
                 weight.zero_()
             for layer in layers:
                 head.predictors[str(layer)][2].bias.fill_(bias)
-        return str(exits.save(tmp_path / f"{bias}-{vocab}", head, 64, vocab, {}))
+        return str(store.save(tmp_path / f"{bias}-{vocab}", "exits", head, {}))
 
     return make
 
 
+class Watched(EarlyLeave):
+    """Keeps the schedules of rows that ended."""
+
+    def finish(self, row):
+        self.ended = [*getattr(self, "ended", []), row.private[self]]
+        super().finish(row)
+
+
 def pair(family="llama", depth=4):
     model = flat_above(small(family), depth)
-    return CachedLM(model, kernels="dense"), CachedLM(flat_above(model, 1), kernels="dense")
+    return open_lm(model, kernels="dense"), open_lm(flat_above(model, 1), kernels="dense")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
@@ -48,11 +59,10 @@ def test_predictors_that_never_fire_change_nothing(
     target, draft = pair(family)
     make = lambda: [row(p, 61, max_new_tokens=20) for p in prompts]  # noqa: E731
     for options in ({"predictors": folder(-9.0)}, {"predictors": folder(9.0), "sure_above": 1.5}):
-        drafter = EarlyLeave(target, draft, EarlyLeave.Config(chain=drafted, **options))
-        rows = make()
-        found, _ = run(target, drafter, rows, verifier=Point(), depth=4)
+        drafter = Watched(target, draft, EarlyLeave.Config(chain=drafted, **options))
+        found, _ = run(target, drafter, make(), verifier=Point(), depth=4)
         assert found == plain(target, make())
-        assert all(one.draft.layers == 4 * one.draft.rounds for one in rows)
+        assert all(one.layers == 4 * one.rounds for one in drafter.ended)
     assert target.rows_held == draft.rows_held == 0
 
 
@@ -63,13 +73,14 @@ def test_flat_upper_layers_are_left_out_and_the_text_is_the_same(
 ):
     """Exits behind layer 2 on, above which nothing changes; tokens are fed again where needed."""
     target, _ = pair(family, depth=2)
-    draft = CachedLM(flat_above(target.model, 2), kernels="dense")
+    draft = open_lm(flat_above(target.model, 2), kernels="dense")
     options = EarlyLeave.Config(predictors=folder(9.0, layers=[1, 2]), chain=drafted, most_behind=5)
     make = lambda: [row(p, 61, max_new_tokens=30) for p in prompts]  # noqa: E731
     alone = []
     for one in make():
-        alone += run(target, EarlyLeave(target, draft, options), [one], verifier=Point())[0]
-        assert one.draft.layers < 3 * one.draft.rounds
+        drafter = Watched(target, draft, options)
+        alone += run(target, drafter, [one], verifier=Point())[0]
+        assert drafter.ended[0].layers < 3 * drafter.ended[0].rounds
     rows = make()
     together, _ = run(target, EarlyLeave(target, draft, options), rows, verifier=Point())
     assert alone == together == plain(target, make())
@@ -78,31 +89,26 @@ def test_flat_upper_layers_are_left_out_and_the_text_is_the_same(
 def test_a_token_leaves_as_a_candidate_that_the_whole_vocabulary_confirms(folder, row, prompts):
     """Predictors that always fire: what is written is the argmax behind the recorded layer."""
     model = small("llama", seed=2)
-    target = CachedLM(model, kernels="dense")
-    draft = CachedLM(flat_above(model, 2), kernels="dense")
+    target = open_lm(model, kernels="dense")
+    draft = open_lm(flat_above(model, 2), kernels="dense")
     engine = assemble("specee", target, draft, predictors=folder(9.0), depth=1)
     one = row(prompts[1], 61, max_new_tokens=30)
     wishes, left = [], 0
-    original = target.score
-
-    def score(rows, drafts, taps=()):
-        wishes[:] = [target._memory(one).leave]
-        return original(rows, drafts, taps)
-
-    target.score = score
-    for record in engine.run([one]):
+    leave = engine.target.leave
+    engine.target.leave = lambda row, wish: (wishes.append(wish), leave(row, wish))
+    for record in decode([one], engine):
         before = one.tokens[: len(one.tokens) - len(record.emitted[0])]
-        wish = wishes[0]
+        wish = wishes.pop() if wishes else None
         if wish is None or wish.depth == 4:
             continue
         left += 1
         token = record.emitted[0][0]
         assert token in wish.candidates[0].tolist()
         assert wish.depth - 1 in wish.active
-        cut = CachedLM(flat_above(model, wish.depth), kernels="dense")
+        cut = open_lm(flat_above(model, wish.depth), kernels="dense")
         twin = row(before, 61)
-        cut.prefill(twin)
-        logits = cut.grow([twin], [(before[-1],)], [(-1,)])[0][0]
+        cut.prefill([twin])
+        logits = cut.grow([twin], [(before[-1],)], [(-1,)])[0].logits[0]
         assert int(logits.argmax()) == token
     assert left > 5
 
@@ -144,7 +150,7 @@ def test_active_layers_follow_the_last_exits(folder):
     target = TableLM.random(8, layers=16)
     config = EarlyLeave.Config(predictors=folder(9.0, vocab=8, layers=range(15), often=[7, 9]))
     drafter = EarlyLeave(target, TableLM.random(8), config)
-    schedule = Schedule(deque(maxlen=5))
+    schedule = Schedule(exits=deque(maxlen=5))
     for depth in (3, 3, 12, 16):
         schedule.exits.append(depth)
         assert drafter.active(schedule) == {7, 9}
@@ -157,11 +163,11 @@ def test_active_layers_follow_the_last_exits(folder):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_early_words_shorten_the_work_on_tables(temperature, folder, row, run):
     table, draft = TableLM.random(12, layers=6), TableLM.random(12, seed=0)
-    drafter = EarlyLeave(table, draft, EarlyLeave.Config(predictors=folder(9.0, vocab=12)))
+    drafter = Watched(table, draft, EarlyLeave.Config(predictors=folder(9.0, vocab=12)))
     rows = [row([1, 2], 12, max_new_tokens=30, temperature=temperature, seed=i) for i in (0, 1)]
     run(table, drafter, rows, verifier=Point(), depth=1)
     assert all(len(one.new_tokens) == 30 for one in rows)
-    assert all(one.draft.layers < 6 * one.draft.rounds for one in rows)
+    assert all(one.layers < 6 * one.rounds for one in drafter.ended)
 
 
 def test_what_is_missing_or_does_not_fit_is_told(folder):

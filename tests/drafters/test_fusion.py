@@ -2,49 +2,49 @@ import random
 
 import pytest
 
-from foretoken.drafters.chain_model import ChainModel
 from foretoken.drafters.fusion import Fusion, Offer
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.lookahead import Lookahead
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.drafters.prompt_lookup import PromptLookup
-from foretoken.drafters.rows import RowDrafter
 from foretoken.drafters.suffix import SuffixDecoding
 from foretoken.drafters.token_recycling import TokenRecycling
-from foretoken.drafters.weighing import WeighingDrafter
 from foretoken.engine.assemble import assemble
 from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import chain, from_paths
-from foretoken.types import Budget, Draft, Draw, Scores, Verdict
+from foretoken.types import Budget, Draft, Draw, Prices, Shape, Traits, Verdict
 
 
-def always(*_):
-    return True
-
-
-class Says(WeighingDrafter):
+class Says(RowDrafter):
     """Proposes these paths, all with the same chance per token."""
+
+    traits = Traits(shape=Shape.TREE, prices=True)
 
     def __init__(self, paths, chance=0.5):
         self.paths, self.chance = paths, chance
         self.saw = []
 
     def start(self, row, seen):
-        row.draft = f"the state of {self.paths}"
+        row.private[self] = f"the state of {self.paths}"
 
-    def weigh(self, row, budget):
-        assert row.draft == f"the state of {self.paths}"
+    def propose_one(self, row, budget):
+        assert row.private[self] == f"the state of {self.paths}" and budget.prices is None
         tree = from_paths(row.tokens[-1], [path[: budget.depth] for path in self.paths])
-        return tree, [self.chance**depth for depth in tree.depths()]
+        chances = tuple(self.chance**depth for depth in tree.depths())
+        return Draft(tree, Draw.POINT, chances=chances)
 
-    def observe(self, rows, drafts, scores, verdicts):
-        assert all(row.draft == f"the state of {self.paths}" for row in rows)
-        self.saw += [(draft.tree, verdict) for draft, verdict in zip(drafts, verdicts, strict=True)]
+    def observe(self, step):
+        assert all(row.private[self] == f"the state of {self.paths}" for row in step.rows)
+        self.saw += [(d.tree, v) for d, v in zip(step.drafts, step.verdicts, strict=True)]
 
 
 class Silent(RowDrafter):
     """Names no chances."""
 
-    def propose_one(self, row, budget, keep_going):
+    def propose_one(self, row, budget):
         return Draft(chain(row.tokens[-1], [7, 8][: min(budget.depth, budget.nodes)]), Draw.POINT)
 
 
@@ -53,7 +53,7 @@ def paths_of(tree):
 
 
 def drafted(fusion, one, budget):
-    return fusion.propose([one], [budget], always)[0]
+    return fusion.propose([one], [budget])[0]
 
 
 def test_equal_paths_merge_and_the_best_nodes_stay(row):
@@ -69,7 +69,7 @@ def test_equal_paths_merge_and_the_best_nodes_stay(row):
         assert len(drafted(fusion, one, budget).tree) == 1
 
 
-def test_a_source_that_is_wrong_loses_its_nodes_to_one_that_is_right(row):
+def test_a_source_that_is_wrong_loses_its_nodes_to_one_that_is_right(row, step):
     boaster, modest = Says([[1, 2]], 0.95), Says([[3, 4]], 0.3)
     fusion = Fusion(boaster, modest)
     one = row([0], 12, max_new_tokens=500)
@@ -77,7 +77,7 @@ def test_a_source_that_is_wrong_loses_its_nodes_to_one_that_is_right(row):
     assert paths_of(drafted(fusion, one, Budget(9, 2)).tree) == {(1,), (1, 2)}
     for _ in range(60):  # what a source would have guessed counts, even if it was not scored
         draft = drafted(fusion, one, Budget(9, 2))
-        fusion.observe([one], [draft], [Scores(None)], [Verdict((), 3)])
+        fusion.observe(step([one], [draft], [Verdict((), 3)]))
     assert paths_of(drafted(fusion, one, Budget(9, 2)).tree) == {(3,), (3, 4)}
     assert boaster.saw == modest.saw and len(modest.saw) == 60, "every source sees every outcome"
 
@@ -87,15 +87,17 @@ def test_sources_that_name_no_chance_take_part(row):
     one = row([0], 12, max_new_tokens=30)
     fusion.start(one, None)
     assert paths_of(drafted(fusion, one, Budget(9, 9)).tree) == {(7,), (7, 8), (1,)}
-    prices = tuple(0.35 * n for n in range(10))
-    assert paths_of(drafted(fusion, one, Budget(9, 9, 0.0, prices)).tree) == {(7,), (1,)}
+    prices = Prices(0.0, tuple(0.35 * n for n in range(10)), 1.0)
+    assert paths_of(drafted(fusion, one, Budget(9, 9, prices)).tree) == {(7,), (1,)}
 
 
 def test_an_offer_tells_chances_ranks_and_depths():
-    offer = Offer.of(from_paths(0, [[1, 2], [3], [1, 4]]), [1.0, 0.5, 0.25, 0.0, 0.1])
+    tree = from_paths(0, [[1, 2], [3], [1, 4]])
+    offer = Offer.of(Draft(tree, Draw.POINT, chances=(1.0, 0.5, 0.25, 0.0, 0.1)))
     assert offer.chances == [1.0, 0.5, 0.5, 0.0, 0.2]
     assert offer.ranks == [0, 0, 0, 1, 1]
     assert offer.depths == [0, 1, 2, 1, 2]
+    assert Offer.of(Draft(tree, Draw.POINT)).chances == [1.0, 0.5, 0.5, 0.5, 0.5], "none were said"
 
 
 def all_sources(target):
@@ -131,8 +133,9 @@ def test_on_the_same_budget_a_fusion_needs_no_more_steps_than_its_best_source(ro
 def test_what_cannot_be_merged_is_refused():
     with pytest.raises(ConfigError, match="no sources"):
         Fusion()
-    with pytest.raises(PairingError, match="ChainModel"):
-        Fusion(ChainModel(TableLM.random(4)))
+    for grower in (Chain, BestFirst):
+        with pytest.raises(PairingError, match=grower.__name__):
+            Fusion(grower(OrdinaryModel(TableLM.random(4))))
     for wrong, told in (("chain", "as a source"), ("fused", "as a source"), ("rest", "datastore")):
         with pytest.raises(ConfigError, match=told):
             assemble("fused", TableLM.random(4), sources=[wrong])
@@ -142,9 +145,9 @@ def test_what_cannot_be_merged_is_refused():
 
 def test_the_row_takes_any_sources_by_name():
     built = assemble("fused", TableLM.random(4), sources=["lookahead", "suffix"]).drafter
-    assert [type(source) for source in built.sources] == [Lookahead, SuffixDecoding]
+    assert [type(source) for source in built.members] == [Lookahead, SuffixDecoding]
     with pytest.raises(ConfigError, match="sources"):
         assemble("fused", TableLM.random(4), sources="suffix")
     default = assemble("fused", TableLM.random(4), remember=7, keep=2).drafter
-    assert default.sources[1].config.remember == 7 and default.sources[2].known.keep == 2
-    assert [type(s) for s in default.sources] == [PromptLookup, SuffixDecoding, TokenRecycling]
+    assert default.members[1].config.remember == 7 and default.members[2].known.keep == 2
+    assert [type(s) for s in default.members] == [PromptLookup, SuffixDecoding, TokenRecycling]

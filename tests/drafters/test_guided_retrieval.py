@@ -4,12 +4,14 @@ import torch
 
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.guided_retrieval import Evidence, Fused, GuidedRetrieval, Retrieved
-from foretoken.drafters.tree_model import TreeModel
-from foretoken.errors import ConfigError
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import from_paths
-from foretoken.types import Budget, Draw
+from foretoken.types import Budget, Draft, Draw, Prices
 
 VOCAB = 12
 
@@ -18,10 +20,11 @@ VOCAB = 12
 def guided(tmp_path, pair):
     """Makes a drafter over the pair's draft and a datastore of texts."""
 
-    def make(documents, draft=None, **options):
+    def make(documents, draft=None, grower=None, **options):
         where = tmp_path / f"d{len(list(tmp_path.iterdir()))}"
         Datastore.create(where, Vocabulary.of_ids(VOCAB)).add(documents)
-        inner = TreeModel(draft or pair[1], TreeModel.Config(min_gain=0.0))
+        model = OrdinaryModel(draft or pair[1])
+        inner = BestFirst(model, BestFirst.Config(min_gain=0.0, **(grower or {})))
         return GuidedRetrieval(pair[0], inner, GuidedRetrieval.Config(datastore=where, **options))
 
     return make
@@ -35,7 +38,7 @@ def noise(seed=0, count=80):
 def proposed(drafter, row, depth=8, nodes=12):
     """Steps of drafting alone: nothing is ever accepted, so nothing is learned."""
     drafter.start(row, None)
-    [draft] = drafter.propose([row], [Budget(depth, nodes)], lambda *_: True)
+    [draft] = drafter.propose([row], [Budget(depth, nodes)])
     return draft
 
 
@@ -59,8 +62,7 @@ def test_what_only_the_datastore_knows_begins_plausibly(guided, row, pair):
     law = pair[1].after([0, 3]).softmax(-1)
     begun = {}
     for plausible in (0, 2, VOCAB):
-        drafter = guided(documents, plausible=plausible, draft_depth=1)
-        drafter.inner.config = TreeModel.Config(branch=1)
+        drafter = guided(documents, grower={"branch": 1}, plausible=plausible, draft_depth=1)
         tree = proposed(drafter, row([0, 3], VOCAB), depth=3, nodes=60).tree
         begun[plausible] = {tree.tokens[i] for i in range(1, len(tree)) if tree.parents[i] == 0}
     likeliest = law.topk(VOCAB).indices.tolist()
@@ -76,7 +78,7 @@ def test_the_text_is_the_targets_own(guided, run, plain, row, pair, prompts, tem
 
     expected = plain(pair[0], rows())
     assert run(pair[0], guided(noise()), rows(), depth=8, nodes=12)[0] == expected
-    assert run(pair[0], guided([]), rows(), depth=8, nodes=12)[0] == expected
+    assert run(pair[0], guided([[0]]), rows(), depth=8, nodes=12)[0] == expected
 
 
 def test_the_text_in_the_datastore_lifts_the_drafters_cap(guided, run, plain, row, pair, prompts):
@@ -86,7 +88,7 @@ def test_the_text_in_the_datastore_lifts_the_drafters_cap(guided, run, plain, ro
         return [row(p, VOCAB, max_new_tokens=60, temperature=0.0) for p in prompts]
 
     texts = [[*p, *t] for p, t in zip(prompts, plain(pair[0], rows()), strict=True)]
-    alone = guided([], draft_depth=2)
+    alone = guided([[0]], draft_depth=2)
     both = guided(texts, draft_depth=2)
     steps = [len(run(pair[0], d, rows(), depth=10, nodes=16)[1]) for d in (alone, both)]
     assert steps[1] < 0.75 * steps[0]
@@ -97,7 +99,7 @@ def test_the_inner_drafter_learns_from_its_own_part_only(guided, run, row, pair,
     drafter = guided(noise(), draft_depth=3)
     rows = [row(p, VOCAB, max_new_tokens=25, temperature=0.0) for p in prompts]
     _, records = run(pair[0], drafter, rows, depth=8, nodes=10)
-    assert len(records) > 3 and pair[1].rows_held == 0 and not drafter._fused
+    assert len(records) > 3 and pair[1].rows_held == 0
 
 
 def test_evidence_believes_what_it_has_seen():
@@ -117,7 +119,7 @@ def test_evidence_believes_what_it_has_seen():
 
 def test_retrieved_nodes_are_judged_where_the_target_went():
     """Also those that were never scored; not those whose parent was not reached."""
-    fused = Fused(from_paths(0, [[1, 2]]), [1.0, 0.9, 0.8])
+    fused = Fused(Draft(from_paths(0, [[1, 2]]), Draw.POINT, chances=(1.0, 0.9, 0.8)))
     fused.tree = from_paths(0, [[1, 2], [3], [1, 4], [3, 5]])
     fused.retrieved = [Retrieved(3, 0, 0.5, 0), Retrieved(4, 1, 0.5, 1), Retrieved(5, 3, 0.5, 2)]
     judged = []
@@ -134,9 +136,11 @@ def test_prices_decide_how_many_nodes_go_to_the_target(guided, row):
     drafter = guided(noise())
     one = row([1, 2, 3], VOCAB)
     drafter.start(one, None)
-    dear = Budget(8, 12, 0.0, tuple(0.6 * n for n in range(13)))
-    [draft] = drafter.propose([one], [dear], lambda *_: True)
-    assert len(draft.tree) - 1 == sum(v > 0.6 for v in sorted(drafter._fused[one.uid].values)[:-1])
+    dear = Budget(8, 12, Prices(0.0, tuple(0.6 * n for n in range(13)), 1.0))
+    [draft] = drafter.propose([one], [dear])
+    chances = one.private[drafter].chances
+    assert len(draft.tree) - 1 == sum(chance > 0.6 for chance in chances[1:])
+    assert draft.chances == tuple(chance for chance in chances if chance > 0.6)
 
 
 def test_what_cannot_be_used_is_refused(guided, pair, tmp_path):
@@ -144,18 +148,21 @@ def test_what_cannot_be_used_is_refused(guided, pair, tmp_path):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             guided([[1]], **wrong)
     with pytest.raises(ConfigError, match="without a datastore"):
-        GuidedRetrieval(pair[0], TreeModel(pair[1]))
+        GuidedRetrieval(pair[0], BestFirst(OrdinaryModel(pair[1])))
+    with pytest.raises(PairingError, match="Chain"):
+        GuidedRetrieval(pair[0], Chain(OrdinaryModel(pair[1])))
     with pytest.raises(ConfigError, match="another tokenizer"):
-        guided([[1]]).check_words({"a": 0})
+        guided([[1]]).check_vocabulary({"a": 0})
     with pytest.raises(ConfigError, match="a target of 4 tokens"):
         where = guided([[1]]).config.datastore
         small = TableLM(torch.zeros(4, 4))
-        GuidedRetrieval(small, TreeModel(small), GuidedRetrieval.Config(datastore=where))
+        inner = BestFirst(OrdinaryModel(small))
+        GuidedRetrieval(small, inner, GuidedRetrieval.Config(datastore=where))
 
 
 def test_below_the_drafters_nodes_a_share_is_of_what_is_left_unsaid():
     """0.3 is left at the root for the half of the occurrences that the drafter does not have."""
-    fused = Fused(from_paths(0, [[1], [2]]), [1.0, 0.5, 0.2])
+    fused = Fused(Draft(from_paths(0, [[1], [2]]), Draw.POINT, chances=(1.0, 0.5, 0.2)))
     fused.tree = from_paths(0, [[1], [2], [3], [1, 4]])
     worth = fused.unsaid([1, 3, 4], [0.5, 0.4, 1.0])
     assert worth == pytest.approx({0: 0.3 / 0.5})

@@ -8,10 +8,10 @@ from small_models import FAMILIES, small
 
 from foretoken.audit import law
 from foretoken.drafters.layer_set import LayerSet, width
-from foretoken.drafters.skip_search import odd_layers
+from foretoken.drafters.parts.skip_search import odd_layers
 from foretoken.engine.assemble import assemble
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.lm.cached import CachedLM
+from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
 from foretoken.types import Draw
 from foretoken.verifiers.recursive import Recursive
@@ -22,18 +22,18 @@ SETS = [(), (1, 2), (0, 1, 2, 3)]
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("skip", [*SETS, None])
 def test_greedy_text_is_plains_for_every_set(family, skip, row, run, plain, prompts):
-    lm = CachedLM(small(family), kernels="dense")
+    lm = open_lm(small(family), kernels="dense")
     make = lambda: [row(p, 61, max_new_tokens=24) for p in prompts]  # noqa: E731
     drafter = LayerSet(lm, LayerSet.Config(skip=skip, window=4, stop_below=0.1))
     found, _ = run(lm, drafter, make(), verifier=Recursive(), depth=6, nodes=16)
     assert found == plain(lm, make())
-    assert drafter.search.cost.passes == drafter.search.tries
-    assert (drafter.search.tries > 0) == (skip is None)
+    assert drafter.layers.shared.cost.passes == drafter.layers.shared.tries
+    assert (drafter.layers.shared.tries > 0) == (skip is None)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_without_skips_every_chain_is_accepted_and_matches(temperature, row, run, prompts):
-    lm = CachedLM(small("llama"), kernels="dense")
+    lm = open_lm(small("llama"), kernels="dense")
     drafter = LayerSet(lm, LayerSet.Config(skip=(), stop_below=0.0))
     rows = [row(p, 61, max_new_tokens=24, temperature=temperature, seed=2) for p in prompts]
     _, records = run(lm, drafter, rows, verifier=Recursive(), depth=5)
@@ -45,8 +45,8 @@ def test_without_skips_every_chain_is_accepted_and_matches(temperature, row, run
     one = row(prompts[1], 61, max_new_tokens=24)
     judged = LayerSet(lm, LayerSet.Config(window=8, skip_ratio=0.0))
     run(lm, judged, [one], verifier=Recursive(), depth=3)
-    lm.prefill(one)
-    assert judged.search.judge(one, frozenset()) == 1.0
+    lm.prefill([one])
+    assert judged.layers.shared.judge(one, frozenset()) == 1.0
 
 
 @pytest.mark.parametrize("setting", ["temperature 1", "temperature 0.7, top-p 0.8"])
@@ -76,9 +76,10 @@ def test_siblings_fill_the_budget_where_the_draft_was_least_sure(temperature, ro
     table = TableLM.random(24, scale=2.0, layers=6)
     drafter = LayerSet(table, LayerSet.Config(skip=(), stop_below=0.0))
     one = row([1, 2, 3], 24, max_new_tokens=30, temperature=temperature, seed=0)
-    table.prefill(one)
+    table.prefill([one])
+    drafter.start(one, None)
     engine = assemble("swift", table, depth=3, nodes=9)
-    (draft,) = drafter.propose([one], engine.controller.budgets([one]), lambda *_: True)
+    (draft,) = drafter.propose([one], engine.controller.budgets([one]))
     children = draft.tree.children()
     assert len(draft.tree) - 1 == 9
     backbone, node = [], 0
@@ -111,9 +112,10 @@ def test_a_draft_ends_with_the_token_it_was_not_sure_of(row):
     for threshold in (0.3, 0.6, 0.9):
         drafter = LayerSet(table, LayerSet.Config(skip=(), stop_below=threshold))
         one = row([1, 2, 3], 12, max_new_tokens=40)
-        table.prefill(one)
+        table.prefill([one])
+        drafter.start(one, None)
         engine = assemble("swift", table, depth=25, nodes=25)
-        (draft,) = drafter.propose([one], engine.controller.budgets([one]), lambda *_: True)
+        (draft,) = drafter.propose([one], engine.controller.budgets([one]))
         nodes, node = [], 0
         while draft.tree.children()[node]:
             node = draft.tree.children()[node][0]
@@ -131,7 +133,7 @@ def test_a_search_keeps_its_best_and_ends(row, run):
     table = TableLM(TableLM.random(24).logits, layers=12, disturbance=6.0)
     config = LayerSet.Config(window=8, patience=12, skip_ratio=0.45)
     drafter = LayerSet(table, config)
-    search = drafter.search
+    search = drafter.layers.shared
     assert search.skipped == frozenset(odd_layers(20)) and search.size == 9
     best, ended_at = [], None
     for seed in range(24):
@@ -151,7 +153,7 @@ def test_short_texts_are_never_searched_on(row, run):
     table = TableLM.random(24, layers=6)
     drafter = LayerSet(table)
     run(table, drafter, [row([1, 2], 24, max_new_tokens=33)], verifier=Recursive(), depth=4)
-    assert drafter.search.tries == 0 and drafter.report() == ""
+    assert drafter.layers.shared.tries == 0 and drafter.report() == ""
 
 
 def test_random_middle_layers_that_add_nothing_are_found(row, run):
@@ -162,14 +164,14 @@ def test_random_middle_layers_that_add_nothing_are_found(row, run):
         for unit in idle:
             layer = model.base_model.layers[1 + unit // 2]
             (layer.mlp.down_proj if unit % 2 else layer.self_attn.o_proj).weight.zero_()
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     config = LayerSet.Config(skip_ratio=0.2, window=8, good_enough=0.99, stop_below=0.0)
     drafter = LayerSet(lm, config)
     for seed in range(4):
         one = row([seed, 5, 7], 61, max_new_tokens=60)
         run(lm, drafter, [one], verifier=Recursive(), depth=3)
-    assert drafter.search.size == 2
-    assert drafter.search.best > 0.99 and drafter.search.done
+    assert drafter.layers.shared.size == 2
+    assert drafter.layers.shared.best > 0.99 and drafter.layers.shared.done
 
 
 def test_a_gaussian_process_suggests_sets_of_the_same_size(row, run):
@@ -178,7 +180,7 @@ def test_a_gaussian_process_suggests_sets_of_the_same_size(row, run):
     config = LayerSet.Config(window=8, bayes_interval=4, most_tries=3)
     drafter = LayerSet(table, config)
     run(table, drafter, [row([1, 2], 24, max_new_tokens=40)], verifier=Recursive(), depth=4)
-    search = drafter.search
+    search = drafter.layers.shared
     assert search.tries == len(search.model.process.space) == 4
     assert len(search.model.suggest(search.size)) == search.size == int(12 * 0.45)
 
@@ -191,10 +193,29 @@ def test_what_makes_no_sense_is_refused():
 
 
 def test_exact_bits_take_a_known_set_only(row, run, plain, prompts):
-    lm = CachedLM(small("llama"), exact_bits=True)
+    lm = open_lm(small("llama"), exact_bits=True)
     with pytest.raises(CapabilityError, match="exact_bits"):
         LayerSet(lm)
     drafter = LayerSet(lm, LayerSet.Config(skip=(1, 2)))
     make = lambda: [row(p, 61, max_new_tokens=16) for p in prompts]  # noqa: E731
     found, _ = run(lm, drafter, make(), verifier=Recursive(), depth=4)
     assert found == plain(lm, make())
+
+
+def test_a_seeded_text_has_a_search_of_its_own(row, run):
+    """Its sampled text must not depend on what was found on the texts of others."""
+    table = TableLM(TableLM.random(24).logits, layers=12, disturbance=6.0)
+    make = lambda: row([1, 2, 3], 24, max_new_tokens=40, temperature=1.0, seed=5)  # noqa: E731
+    config = LayerSet.Config(window=4)
+    alone = run(table, LayerSet(table, config), [make()], verifier=Recursive(), depth=4)[0]
+    drafter = LayerSet(table, config)
+    for seed in range(6):
+        one = row([seed, 2, 3], 24, max_new_tokens=40)
+        run(table, drafter, [one], verifier=Recursive(), depth=4)
+    shared = drafter.layers.shared
+    assert shared.tries > 0 and shared.skipped != frozenset(odd_layers(shared.view.units))
+    tries = shared.tries
+    together = [make(), row([4, 4], 24, max_new_tokens=40)]
+    found, _ = run(table, drafter, together, verifier=Recursive(), depth=4)
+    assert found[0] == alone[0]
+    assert shared.tries > tries, "greedy rows go on searching for all"

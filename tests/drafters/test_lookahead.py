@@ -1,16 +1,13 @@
 import pytest
 import torch
 
-from foretoken.drafters.lookahead import Lookahead
+from foretoken.drafters.lookahead import Lookahead, ends
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
-from foretoken.types import Budget, Verdict
+from foretoken.trees.build import from_paths
+from foretoken.types import Budget, Draft, Draw, Verdict
 
 ROOMY = Budget(20, 200)
-
-
-def always(*_):
-    return True
 
 
 def counting(vocab):
@@ -34,47 +31,51 @@ def path_tokens(tree, node):
 
 def test_a_window_token_sees_the_first_tokens_before_it_and_its_own_column(row):
     drafter, one = started(row, list(range(17)), window=4, ngram=4, guesses=2)
-    columns = [list(column) for column in one.draft.columns]
-    tree = drafter.propose_one(one, ROOMY, always).tree
-    for j, node in enumerate(one.draft.newest):
+    columns = [list(column) for column in one.private[drafter].columns]
+    tree = drafter.propose_one(one, ROOMY).tree
+    assert list(ends(tree, columns)) == [0, 1, 2, 3]
+    for j, node in ends(tree, columns).items():
         firsts = [column[0] for column in columns[: j + 1]]
         assert path_tokens(tree, node) == firsts + columns[j][1:]
         assert tree.depths()[node] == 1 + j + 2, "position L + 1 + r + j"
 
 
 @pytest.mark.parametrize("prompt", [[3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]])
-def test_every_entry_of_the_pool_ends_in_what_the_target_said(row, prompt):
+def test_every_entry_of_the_pool_ends_in_what_the_target_said(row, step, prompt):
     target = TableLM.random(vocab=20, order=2, seed=4)
     drafter, one = started(row, prompt, from_text=False, window=3, ngram=4, guesses=9)
-    target.prefill(one)
+    target.prefill([one])
     for _ in range(12):
-        draft = drafter.propose_one(one, ROOMY, always)
+        draft = drafter.propose_one(one, ROOMY)
         scores = target.score([one], [draft])
         expected = []
-        for node, column in zip(one.draft.newest, one.draft.columns, strict=True):
+        columns = one.private[drafter].columns
+        for node, column in zip(ends(draft.tree, columns).values(), columns, strict=True):
             context = one.tokens + path_tokens(draft.tree, node)
             said = int(target.after(context).argmax())
             expected.append((column[0], (*column[1:], said)))
         target.commit([one], [()])
         token = int(scores[0].logits[0].argmax())
         one.extend([token])
-        drafter.observe([one], [draft], scores, [Verdict((), token)])
+        drafter.observe(step([one], [draft], [Verdict((), token)], scores))
         for key, rest in expected:
-            assert rest in one.draft.pool[key]
-        assert [column[-1] for column in one.draft.columns] == [rest[-1] for _, rest in expected]
+            assert rest in one.private[drafter].pool[key]
+        assert [column[-1] for column in one.private[drafter].columns] == [
+            rest[-1] for _, rest in expected
+        ]
 
 
-def test_accepted_tokens_move_the_window_on(row):
+def test_accepted_tokens_move_the_window_on(row, step):
     target = counting(20)
     drafter, one = started(row, list(range(17)), window=4, ngram=4, guesses=2)
-    target.prefill(one)
-    draft = drafter.propose_one(one, ROOMY, always)
-    before = [column[1:] for column in one.draft.columns]
+    target.prefill([one])
+    draft = drafter.propose_one(one, ROOMY)
+    before = [column[1:] for column in one.private[drafter].columns]
     scores = target.score([one], [draft])
     target.commit([one], [()])
     one.extend([17, 18, 19])
-    drafter.observe([one], [draft], scores, [Verdict((1, 2), 19)])
-    after = one.draft.columns
+    drafter.observe(step([one], [draft], [Verdict((1, 2), 19)], scores))
+    after = one.private[drafter].columns
     assert len(after) == 4
     assert [column[:2] for column in after[:2]] == before[2:]
     assert all(len(column) == 3 for column in after)
@@ -82,8 +83,8 @@ def test_accepted_tokens_move_the_window_on(row):
 
 def test_the_pool_keeps_the_newest_and_follows_the_text(row):
     drafter, one = started(row, [1, 5, 1, 6, 1, 7, 1, 5, 1], window=0, ngram=2, guesses=2)
-    assert one.draft.pool[1] == [(5,), (7,)]
-    assert drafter.propose_one(one, ROOMY, always).tree.tokens == (1, 5, 7)
+    assert one.private[drafter].pool[1] == [(5,), (7,)]
+    assert drafter.propose_one(one, ROOMY).tree.tokens == (1, 5, 7)
 
 
 def test_a_loop_is_followed_as_far_as_an_entry_reaches(row, run):
@@ -98,22 +99,40 @@ def test_a_loop_is_followed_as_far_as_an_entry_reaches(row, run):
 
 def test_without_window_and_text_nothing_is_drafted(row):
     drafter, one = started(row, [1, 2, 1, 2, 1], window=0, from_text=False)
-    assert len(drafter.propose_one(one, ROOMY, always).tree) == 1
+    assert len(drafter.propose_one(one, ROOMY).tree) == 1
     drafter, one = started(row, [1, 2, 1, 2, 1], window=0, guesses=0)
-    assert len(drafter.propose_one(one, ROOMY, always).tree) == 1
+    assert len(drafter.propose_one(one, ROOMY).tree) == 1
 
 
 def test_every_budget_is_kept_and_columns_ride_whole_or_not_at_all(row):
     drafter, one = started(row, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 3)
     for depth in (0, 1, 3, 4, 6, 10, 30):
         for nodes in (0, 1, 4, 9, 30, 56, 200):
-            tree = drafter.propose_one(one, Budget(depth, nodes), always).tree
+            tree = drafter.propose_one(one, Budget(depth, nodes)).tree
             assert len(tree) - 1 <= nodes and max(tree.depths()) <= depth
-            for at, node in enumerate(one.draft.newest):
-                assert path_tokens(tree, node)[-3:] == one.draft.columns[at][1:]
-            assert len(one.draft.newest) <= max(depth - 3, 0)
-    drafter.propose_one(one, Budget(10, 56), always)
-    assert len(one.draft.newest) == 7
+            columns = one.private[drafter].columns
+            newest = ends(tree, columns)
+            for at, node in newest.items():
+                assert path_tokens(tree, node)[-3:] == columns[at][1:]
+            assert len(newest) <= max(depth - 3, 0)
+    tree = drafter.propose_one(one, Budget(10, 56)).tree
+    assert len(ends(tree, columns)) == 7
+
+
+def test_a_column_that_another_tree_left_out_waits(row, step):
+    """A fusion may score a part of the window only, at other nodes."""
+    target = counting(20)
+    drafter, one = started(row, list(range(17)), window=2, ngram=3, guesses=2)
+    target.prefill([one])
+    drafter.propose_one(one, ROOMY)
+    first, second = (list(column) for column in one.private[drafter].columns)
+    cut = Draft(from_paths(16, [[3, 3], [first[0], second[0], second[1]]]), Draw.POINT)
+    scores = target.score([one], [cut])
+    target.commit([one], [()])
+    one.extend([17])
+    drafter.observe(step([one], [cut], [Verdict((), 17)], scores))
+    said = (second[1] + 1) % 20
+    assert one.private[drafter].columns == [first, [second[1], said]]
 
 
 @pytest.mark.parametrize("config", [{}, {"window": 2, "ngram": 2, "guesses": 1}])

@@ -4,7 +4,7 @@ import torch
 from foretoken.drafters.prompt_lookup import NgramIndex, PromptLookup, continuation
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
-from foretoken.types import Budget, Draw
+from foretoken.types import Budget, Draw, Shape
 
 
 def brute_force(tokens, shortest, longest, limit):
@@ -63,7 +63,7 @@ def test_the_draft_continues_the_latest_longest_match(row):
     drafter = PromptLookup()
     one = row([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], 12, max_new_tokens=30)
     drafter.start(one, None)
-    draft = drafter.propose_one(one, Budget(3, 3), lambda *_: True)
+    draft = drafter.propose_one(one, Budget(3, 3))
     assert draft.draw is Draw.POINT and draft.q is None
     assert draft.tree.tokens == (3, 4, 9, 2)  # after (1, 2, 3), not after the later (2, 3)
     assert draft.tree.is_chain
@@ -73,19 +73,19 @@ def test_no_match_and_no_budget_give_the_root_alone(row):
     drafter = PromptLookup()
     one = row([1, 2, 3], 12, max_new_tokens=30)
     drafter.start(one, None)
-    assert len(drafter.propose_one(one, Budget(3, 3), lambda *_: True).tree) == 1
+    assert len(drafter.propose_one(one, Budget(3, 3)).tree) == 1
     one.extend([1])
-    assert len(drafter.propose_one(one, Budget(0, 0), lambda *_: True).tree) == 1
-    assert len(drafter.propose_one(one, Budget(2, 2), lambda *_: True).tree) == 3
+    assert len(drafter.propose_one(one, Budget(0, 0)).tree) == 1
+    assert len(drafter.propose_one(one, Budget(2, 2)).tree) == 3
 
 
 def test_several_matches_make_a_trie_within_the_node_budget(row):
     drafter = PromptLookup(PromptLookup.Config(matches=3))
-    assert drafter.trees
+    assert drafter.traits.shape is Shape.TREE
     one = row([1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2], 12, max_new_tokens=30)
     drafter.start(one, None)
     for nodes in range(1, 10):
-        tree = drafter.propose_one(one, Budget(3, nodes), lambda *_: True).tree
+        tree = drafter.propose_one(one, Budget(3, nodes)).tree
         assert len(tree) <= nodes + 1
         assert all(parent < node for node, parent in enumerate(tree.parents))
         assert max(tree.depths()) <= 3

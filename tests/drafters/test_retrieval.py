@@ -28,7 +28,7 @@ def stored(tmp_path):
 
 
 def guess(drafter, row, depth=10, nodes=64):
-    return drafter.propose_one(row, Budget(depth, nodes), lambda *_: True)
+    return drafter.propose_one(row, Budget(depth, nodes))
 
 
 def test_what_followed_most_often_comes_first(stored, row):
@@ -67,7 +67,7 @@ def test_greedy_text_is_plains_whatever_is_stored(stored, run, plain, row, promp
     expected = plain(target, rows())
     rng = np.random.default_rng(0)
     documents = {
-        "nothing": [],
+        "nothing": [[0]],  # which nothing follows
         "noise": [rng.integers(0, VOCAB, 60).tolist() for _ in range(40)],
         "the text": [[*p, *text] for p, text in zip(prompts, expected, strict=True)],
     }[content]
@@ -111,4 +111,4 @@ def test_what_cannot_be_used_is_refused(stored, tmp_path):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Retrieval(TableLM.random(VOCAB), Retrieval.Config(datastore=where, **wrong))
     with pytest.raises(ConfigError, match="another tokenizer"):
-        drafter.check_words({"a": 0, "b": 11})
+        drafter.check_vocabulary({"a": 0, "b": 11})

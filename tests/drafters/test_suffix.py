@@ -12,10 +12,6 @@ from foretoken.types import Budget, Finish
 ROOMY = Budget(32, 32)
 
 
-def always(*_):
-    return True
-
-
 def started(row, tokens, vocab=50, **config):
     drafter = SuffixDecoding(SuffixDecoding.Config(**config))
     one = row(tokens, vocab, max_new_tokens=500)
@@ -24,7 +20,7 @@ def started(row, tokens, vocab=50, **config):
 
 
 def tree_of(drafter, one, budget=ROOMY):
-    return drafter.propose_one(one, budget, always).tree
+    return drafter.propose_one(one, budget).tree
 
 
 class Trie:
@@ -84,7 +80,7 @@ def test_a_tree_promises_at_least_what_the_chain_does(row):
         scores = []
         for branching in (True, False):
             drafter, one = started(row, text, branching=branching)
-            scores.append(drafter.speculate(one.draft, one, ROOMY, 1).score)
+            scores.append(drafter.speculate(one.private[drafter], one, ROOMY, 1)[0])
             tree = tree_of(drafter, one)
             assert branching or tree.is_chain
         assert scores[0] >= scores[1] - 1e-12
@@ -134,15 +130,17 @@ def test_the_better_of_request_and_answers_is_taken(row):
     assert tree_of(drafter, one).tokens == (2, 7, 8)  # seen once in a whole text: score 2
 
 
-def test_answers_are_remembered_once_complete_and_only_if_asked(row):
+def test_answers_are_remembered_once_complete_and_only_if_asked(row, step):
     for remember, finish, size in (
         (100, Finish("stop"), 4),
         (100, None, 0),
+        (100, Finish("cancelled"), 0),
+        (100, Finish("error"), 0),
         (0, Finish("stop"), 0),
     ):
         drafter, one = started(row, [1, 2], remember=remember)
         one.extend([5, 6, 7])
-        drafter.observe([one], [], [], [])
+        drafter.observe(step([one], [], []))
         one.finish = finish
         drafter.finish(one)
         assert len(drafter.answers) == size

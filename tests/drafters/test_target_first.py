@@ -5,6 +5,8 @@ import pytest
 from foretoken.audit.law import BOUND, law_gap
 from foretoken.audit.rows import seeded_rows, write
 from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
+from foretoken.engine.promise import promise_of_row
 from foretoken.errors import PairingError
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS
@@ -39,7 +41,7 @@ def test_two_candidates_change_it():
         lambda: engine((2, 1)), TableLM.random(3, seed=21), {"temperature": 1.0}, tokens=4
     )
     assert gap.variation > 0.01
-    assert not METHODS["mcsd-target-init"].lossless
+    assert not promise_of_row(METHODS["mcsd-target-init"]).lossless
 
 
 def test_greedy_text_of_one_candidate_is_plains():
@@ -54,9 +56,9 @@ def test_a_step_ends_behind_a_scored_token_and_drafts_from_there():
     built = engine((2, 2, 1), 4)
     steps = []
     for row in seeded_rows(PROMPTS, SamplingParams(max_new_tokens=60, temperature=1.0), 4):
-        for record in built.run([row]):
+        for record in decode([row], built):
             steps.append((record.drafts[0], record.verdicts[0]))
-    known = [(draft, verdict) for draft, verdict in steps if draft.draw.value == "distinct"]
+    known = [(draft, verdict) for draft, verdict in steps if draft.draw.value == "target"]
     assert len(known) > len(steps) / 2
     for draft, verdict in known:
         if len(draft.tree) > 1:
@@ -71,7 +73,7 @@ def test_more_candidates_are_accepted_longer():
         built = engine((width, 1, 1, 1), 8)
         emitted = steps = 0
         for row in seeded_rows(PROMPTS * 12, SamplingParams(max_new_tokens=60, temperature=1.0), 8):
-            for record in built.run([row]):
+            for record in decode([row], built):
                 emitted, steps = emitted + len(record.emitted[0]), steps + 1
         means.append(emitted / steps)
     assert means == sorted(means) and means[-1] > 1.1 * means[0]
@@ -80,5 +82,5 @@ def test_more_candidates_are_accepted_longer():
 def test_the_rule_takes_no_other_drafts():
     """An ordinary first layer would be believed untested."""
     models = TableLM.random(3, seed=21), TableLM.random(3, seed=22)
-    with pytest.raises(PairingError, match="untested"):
+    with pytest.raises(PairingError, match="target candidates only"):
         assemble("mcsd", *models, verifier="target_first")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from foretoken.drafters.adjacency import UNKNOWN
+from foretoken.drafters.parts.adjacency import UNKNOWN
 from foretoken.drafters.token_recycling import PAPER, RankShapes, TokenRecycling
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
@@ -9,10 +9,6 @@ from foretoken.trees.templates import Template, level_order
 from foretoken.types import Budget, Draft, Draw, Scores, TokenTree, Verdict
 
 WHOLE = Budget(6, 80)
-
-
-def always(*_):
-    return True
 
 
 def cycle(period, vocab, jitter=0.0, seed=0):
@@ -50,16 +46,16 @@ def test_greedy_text_is_plains_for_any_matrix(prompts, row, run, plain, content,
     assert found == plain(target, make())
 
 
-def test_after_a_step_the_rows_of_scored_tokens_are_the_targets_top(row):
+def test_after_a_step_the_rows_of_scored_tokens_are_the_targets_top(row, step):
     target = TableLM.random(vocab=40, order=1, seed=2)
     drafter = TokenRecycling(target, TokenRecycling.Config(from_prompt=False))
     one = row([3, 4], 40, max_new_tokens=9)
     tree = TokenTree((4, 7, 9, 7, 30, 30), (-1, 0, 0, 1, 2, 3))
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
     drafter.start(one, None)
-    drafter.propose_one(one, WHOLE, always)
+    drafter.propose_one(one, WHOLE)
     draft = Draft(tree, Draw.POINT)
-    drafter.observe([one], [draft], [Scores(logits)], [Verdict((1,), 5)])
+    drafter.observe(step([one], [draft], [Verdict((1,), 5)], [Scores(logits)]))
     top = logits.topk(8).indices.tolist()
     assert drafter.known.followers(4) == top[0]
     assert drafter.known.followers(9) == top[2]
@@ -96,18 +92,18 @@ def test_a_prompt_says_what_follows_tokens_never_scored(row):
     one = row([1, 2, 3, 1, 4, 1], 20, max_new_tokens=9)
     drafter.start(one, None)
     assert drafter.known.followers(1) == [4, 2], "the latest leads"
-    tree = drafter.propose_one(one, WHOLE, always).tree
+    tree = drafter.propose_one(one, WHOLE).tree
     assert set(tree.tokens[1:3]) == {4, 2}
     silent = TokenRecycling(TableLM.random(20), TokenRecycling.Config(from_prompt=False))
     silent.start(one, None)
-    assert len(silent.propose_one(one, WHOLE, always).tree) == 1, "nothing known, nothing drafted"
+    assert len(silent.propose_one(one, WHOLE).tree) == 1, "nothing known, nothing drafted"
 
 
 def test_nothing_follows_an_end_token(row):
     drafter = TokenRecycling(TableLM.random(20))
     one = row([1, 2, 3, 1], 20, max_new_tokens=9, eos=frozenset({2}))
     drafter.start(one, None)
-    assert drafter.propose_one(one, WHOLE, always).tree.tokens == (1, 2)
+    assert drafter.propose_one(one, WHOLE).tree.tokens == (1, 2)
 
 
 def test_every_budget_is_kept(row):
@@ -125,7 +121,7 @@ def test_every_budget_is_kept(row):
             Budget(1, 80),
             *(Budget(depth, nodes) for depth in (2, 6, 9) for nodes in (1, 5, 16, 79, 80, 200)),
         ):
-            tree = drafter.propose_one(one, budget, always).tree
+            tree = drafter.propose_one(one, budget).tree
             assert len(tree) - 1 <= budget.nodes and max(tree.depths()) <= budget.depth
             sizes.append(len(tree) - 1)
         assert sizes[:4] == [0, 0, 0, 8]
@@ -146,7 +142,7 @@ def test_a_template_may_ask_for_more_ranks_than_are_kept(row):
     drafter = TokenRecycling(cycle(5, 5), TokenRecycling.Config(keep=2, template=((3,), (0,))))
     drafter.known.put(1, [2, 3])
     one = row([1], 5, max_new_tokens=9)
-    assert drafter.propose_one(one, WHOLE, always).tree.tokens == (1, 2)
+    assert drafter.propose_one(one, WHOLE).tree.tokens == (1, 2)
 
 
 def test_the_matrix_is_small_and_impossible_options_are_refused():

@@ -1,14 +1,16 @@
 import pytest
 
 from foretoken.audit.fixtures import needed
+from foretoken.contract import Guided
 from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.fixed import Fixed
-from foretoken.drafters.chain_model import ChainModel
+from foretoken.drafters.growers.chain import Chain
 from foretoken.engine.assemble import assemble, config_fields
-from foretoken.engine.loop import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
-from foretoken.methods import CONTROLLERS, METHODS
+from foretoken.methods import CONTROLLERS, METHODS, needs_draft
+from foretoken.types import Shape
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.recursive import Recursive
 
@@ -19,9 +21,13 @@ def tables(vocab=5, draft=5):
     return TableLM.random(vocab=vocab, seed=0), TableLM.random(vocab=draft, seed=1)
 
 
+def shows_states(drafter):
+    return isinstance(drafter, Guided) and drafter.model.hidden_size > 0
+
+
 def built(name, controller=None, **options):
     target, draft = tables()
-    models = (target, draft) if METHODS[name].needs_draft else (target,)
+    models = (target, draft) if needs_draft(METHODS[name]) else (target,)
     options = {**needed(METHODS[name], 5, controller), **options}
     return assemble(name, *models, controller=controller, **options)
 
@@ -30,7 +36,8 @@ def built(name, controller=None, **options):
 @pytest.mark.parametrize("name", [n for n, row in METHODS.items() if row.writes == "text"])
 def test_every_method_is_built_with_every_controller_that_fits(name, controller):
     drafter = built(name, "fixed").drafter
-    refusal = "shows none" if drafter.hidden_from is None else "one chain" if drafter.trees else ""
+    trees = drafter.traits.shape is Shape.TREE
+    refusal = "shows none" if not shows_states(drafter) else "one chain" if trees else ""
     if refusal and (controller == "acceptance_head" or (controller, refusal) == BLIND):
         with pytest.raises(PairingError, match=refusal):
             built(name, controller)
@@ -40,12 +47,12 @@ def test_every_method_is_built_with_every_controller_that_fits(name, controller)
     place = CONTROLLERS[controller or METHODS[name].controller]
     assert type(engine.controller).__name__ == place.split(":")[1]
     if controller == "cost_model":
-        assert engine.controller.branching is engine.drafter.trees
+        assert engine.controller.traits is engine.drafter.traits
 
 
 def test_options_reach_the_part_that_knows_them():
     engine = built("chain", depth=3, nodes=7)
-    assert isinstance(engine.drafter, ChainModel) and isinstance(engine.controller, Fixed)
+    assert isinstance(engine.drafter, Chain) and isinstance(engine.controller, Fixed)
     assert (engine.controller.config.depth, engine.controller.config.nodes) == (3, 7)
     assert isinstance(engine.verifier, Block)
     assert isinstance(built("chain", verifier="recursive").verifier, Recursive)
@@ -82,10 +89,10 @@ def test_an_unknown_option_is_refused_with_the_nearest_name_and_the_list():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"depth": "three"}, "int"),
-        ({"depth": 2.5}, "int"),
-        ({"depth": True}, "int"),
-        ({"nodes": "all"}, "int"),
+        ({"depth": "three"}, "a whole number"),
+        ({"depth": 2.5}, "a whole number"),
+        ({"depth": True}, "a whole number"),
+        ({"nodes": "all"}, "a whole number"),
     ],
 )
 def test_a_value_of_another_type_is_refused(options, told):
@@ -132,11 +139,8 @@ def test_option_names_of_a_method_never_collide():
     for name, row in METHODS.items():
         for controller in CONTROLLERS if row.writes == "text" else (row.controller,):
             fields = config_fields(name, controller)
-            assert {field.part for field in fields.values()} <= {
-                "drafter",
-                "verifier",
-                "controller",
-            }
+            parts = {field.part for field in fields.values()}
+            assert parts <= {"model", "drafter", "verifier", "controller"}
     fields = config_fields("prompt-lookup")
     assert fields["max_ngram"].part == "drafter" and fields["max_ngram"].default == 3
-    assert fields["depth"].part == "controller" and fields["depth"].type == "int"
+    assert fields["depth"].part == "controller" and fields["depth"].kind == "int"

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import foretoken
-from foretoken.bench.rows import parse_methods
 from foretoken.engine.assemble import assemble
 from foretoken.engine.beam_session import BeamSession
 from foretoken.engine.session import Session
@@ -86,7 +85,6 @@ def test_what_beams_cannot_do_is_refused_with_the_way_out(spec):
         (lambda: spec.using("dsbd", nodes=8), "num_beams"),
         (lambda: spec.using("dsbd", controller="cost_model"), "controller='fixed'"),
         (lambda: foretoken.custom_generate("beam-sampling"), "foretoken.load"),
-        (lambda: parse_methods("plain,beam-sampling"), "benchmarks/beams.py"),
     ):
         with pytest.raises(ConfigError) as refused:
             asked()

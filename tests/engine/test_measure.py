@@ -1,11 +1,12 @@
 import pytest
 
 from foretoken.audit.fixtures import needed
-from foretoken.engine import measure
+from foretoken.engine import measure, step
 from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import DEPTHS, SIZES, measure_costs
 from foretoken.lm.table import TableLM
-from foretoken.methods import METHODS
+from foretoken.methods import METHODS, needs_draft
+from foretoken.types import Shape
 
 
 class Clock:
@@ -24,15 +25,16 @@ class Timed(TableLM):
         self.clock, self.base, self.node = clock, base, node
         return self
 
-    def grow(self, rows, tokens, parents):
+    def grow(self, rows, tokens, parents, taps=()):
         self.clock.now += self.base + self.node * sum(len(row) for row in tokens)
-        return super().grow(rows, tokens, parents)
+        return super().grow(rows, tokens, parents, taps)
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(measure, "perf_counter", clock)
+    for module in (measure, step):
+        monkeypatch.setattr(module, "perf_counter", clock)
     return clock
 
 
@@ -44,7 +46,7 @@ def pair(clock, base=1e-3, node=1e-4):
 @pytest.mark.parametrize("name", [n for n, row in METHODS.items() if row.writes == "text"])
 def test_costs_are_what_the_forwards_take(clock, name):
     target, draft = pair(clock)
-    models = (target, draft) if METHODS[name].needs_draft else (target,)
+    models = (target, draft) if needs_draft(METHODS[name]) else (target,)
     engine = assemble(name, *models, **needed(METHODS[name], 12))
     costs = measure_costs(engine)
     assert set(SIZES) <= set(costs.target)
@@ -52,14 +54,16 @@ def test_costs_are_what_the_forwards_take(clock, name):
         assert seconds == pytest.approx(1e-3 + 1e-4 * size)
     for depth, seconds in costs.draft.items():  # one draft forward per level
         forwards = depth + (name == "specee")  # candidates for the token behind the chain too
-        expected = pytest.approx(2e-4 * forwards if METHODS[name].needs_draft else 0.0)
+        expected = pytest.approx(2e-4 * forwards if needs_draft(METHODS[name]) else 0.0)
         # Levels that come from elsewhere cost no forward.
         assert seconds == expected or (METHODS[name].inner and 0 < seconds < 2e-4 * depth)
     if name == "del":  # ends its drafts by a rule of its own
         assert costs.draft and set(costs.draft) <= set(range(1, 13))
     elif name == "specee":  # drafts no further than its own `chain`
         assert set(costs.draft) == {1, 2, 3}
-    elif not engine.drafter.trees:  # a tree may be less deep than it was allowed to be
+    elif (
+        engine.drafter.traits.shape is Shape.CHAIN
+    ):  # a tree may be less deep than it was allowed to be
         expected = set() if name == "plain" else {depth for depth in DEPTHS if depth <= 12}
         assert set(costs.draft) == expected
     assert target.rows_held == draft.rows_held == 0
@@ -97,6 +101,6 @@ def test_a_row_in_flight_is_left_alone(clock):
     target, draft = pair(clock)
     params = SamplingParams()
     row = DecodeState([1, 2, 3], 3, params, SeededCoins(0), Warp(params, 3, 12))
-    target.prefill(row)
+    target.prefill([row])
     measure_costs(assemble("chain", target, draft))
     assert target.cached(row) == [1, 2] and target.rows_held == 1 and draft.rows_held == 0

@@ -15,6 +15,8 @@ from foretoken.audit.rows import make_row, seeded_rows, write
 from foretoken.coins import SeededCoins
 from foretoken.engine import overlap
 from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
+from foretoken.engine.overlap import OverlapEngine
 from foretoken.engine.record import Recorder
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.table import TableLM
@@ -101,24 +103,24 @@ def test_enumeration_sees_a_rejected_token_that_is_tried_again(monkeypatch):
 
     The first of these tokens may have been judged: given that it was rejected it has another law.
     """
-    step = overlap.step
+    advance, both, made = OverlapEngine.advance, OverlapEngine.both, []
 
-    def careless(rows, engine, both, pending):
-        made = []
+    def watched(engine, propose, score):
+        made.append(both(engine, propose, score))
+        return made[0]
 
-        def watched(propose, score):
-            made.append(both(propose, score))
-            return made[0]
-
-        record = step(rows, engine, watched, pending)
+    def careless(engine, rows):
+        made.clear()
+        step = advance(engine, rows)
         [row] = rows
-        if row.uid not in pending and row.finish is None and made:
+        if row.uid not in engine.pending and row.finish is None and made:
             [ahead] = made[0].ahead
             tree = chain(row.tokens[-1], ahead.tree.tokens[1:])
-            pending[row.uid] = Draft(tree, ahead.draw, ahead.q)
-        return record
+            engine.pending[row.uid] = Draft(tree, ahead.draw, ahead.q)
+        return step
 
-    monkeypatch.setattr(overlap, "step", careless)
+    monkeypatch.setattr(OverlapEngine, "both", watched)
+    monkeypatch.setattr(OverlapEngine, "advance", careless)
 
     def build():
         return pearl(TableLM.random(2, seed=21), TableLM.random(2, seed=22), 2)
@@ -153,7 +155,7 @@ def test_greedy_text_is_plains(depth, draft):
 def test_rows_of_a_batch_are_in_different_modes():
     params = SamplingParams(max_new_tokens=40, temperature=1.0)
     rows = seeded_rows(PROMPTS, params, 12)
-    sizes = [[len(d.tree) for d in r.drafts] for r in pearl(*pair(), 4).run(rows)]
+    sizes = [[len(d.tree) for d in r.drafts] for r in decode(rows, pearl(*pair(), 4))]
     assert any(1 in now and 4 in now for now in sizes)
 
 
@@ -163,7 +165,7 @@ def test_rows_of_a_batch_are_in_different_modes():
 def run_one(engine, tokens, temperature=0.0, seed=0):
     params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
     row = make_row((0, 1), params, SeededCoins(seed), 12)
-    return row, list(engine.run([row]))
+    return row, list(decode([row], engine))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -217,7 +219,7 @@ def test_accepted_runs_do_not_end_with_the_draft():
 def test_emulation_models_the_time_of_two_devices(how):
     row = make_row((0, 1), SamplingParams(max_new_tokens=30, temperature=1.0), SeededCoins(0), 12)
     recorder, hidden = Recorder([row]), 0.0
-    for record in pearl(*pair(), 4, how).run([row]):
+    for record in decode([row], pearl(*pair(), 4, how)):
         recorder(record)
         times = record.times
         if how == "emulated" and len(row.tokens) < 24:  # near the end nothing is drafted
@@ -246,7 +248,7 @@ def test_both_models_are_at_work_at_once():
     target, draft = (Meeting(lm.logits) for lm in pair())
     target.barrier = draft.barrier = threading.Barrier(2)
     params = SamplingParams(max_new_tokens=50, temperature=1.0)
-    records = pearl(target, draft, 1, "threads").run(seeded_rows(PROMPTS[:2], params, 12))
+    records = decode(seeded_rows(PROMPTS[:2], params, 12), pearl(target, draft, 1, "threads"))
     for _ in range(5):  # a step is one forward of each; nothing would come if they took turns
         next(records)
     records.close()
@@ -265,7 +267,7 @@ def test_each_worker_has_half_of_torchs_threads_and_gives_them_back():
     torch.set_num_threads(4)
     try:
         target, draft = (Counting(lm.logits) for lm in pair())
-        records = pearl(target, draft, 2, "threads").run(seeded_rows(PROMPTS, PARAMS, 12))
+        records = decode(seeded_rows(PROMPTS, PARAMS, 12), pearl(target, draft, 2, "threads"))
         next(records)
         assert target.seen == ("foretoken-target_0", 2)
         assert draft.seen == ("foretoken-draft_0", 2)
@@ -305,7 +307,7 @@ def test_an_error_in_a_worker_surfaces_and_frees_the_rows(who, how):
 @both_ways
 def test_closing_early_joins_the_workers_and_frees_the_rows(how):
     target, draft = pair()
-    records = pearl(target, draft, 3, how).run(seeded_rows(PROMPTS, PARAMS, 12))
+    records = decode(seeded_rows(PROMPTS, PARAMS, 12), pearl(target, draft, 3, how))
     for _ in range(3):
         next(records)
     assert target.rows_held == draft.rows_held == len(PROMPTS)

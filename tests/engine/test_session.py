@@ -1,5 +1,6 @@
 """The front door: prompts, options, streams, batches, limits and counts."""
 
+import copy
 import json
 import shutil
 import time
@@ -65,8 +66,7 @@ def test_a_batch_is_ordered_ragged_and_equal_to_each_row_alone(sessions, method,
 
 
 def test_more_prompts_than_rows_take_turns(spec):
-    narrow = spec.using("chain")
-    narrow.max_rows = 2
+    narrow = spec.using("chain", max_rows=2)
     prompts = [PROMPT[: 3 + i] for i in range(5)]
     assert [r.tokens for r in narrow.generate(prompts, 12)] == [
         spec.generate(p, 12).tokens for p in prompts
@@ -175,7 +175,26 @@ def test_the_context_ends_a_text(spec):
     longest = spec.target.max_length
     ids = (ids_of(spec, PROMPT) * 100)[: longest - 3]
     out = spec.generate(ids, 50)
-    assert len(out.tokens) == 4 and out.finish_reason == "length"  # the last one is not fed
+    assert len(out.tokens) == 4 and out.finish_reason == "context"  # the last one is not fed
+    assert spec.generate(ids, 4).finish_reason == "length"
+
+
+def test_a_result_becomes_plain_values(spec):
+    out = spec.generate(PROMPT, 9)
+    told = json.loads(json.dumps(out.to_dict()))
+    assert told["tokens"] == out.tokens and told["text"] == out.text
+    assert told["finish_reason"] == "length"
+    assert told["stats"]["tokens"] == 9 and "steps" not in told
+
+
+def test_results_and_sessions_say_what_they_are_on_one_line(spec):
+    out = spec.generate(PROMPT, 200, ignore_eos=True)
+    assert repr(out).startswith("Result('") and "200 tokens" in repr(out)
+    assert "finish_reason='length'" in repr(out) and len(repr(out)) < 300
+    assert repr(spec) == (
+        "Session(method='chain', target=LlamaForCausalLM, draft=LlamaForCausalLM, "
+        "with a tokenizer, lossless: the target's own law)"
+    )
 
 
 def test_statistics_add_up(spec):
@@ -234,12 +253,64 @@ def test_without_a_tokenizer_ids_work_and_texts_are_refused(tiny_pair):
 
 
 def test_a_closed_session_gives_loaded_models_back_as_they_were(tiny_pair):
-    target, draft = tiny_pair
+    target, draft = (copy.deepcopy(model) for model in tiny_pair)
     before = [sorted(module.__dict__) for module in target.modules()]
     with foretoken.load(target, draft=draft, kernels="packed") as session:
         assert len(session.generate([1, 2, 3], 5).tokens) == 5
         assert any("forward" in module.__dict__ for module in target.modules())
     assert [sorted(module.__dict__) for module in target.modules()] == before
+
+
+def test_a_closed_session_and_a_model_in_training_mode_refuse(tiny_pair):
+    target, draft = (copy.deepcopy(model) for model in tiny_pair)
+    with foretoken.load(target, draft=draft, kernels="dense") as session:
+        beside = foretoken.load(target, "prompt-lookup", kernels="dense")
+        text = beside.generate([1, 2, 3], 5).tokens
+        draft.train()
+        for call in (session.generate, session.stream):
+            with pytest.raises(ConfigError, match="training mode"):
+                call([1, 2, 3], 5)
+        draft.eval()
+        assert session.generate([1, 2, 3], 5).tokens == text
+    for call in (session.generate, session.stream):
+        with pytest.raises(ConfigError, match="closed"):
+            call([1, 2, 3], 5)
+    assert beside.generate([1, 2, 3], 5).tokens == text
+    beside.close()
+
+
+class Broken(Exception):
+    """What a caller's own code raises."""
+
+
+class BreaksFor:
+    """A processor that breaks down in one prompt's text, after two tokens."""
+
+    def __init__(self, ids):
+        self.ids, self.asked = ids, 0
+
+    def __call__(self, ids, scores):
+        self.asked += 1
+        if ids[0, : len(self.ids)].tolist() == self.ids and ids.shape[1] > len(self.ids) + 2:
+            raise Broken("own")
+        return scores
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exception_ends_its_batch_passes_unchanged_and_leaves_the_session_usable(
+    sessions, method
+):
+    spec = sessions[method]
+    expected = spec.generate(PROMPT, 12).tokens
+    broken = BreaksFor(ids_of(spec, "on"))
+    with pytest.raises(Broken):
+        spec.generate([PROMPT, "on"], 200, processors=broken)
+    assert broken.asked < 200  # the other row was not written to its end
+    assert spec.engine.idle and spec.target.rows_held == 0
+    assert spec.draft is None or spec.draft.rows_held == 0
+    with pytest.raises(Broken):
+        list(spec.stream("on", 20, processors=broken))
+    assert spec.generate(PROMPT, 12).tokens == expected
 
 
 def test_the_one_shot_form(tiny_pair, byte_tokenizer, spec):

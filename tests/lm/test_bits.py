@@ -11,11 +11,12 @@ from families import tiny
 
 from foretoken.coins import SeededCoins
 from foretoken.errors import CapabilityError
-from foretoken.lm import bits
-from foretoken.lm.bits import Order, Span
-from foretoken.lm.bits_probe import noise, probe_span, sums_in_order
-from foretoken.lm.cached import CachedLM
-from foretoken.lm.fast import installed
+from foretoken.lm.kernels import bits
+from foretoken.lm.kernels.bits import Order, Span
+from foretoken.lm.kernels.bits_probe import noise, probe_span, sums_in_order
+from foretoken.lm.kernels.choosing import installed
+from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime.cached import CachedLM
 from foretoken.types import DecodeState, Draft, Draw, SamplingParams, TokenTree
 
 PROMISED = ["llama", "qwen3", "gpt_neox", "phi3", "opt"]
@@ -30,7 +31,7 @@ def exact():
     def get(family: str) -> CachedLM:
         if family not in made:
             try:
-                made[family] = CachedLM(tiny(family), exact_bits=True)
+                made[family] = open_lm(tiny(family), exact_bits=True)
             except CapabilityError as refusal:
                 pytest.skip(f"this machine makes no promise: {refusal}")
         lm = made[family]
@@ -44,7 +45,7 @@ def row_of(lm: CachedLM, tokens: list[int]) -> DecodeState:
     row = DecodeState(
         list(tokens), len(tokens), SamplingParams(max_new_tokens=999), SeededCoins(0), None
     )
-    lm.prefill(row)
+    lm.prefill([row])
     return row
 
 
@@ -133,7 +134,7 @@ def test_rows_of_a_ragged_batch_have_the_bits_they_have_alone(exact, family):
 
 def test_without_the_mode_bits_do_differ():
     """The property is no accident of small models: the usual attention and products lack it."""
-    lm = CachedLM(tiny("llama"), kernels="dense")
+    lm = open_lm(tiny("llama"), kernels="dense")
     [text] = texts_of([150])
     plain, _ = decode(lm, [text], [100], 1, 0, seed=0)
     lm.reset()
@@ -156,7 +157,7 @@ def test_a_width_whose_activation_rounds_by_place_is_refused_by_name(monkeypatch
     monkeypatch.setitem(families.FAMILIES, "llama", (config, {"intermediate_size": 100}))
     model = tiny("llama")
     try:
-        CachedLM(model, exact_bits=True)
+        open_lm(model, exact_bits=True)
     except CapabilityError as refusal:
         assert "act_fn" in str(refusal) and "width 100" in str(refusal)
         assert not list(installed(model))
@@ -168,18 +169,18 @@ def test_a_width_whose_activation_rounds_by_place_is_refused_by_name(monkeypatch
 def test_mixtures_of_experts_are_refused(family):
     model = tiny(family)
     with pytest.raises(CapabilityError, match="experts"):
-        CachedLM(model, exact_bits=True)
+        open_lm(model, exact_bits=True)
     assert not list(installed(model))
 
 
 def test_other_types_are_refused():
     with pytest.raises(CapabilityError, match="float32"):
-        CachedLM(tiny("llama").double(), exact_bits=True)
+        open_lm(tiny("llama").double(), exact_bits=True)
 
 
 def test_soft_caps_are_refused():
     with pytest.raises(CapabilityError, match="soft-capped"):
-        CachedLM(tiny("gemma2"), exact_bits=True)
+        open_lm(tiny("gemma2"), exact_bits=True)
 
 
 def test_a_tree_beyond_reach_is_refused(exact):
@@ -196,7 +197,7 @@ def test_closing_gives_the_model_back():
     with torch.inference_mode():
         before = model(torch.tensor([[3, 5, 8]])).logits
     try:
-        lm = CachedLM(model, exact_bits=True)
+        lm = open_lm(model, exact_bits=True)
     except CapabilityError as refusal:
         pytest.skip(str(refusal))
     assert list(installed(model)) and lm.kernels.mode == "packed"

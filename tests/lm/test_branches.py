@@ -7,8 +7,8 @@ import random
 import pytest
 from play import closeness, fresh, random_tokens, row_of
 
-from foretoken.lm.branches import feed, prune
-from foretoken.lm.cached import CachedLM
+from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime.branches import feed, prune
 from foretoken.lm.table import TableLM
 from foretoken.trees.forest import Beam, BeamRow
 
@@ -21,9 +21,10 @@ def play(lm, truth, prompts, seed, rounds=8) -> int:
     dice = random.Random(seed)
     rows = [BeamRow(row_of(prompt), 3) for prompt in prompts]
     for row in rows:
-        lm.prefill(row.state)
+        lm.prefill([row.state])
     compared = 0
     for _ in range(rounds):
+        drafts = []
         for row in rows:  # random texts of one length below the beams
             ends = [beam.node for beam in row.beams]
             for _ in range(dice.randrange(1, 4)):
@@ -31,8 +32,11 @@ def play(lm, truth, prompts, seed, rounds=8) -> int:
                     row.forest.child(dice.choice(ends), dice.randrange(min(4, lm.vocab_size)))
                     for _ in range(3)
                 ]
-            row.draft = sorted(set(ends))
-        wanted = [sorted({beam.node for beam in row.beams} | {*row.draft[:1]}) for row in rows]
+            drafts.append(sorted(set(ends)))
+        wanted = [
+            sorted({beam.node for beam in row.beams} | {*draft[:1]})
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
         held = [row.columns for row in rows]
         states, forests = [row.state for row in rows], [row.forest for row in rows]
         logits = feed(lm, states, forests, held, wanted)
@@ -42,10 +46,10 @@ def play(lm, truth, prompts, seed, rounds=8) -> int:
                 assert closeness(one, right) < CLOSE
                 compared += 1
         cuts = [
-            row.settle([Beam(node, 0.0, 0.0) for node in dice.sample(row.draft, len(row.draft))])
+            row.settle([Beam(node, 0.0, 0.0) for node in dice.sample(draft, len(draft))])
             if dice.random() < 0.7
-            else row.settle([Beam(row.draft[0], 0.0, 0.0)])
-            for row in rows
+            else row.settle([Beam(draft[0], 0.0, 0.0)])
+            for row, draft in zip(rows, drafts, strict=True)
         ]
         prune(lm, states, held, cuts)
     lm.free([row.state for row in rows])
@@ -58,7 +62,7 @@ def test_a_pruned_cache_says_what_fresh_forwards_say(make_tiny, family) -> None:
     model = make_tiny(family)
     dice = random.Random(family)
     prompts = [random_tokens(dice, count) for count in (30, 1, 9)]
-    with CachedLM(model, kernels="dense") as lm:
+    with open_lm(model, kernels="dense") as lm:
         assert play(lm, lambda tokens: fresh(model, tokens)[-1], prompts, family) > 20
 
 
@@ -66,7 +70,7 @@ def test_a_table_that_is_pruned_wrongly_says_so() -> None:
     lm = TableLM.random(5)
     assert play(lm, lm.after, [[1, 2, 3], [4]], 0, rounds=20) > 40
     row = row_of([1, 2])
-    lm.prefill(row)
+    lm.prefill([row])
     lm.grow([row], [[2, 3, 4, 1]], [[-1, 0, 0, 1]])
     for kept, settled in (([0, 3], 0), ([0, 1, 2], 2), ([1], 0), ([1, 0], 0)):
         with pytest.raises(AssertionError):

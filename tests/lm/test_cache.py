@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.lm.cache import SlotCache
+from foretoken.lm.runtime.cache import SlotCache
 
 CPU = torch.device("cpu")
 # heads, key dim, value dim of three layers: the last is of another kind
@@ -88,7 +88,7 @@ def test_a_row_moves_into_a_freed_slot():
     cache = SlotCache(3)
     write(cache, [0], [0], 2)
     given, _ = write(cache, [1], [0], 5)
-    cache.move(1, 0, 5)
+    cache.move(1, 0)
     for i in range(3):
         assert torch.equal(cache.layers[i].values[0, :, :5], given[i][1][0])
 

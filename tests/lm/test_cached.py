@@ -20,9 +20,9 @@ from play import (
 )
 
 from foretoken.errors import CapabilityError
-from foretoken.lm import cached
-from foretoken.lm.cached import CachedLM
-from foretoken.types import NORMED, TokenTree
+from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime import cached
+from foretoken.types import FinalNorm, Layer, TokenTree
 
 CLOSE = 2e-5
 TREES = [*REQUIRED, *FURTHER]
@@ -38,17 +38,17 @@ def keep(lm, row, tree, path, dice):
 def test_trees_in_ragged_batches_equal_fresh_forwards(family, make_tiny):
     dice = random.Random(family)
     model = make_tiny(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     assert lm.caps.tree == "mask" and lm.caps.ragged and lm.vocab_size == VOCAB
     assert lm.plan.own == (family not in OWN_ATTENTION_ONLY)
     rows = [row_of(random_tokens(dice, count)) for count in (1, 23, 9)]
     for row in rows:
-        lm.prefill(row)
+        lm.prefill([row])
     for turn in range(5):
         if turn == 2:  # one leaves, one joins: slots move
             lm.free([rows.pop(0)])
             rows.append(row_of(random_tokens(dice, 14)))
-            lm.prefill(rows[-1])
+            lm.prefill([rows[-1]])
         dice.shuffle(rows)  # any order
         some = rows if turn != 3 else rows[:2]  # any subset
         trees = [random_tree(dice, row.tokens[-1], dice.randrange(1, 13)) for row in some]
@@ -64,10 +64,10 @@ def test_a_tree_grown_in_pieces_equals_fresh_forwards(family, make_tiny):
     """Drafting: single nodes and whole levels are appended, rows stop early, tokens are missing."""
     dice = random.Random(family)
     model = make_tiny(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     rows = [row_of(random_tokens(dice, count)) for count in (4, 17)]
     for row in rows:
-        lm.prefill(row)
+        lm.prefill([row])
     for turn in range(4):
         trees = [
             random_tree(dice, row.tokens[-1], size) for row, size in zip(rows, (14, 9), strict=True)
@@ -75,13 +75,13 @@ def test_a_tree_grown_in_pieces_equals_fresh_forwards(family, make_tiny):
         grown = [[], []]
         for start, stop in ((0, 1), (1, 2), (2, 7), (7, 9), (9, 14)):
             active = [i for i in range(2) if stop <= len(trees[i])]
-            logits = lm.grow(
+            scores = lm.grow(
                 [rows[i] for i in active],
                 [trees[i].tokens[start:stop] for i in active],
                 [trees[i].parents[start:stop] for i in active],
             )
-            for i, scored in zip(active, logits, strict=True):
-                grown[i].append(scored)
+            for i, score in zip(active, scores, strict=True):
+                grown[i].append(score.logits)
         for row, tree, parts in zip(rows, trees, grown, strict=True):
             assert closeness(torch.cat(parts), fresh_tree(model, row.tokens, tree)) < CLOSE
             keep(lm, row, tree, random_path(dice, tree), dice)
@@ -94,12 +94,12 @@ def test_a_tree_grown_in_pieces_equals_fresh_forwards(family, make_tiny):
 def test_families_without_trees_score_chains(family, make_tiny):
     dice = random.Random(family)
     model = make_tiny(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     assert lm.caps.tree == "chain" and not lm.caps.ragged
     assert model.config.model_type in lm.caps.why
     rows = [row_of(random_tokens(dice, count)) for count in (1, 23)]
     for row in rows:
-        lm.prefill(row)
+        lm.prefill([row])
     for _ in range(4):
         trees = [random_chain(dice, row.tokens[-1], dice.randrange(1, 9)) for row in rows]
         scores = lm.score(rows, [point(tree) for tree in trees])
@@ -115,12 +115,12 @@ def test_families_without_trees_score_chains(family, make_tiny):
 def test_long_prompts_are_fed_in_chunks(family, make_tiny):
     dice = random.Random(family)
     model = make_tiny(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     assert lm.plan.own == (family != "bloom")
     row = row_of(random_tokens(dice, 700))
     other = row_of(random_tokens(dice, 40))
-    lm.prefill(other)
-    lm.prefill(row)
+    lm.prefill([other])
+    lm.prefill([row])
     tree = random_chain(dice, row.tokens[-1], 5)
     [score] = lm.score([row], [point(tree)])
     assert closeness(score.logits, fresh_tree(model, row.tokens, tree)) < CLOSE
@@ -135,11 +135,11 @@ def test_longrope_trees_may_cross_the_switch_of_scaling(start, make_tiny):
     """Every node's logits are those of its own text, short of position 40 or beyond it."""
     dice = random.Random(start)
     model = make_tiny("phi3_longrope")
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     assert not lm.caps.ragged
     rows = [row_of(random_tokens(dice, start)), row_of(random_tokens(dice, 25))]
     for row in rows:
-        lm.prefill(row)
+        lm.prefill([row])
     for turn in range(4):
         trees = [random_tree(dice, row.tokens[-1], 9) for row in rows]
         if turn % 2:
@@ -150,7 +150,7 @@ def test_longrope_trees_may_cross_the_switch_of_scaling(start, make_tiny):
                 lm.grow(rows, [t.tokens[a:b] for t in trees], [t.parents[a:b] for t in trees])
                 for a, b in ((0, 1), (1, 5), (5, 9))
             ]
-            scored = [torch.cat(own) for own in zip(*parts, strict=True)]
+            scored = [torch.cat([s.logits for s in own]) for own in zip(*parts, strict=True)]
         for row, tree, logits in zip(rows, trees, scored, strict=True):
             assert closeness(logits, each_node(model, row.tokens, tree)) < CLOSE
             keep(lm, row, tree, random_path(dice, tree), dice)
@@ -161,10 +161,10 @@ def test_a_longrope_prompt_beyond_the_switch_is_fed_at_once(make_tiny, monkeypat
     monkeypatch.setattr(cached, "CHUNK", 16)
     dice = random.Random(1)
     model = make_tiny("phi3_longrope")
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     for count in (35, 90):
         row = row_of(random_tokens(dice, count))
-        lm.prefill(row)
+        lm.prefill([row])
         [score] = lm.score([row], [point(TokenTree((row.tokens[-1],), (-1,)))])
         assert closeness(score.logits, fresh(model, row.tokens)[-1:]) < CLOSE
 
@@ -172,12 +172,12 @@ def test_a_longrope_prompt_beyond_the_switch_is_fed_at_once(make_tiny, monkeypat
 def test_a_cache_far_behind_catches_up(make_tiny):
     dice = random.Random(1)
     model = make_tiny("mistral")
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     row = row_of(random_tokens(dice, 5))
-    lm.prefill(row)
+    lm.prefill([row])
     row.tokens += random_tokens(dice, 600)
-    [logits] = lm.grow([row], [row.tokens[-1:]], [[-1]])
-    assert closeness(logits, fresh(model, row.tokens)[-1:]) < CLOSE
+    [score] = lm.grow([row], [row.tokens[-1:]], [[-1]])
+    assert closeness(score.logits, fresh(model, row.tokens)[-1:]) < CLOSE
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "gemma2"])
@@ -185,11 +185,11 @@ def test_tapped_layers_are_those_of_the_model(family, make_tiny):
     """The input of layer i + 1 is the output of layer i, whatever the family calls it."""
     dice = random.Random(3)
     model = make_tiny(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     row = row_of(random_tokens(dice, 12))
-    seen = lm.prefill(row, taps=(0, -2))
+    [seen] = lm.prefill([row], taps=(Layer(0), Layer(-2)))
     tree = random_chain(dice, row.tokens[-1], 4)
-    [score] = lm.score([row], [point(tree)], taps=(0, -2))
+    [score] = lm.score([row], [point(tree)], taps=(Layer(0), Layer(-2)))
     assert not any(module._forward_hooks for module in model.modules())
     text = row.tokens[:-1] + list(tree.tokens)
     with torch.no_grad():
@@ -203,11 +203,11 @@ def test_tapped_layers_are_those_of_the_model(family, make_tiny):
 def test_the_normed_tap_is_what_the_head_reads(family, make_tiny):
     dice = random.Random(3)
     model = make_tiny(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     row = row_of(random_tokens(dice, 12))
-    lm.prefill(row)
-    [first] = lm.grow_scores([row], [row.tokens[-1:]], [[-1]], (NORMED, -1))
-    [more] = lm.grow_scores([row], [[5, 6]], [[0, 1]], (NORMED, -1))
+    lm.prefill([row])
+    [first] = lm.grow([row], [row.tokens[-1:]], [[-1]], (FinalNorm(), Layer(-1)))
+    [more] = lm.grow([row], [[5, 6]], [[0, 1]], (FinalNorm(), Layer(-1)))
     assert first.hidden.shape == (1, 2, 64) and more.hidden.shape == (2, 2, 64)
     for score in (first, more):
         with torch.inference_mode():
@@ -220,39 +220,39 @@ def test_the_normed_tap_is_what_the_head_reads(family, make_tiny):
 
 
 def test_taps_of_a_one_token_prompt_are_empty(make_tiny):
-    lm = CachedLM(make_tiny("llama"), kernels="dense")
-    assert lm.prefill(row_of([3]), taps=(1,)).shape == (0, 1, 64)
+    lm = open_lm(make_tiny("llama"), kernels="dense")
+    assert lm.prefill([row_of([3])], taps=(Layer(1),))[0].shape == (0, 1, 64)
 
 
 def test_rows_with_nothing_to_feed_ride_along(make_tiny):
-    lm = CachedLM(make_tiny("llama"), kernels="dense")
+    lm = open_lm(make_tiny("llama"), kernels="dense")
     rows = [row_of([3, 4, 5]), row_of([6])]
     for row in rows:
-        lm.prefill(row)
+        lm.prefill([row])
     first, none = lm.grow(rows, [[5], []], [[-1], []])
-    assert first.shape == (1, VOCAB) and none.shape == (0, VOCAB)
+    assert first.logits.shape == (1, VOCAB) and none.logits.shape == (0, VOCAB)
 
 
 def test_freed_rows_leave_nothing_and_unknown_rows_are_ignored(make_tiny):
-    lm = CachedLM(make_tiny("llama"), kernels="dense")
+    lm = open_lm(make_tiny("llama"), kernels="dense")
     rows = [row_of([3, 4, 5]), row_of([6, 7])]
     for row in rows:
-        lm.prefill(row)
+        lm.prefill([row])
     lm.free([row_of([1])])
     lm.free(rows)
     lm.free(rows)
     assert lm.rows_held == 0
-    lm.prefill(rows[0])  # a freed row may come back
+    lm.prefill([rows[0]])  # a freed row may come back
 
 
 def test_misuse_is_caught(make_tiny):
-    lm = CachedLM(make_tiny("llama"), kernels="dense")
+    lm = open_lm(make_tiny("llama"), kernels="dense")
     row = row_of([3, 4, 5])
     with pytest.raises(AssertionError, match="never prefilled"):
         lm.grow([row], [[5]], [[-1]])
-    lm.prefill(row)
+    lm.prefill([row])
     with pytest.raises(AssertionError, match="already cached"):
-        lm.prefill(row)
+        lm.prefill([row])
     lm.grow([row], [[5]], [[-1]])
     with pytest.raises(AssertionError, match="never fed"):
         lm.commit([row], [[1]])
@@ -263,8 +263,8 @@ def test_the_model_is_given_back_as_it_was(make_tiny):
     model.train()
     text = torch.tensor([[5, 6, 7, 8]])
     before = model(text).logits
-    with CachedLM(model, kernels="dense") as lm:
-        lm.prefill(row_of([1, 2, 3]))
+    with open_lm(model, kernels="dense") as lm:
+        lm.prefill([row_of([1, 2, 3])])
         assert model.config._attn_implementation == "sdpa"
         with torch.no_grad():
             assert torch.equal(model(text).logits, before)  # also between our forwards
@@ -274,13 +274,13 @@ def test_the_model_is_given_back_as_it_was(make_tiny):
 
 def test_use_inside_and_outside_inference_mode_can_be_mixed(make_tiny):
     model = make_tiny("llama")
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     row = row_of([5, 6, 7])
     with torch.inference_mode():
-        lm.prefill(row)
+        lm.prefill([row])
     with torch.no_grad():
         lm.score([row], [point(TokenTree((7, 8), (-1, 0)))])
         lm.commit([row], [[1]])
     row.tokens += [8, 9]
-    [logits] = lm.grow([row], [[9]], [[-1]])
-    assert closeness(logits, fresh(model, row.tokens)[-1:]) < CLOSE
+    [score] = lm.grow([row], [[9]], [[-1]])
+    assert closeness(score.logits, fresh(model, row.tokens)[-1:]) < CLOSE

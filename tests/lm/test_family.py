@@ -6,34 +6,34 @@ import transformers as hf
 from families import COMMON, OTHERS
 
 from foretoken.errors import CapabilityError
-from foretoken.lm import attention, probe
-from foretoken.lm.cached import CachedLM
-from foretoken.lm.plan import Plan
+from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime import attention, probe
+from foretoken.lm.runtime.plan import Plan
 
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_recurrent_models_are_refused_by_name(family, make_tiny):
     with pytest.raises(CapabilityError, match=f"{family} keeps recurrent state"):
-        CachedLM(make_tiny(family), kernels="dense")
+        open_lm(make_tiny(family), kernels="dense")
 
 
 def test_encoder_decoders_are_refused_by_name():
     config = hf.T5Config(vocab_size=32, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     with pytest.raises(CapabilityError, match="t5 is an encoder-decoder"):
-        CachedLM(hf.T5ForConditionalGeneration(config), kernels="dense")
+        open_lm(hf.T5ForConditionalGeneration(config), kernels="dense")
 
 
 def test_models_without_a_head_are_refused():
     model = hf.LlamaModel(hf.LlamaConfig(**COMMON))
     with pytest.raises(CapabilityError, match="LlamaModel has no language-model head"):
-        CachedLM(model, kernels="dense")
+        open_lm(model, kernels="dense")
 
 
 def test_layers_of_an_unknown_kind_are_refused(make_tiny):
     model = make_tiny("qwen2")
     model.config.layer_types = ["full_attention", "chunked_attention"] * 2
     with pytest.raises(CapabilityError, match="chunked_attention"):
-        CachedLM(model, kernels="dense")
+        open_lm(model, kernels="dense")
 
 
 class Forgetful(hf.LlamaForCausalLM):
@@ -48,18 +48,18 @@ class Forgetful(hf.LlamaForCausalLM):
 def test_a_model_that_is_wrong_under_every_plan_is_refused_by_name():
     model = Forgetful(hf.LlamaConfig(**COMMON)).eval()
     with pytest.raises(CapabilityError, match="llama cannot be decoded"):
-        CachedLM(model, kernels="dense")
+        open_lm(model, kernels="dense")
 
 
 @pytest.mark.parametrize("family", ["bloom", "mpt", "falcon_alibi"])
 def test_the_probe_itself_would_refuse_trees_where_places_count(family, make_tiny):
     """`family.BY_PLACE` spares work; it is not what keeps these families from wrong numbers."""
-    lm = CachedLM(make_tiny(family), kernels="dense")
-    truth, vocab = probe.fresh_logits(lm.model, None)
+    lm = open_lm(make_tiny(family), kernels="dense")
+    truth, _ = probe.fresh_logits(lm.model)
     for name in (attention.NAME, None, "eager"):
         lm.plan = Plan(tree=True, ragged=True, attention=name)
         try:
-            error = probe.trial(lm, truth, vocab)
+            error = probe.trial(lm, truth)
         except probe.RAISED:
             continue
         finally:
@@ -70,25 +70,25 @@ def test_the_probe_itself_would_refuse_trees_where_places_count(family, make_tin
 def test_the_probe_sees_a_missing_window(make_tiny):
     """A window shorter than the probe's text, forgotten on one side, is noticed."""
     model = make_tiny("mistral")
-    lm = CachedLM(model, kernels="dense")
-    truth, vocab = probe.fresh_logits(model, None)
-    assert probe.trial(lm, truth, vocab) < probe.ALLOWED[torch.float32]
+    lm = open_lm(model, kernels="dense")
+    truth, _ = probe.fresh_logits(model)
+    assert probe.trial(lm, truth) < probe.ALLOWED[torch.float32]
     lm.reset()
     lm.family = type(lm.family)(
         **{name: getattr(lm.family, name) for name in lm.family.__slots__}
         | {"windows": (None,) * 4}
     )
-    assert probe.trial(lm, truth, vocab) > 100 * probe.ALLOWED[torch.float32]
+    assert probe.trial(lm, truth) > 100 * probe.ALLOWED[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "gpt2"])
 def test_lower_precision_passes_the_probe(family, dtype, make_tiny):
-    lm = CachedLM(make_tiny(family).to(dtype), kernels="dense")
+    lm = open_lm(make_tiny(family).to(dtype), kernels="dense")
     assert lm.caps.tree == "mask" and lm.masks.nothing.dtype == dtype
 
 
 def test_limits_of_positions_are_read(make_tiny):
-    assert CachedLM(make_tiny("gpt2"), kernels="dense").max_length == 4096
-    assert CachedLM(make_tiny("mpt"), kernels="dense").max_length == 4096
-    assert CachedLM(make_tiny("phi3_longrope"), kernels="dense").max_length == 400
+    assert open_lm(make_tiny("gpt2"), kernels="dense").max_length == 4096
+    assert open_lm(make_tiny("mpt"), kernels="dense").max_length == 4096
+    assert open_lm(make_tiny("phi3_longrope"), kernels="dense").max_length == 400

@@ -13,8 +13,8 @@ import torch
 from families import tiny
 from play import fresh_tree, random_path, random_tokens, random_tree, row_of
 
-from foretoken.lm.cached import CachedLM
-from foretoken.lm.graphs import BUCKETS, COMPARED, Graphs, bucket_of
+from foretoken.lm.kernels.graphs import BUCKETS, COMPARED, Graphs, bucket_of
+from foretoken.lm.opening import open_lm
 from foretoken.types import Draft, Draw
 
 
@@ -28,7 +28,7 @@ def play(lm, prompt, sizes, seed):
     """Score and commit random trees; logits and truth of every step."""
     dice = random.Random(seed)
     row = row_of(prompt)
-    lm.prefill(row)
+    lm.prefill([row])
     steps = []
     for nodes in sizes:
         tree = random_tree(dice, row.tokens[-1], nodes)
@@ -48,7 +48,7 @@ def test_buckets_hold_their_nodes():
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "opt", "gpt_neox", "gemma3"])
 def test_fixed_buffers_give_the_logits_of_fresh_forwards(family):
     model = tiny(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     lm.graphs = Graphs(lm, capture=again)
     sizes = [1, 7, 3, 1, 12, 40, 2, 5, 1, 30, 8, 60]
     prompt = random_tokens(random.Random(1), 3)
@@ -62,16 +62,16 @@ def test_fixed_buffers_give_the_logits_of_fresh_forwards(family):
 
 
 def test_logits_outlive_the_next_replay():
-    lm = CachedLM(tiny("llama"), kernels="dense")
+    lm = open_lm(tiny("llama"), kernels="dense")
     lm.graphs = Graphs(lm, capture=again)
     kept = play(lm, [1, 2, 3], [4, 4, 4, 4], seed=2)
-    plain = play(CachedLM(tiny("llama"), kernels="dense"), [1, 2, 3], [4, 4, 4, 4], seed=2)
+    plain = play(open_lm(tiny("llama"), kernels="dense"), [1, 2, 3], [4, 4, 4, 4], seed=2)
     for (_, _, found), (_, _, right) in zip(kept, plain, strict=True):
         torch.testing.assert_close(found, right, atol=1e-4, rtol=1e-4)
 
 
 def test_graphs_are_made_once_per_bucket_and_anew_when_the_cache_grows():
-    lm = CachedLM(tiny("llama"), kernels="dense")
+    lm = open_lm(tiny("llama"), kernels="dense")
     made = []
     lm.graphs = Graphs(lm, capture=lambda run: made.append(lm.cache.columns) or again(run))
     play(lm, [1, 2, 3], [4, 3, 4, 2, 2], seed=3)
@@ -81,7 +81,7 @@ def test_graphs_are_made_once_per_bucket_and_anew_when_the_cache_grows():
 
 
 def test_a_graph_that_ignores_new_inputs_is_noticed_and_given_up():
-    lm = CachedLM(tiny("llama"), kernels="dense")
+    lm = open_lm(tiny("llama"), kernels="dense")
 
     def frozen(run):
         output = run().clone()
@@ -98,7 +98,7 @@ def test_a_graph_that_ignores_new_inputs_is_noticed_and_given_up():
 
 
 def test_a_failing_capture_is_told_and_scoring_goes_on():
-    lm = CachedLM(tiny("llama"), kernels="dense")
+    lm = open_lm(tiny("llama"), kernels="dense")
 
     def failing(run):
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -111,12 +111,12 @@ def test_a_failing_capture_is_told_and_scoring_goes_on():
 
 
 def test_batches_of_rows_prompts_and_wide_trees_take_the_ordinary_path():
-    lm = CachedLM(tiny("llama"), kernels="dense")
+    lm = open_lm(tiny("llama"), kernels="dense")
     lm.graphs = Graphs(lm, capture=again)
     dice = random.Random(4)
     rows = [row_of(random_tokens(dice, n)) for n in (5, 9)]
     for row in rows:
-        lm.prefill(row)
+        lm.prefill([row])
     trees = [random_tree(dice, row.tokens[-1], 6) for row in rows]
     scores = lm.score(rows, [Draft(tree, Draw.POINT) for tree in trees])
     assert not lm.graphs.made
@@ -129,7 +129,7 @@ def test_batches_of_rows_prompts_and_wide_trees_take_the_ordinary_path():
 
 
 def test_none_are_made_on_a_cpu():
-    assert CachedLM(tiny("llama"), kernels="dense").graphs is None
+    assert open_lm(tiny("llama"), kernels="dense").graphs is None
 
 
 @pytest.mark.gpu
@@ -140,7 +140,7 @@ def test_captured_graphs_equal_ordinary_forwards(family, dtype):
         pytest.skip("no CUDA device")
     sizes = [1, 7, 3, 1, 12, 40, 2, 5, 1, 30, 8, 60, 1, 1, 4, 4, 4]
     model = tiny(family).to("cuda", dtype)
-    lm, plain = CachedLM(model), CachedLM(model)
+    lm, plain = open_lm(model), open_lm(model)
     plain.graphs = None
     found, right = (play(one, [1, 2, 3], sizes, seed=5) for one in (lm, plain))
     assert lm.graphs is not None and not lm.graphs.why and lm.graphs.made

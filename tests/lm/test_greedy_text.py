@@ -11,12 +11,12 @@ from play import random_tokens
 
 from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
-from foretoken.drafters.rows import RowDrafter
+from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.engine.assemble import assemble
-from foretoken.engine.loop import Engine, decode
-from foretoken.lm.cached import CachedLM
+from foretoken.engine.engine import Engine, decode
+from foretoken.lm.opening import open_lm
 from foretoken.trees.build import chain, from_paths
-from foretoken.types import DecodeState, Draft, Draw, SamplingParams
+from foretoken.types import DecodeState, Draft, Draw, SamplingParams, Shape, Traits
 from foretoken.verifiers.point import Point
 from foretoken.warp import Warp
 
@@ -26,8 +26,9 @@ class Knowing(RowDrafter):
 
     def __init__(self, texts: dict[int, list[int]], trees: bool, seed: int) -> None:
         self.texts, self.trees, self.dice = texts, trees, random.Random(seed)
+        self.traits = Traits(shape=Shape.TREE if trees else Shape.CHAIN)
 
-    def propose_one(self, row, budget, keep_going):
+    def propose_one(self, row, budget):
         right = self.texts[row.uid][len(row.tokens) :][: budget.depth]
         paths = [self.spoiled(right) for _ in range(3 if self.trees else 1)]
         root = row.tokens[-1]
@@ -64,7 +65,7 @@ def test_greedy_text_equals_generate(family, make_tiny):
     """Windows of 8 and a longrope switch at 40 lie well inside the text."""
     dice = random.Random(family)
     model = make_tiny(family)
-    lm = CachedLM(model, kernels="dense")
+    lm = open_lm(model, kernels="dense")
     prompts = [random_tokens(dice, count) for count in (1, 30, 7)]
     counts = (80, 80, 30)
     texts = [truth(model, *asked) for asked in zip(prompts, counts, strict=True)]
@@ -97,8 +98,8 @@ def test_long_greedy_text_equals_generate(family, make_tiny, count=2000):
     lengths = [1, 300, *(dice.randrange(1, 301) for _ in range(14))]
     prompts = [random_tokens(dice, length) for length in lengths]
     texts = [truth(model, prompt, count) for prompt in prompts]
-    target = CachedLM(model, kernels="dense")
-    draft = CachedLM(shaken(model), name="draft", kernels="dense")
+    target = open_lm(model, kernels="dense")
+    draft = open_lm(shaken(model), name="draft", kernels="dense")
     for method in ("chain", "tree", "prompt-lookup"):
         engine = assemble(method, target, None if method == "prompt-lookup" else draft)
         for some in ([0], [1], range(16)):

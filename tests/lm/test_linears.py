@@ -11,8 +11,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.lm import fast
-from foretoken.lm.linears import (
+from foretoken.lm.kernels import choosing
+from foretoken.lm.kernels.linears import (
     DENSE,
     LISTED,
     ONEDNN,
@@ -82,12 +82,12 @@ def test_every_kernel_computes_the_same_product(kernel, bias):
 def test_the_model_computes_the_same_function_and_is_restored_to_the_bit(model, mode):
     before = {rows: logits(model, rows) for rows in (1, 2, 7, 40)}
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    report = fast.choose_kernels(model, mode, seconds=0.05)
-    assert list(fast.installed(model)) and report.mode == mode
+    report = choosing.choose_kernels(model, mode, seconds=0.05)
+    assert list(choosing.installed(model)) and report.mode == mode
     for rows, expected in before.items():
         torch.testing.assert_close(logits(model, rows), expected, atol=2e-5, rtol=1e-4)
-    fast.restore(model)
-    assert not list(fast.installed(model))
+    choosing.restore(model)
+    assert not list(choosing.installed(model))
     for rows, expected in before.items():
         assert torch.equal(logits(model, rows), expected)
     after = model.state_dict()
@@ -129,11 +129,11 @@ def test_measuring_covers_the_row_counts_and_stops_when_time_is_up():
 def test_saving_two_copies_keeps_every_weight_and_one_copy_refuses(tmp_path):
     model = llama()
     expected = logits(model)
-    fast.choose_kernels(model, "packed")
+    choosing.choose_kernels(model, "packed")
     model.save_pretrained(tmp_path / "two")
     assert torch.equal(logits(LlamaForCausalLM.from_pretrained(tmp_path / "two").eval()), expected)
-    fast.choose_kernels(model, "lean", seconds=0.05)
-    for product in fast.installed(model):  # freed whatever the measurements of this machine say
+    choosing.choose_kernels(model, "lean", seconds=0.05)
+    for product in choosing.installed(model):  # freed whatever the measurements of this machine say
         if product.module is not model.lm_head and not product.freed:
             product.pack_once()
             product.free()
@@ -142,7 +142,7 @@ def test_saving_two_copies_keeps_every_weight_and_one_copy_refuses(tmp_path):
             attempt()
     with pytest.raises(CapabilityError):
         model.save_pretrained(tmp_path / "one")
-    fast.restore(model)
+    choosing.restore(model)
     model.save_pretrained(tmp_path / "one")
     assert torch.equal(logits(LlamaForCausalLM.from_pretrained(tmp_path / "one").eval()), expected)
 
@@ -159,29 +159,29 @@ def test_a_freed_weight_cannot_be_read_unnoticed_or_trained():
 
 
 def test_gradients_flow_as_without_products(model):
-    fast.choose_kernels(model, "packed")
+    choosing.choose_kernels(model, "packed")
     model(torch.arange(5)[None]).logits.sum().backward()
-    product = next(iter(fast.installed(model)))
+    product = next(iter(choosing.installed(model)))
     assert product.module.weight.grad is not None
 
 
 def test_weights_written_in_place_are_noticed(model):
-    fast.choose_kernels(model, "packed")
+    choosing.choose_kernels(model, "packed")
     stale = logits(model)
     with torch.no_grad():
-        for product in fast.installed(model):
+        for product in choosing.installed(model):
             product.module.weight.mul_(1.5)
     changed = logits(model)
     assert not torch.allclose(changed, stale, atol=1e-3)
-    fast.choose_kernels(model, "dense")
+    choosing.choose_kernels(model, "dense")
     torch.testing.assert_close(changed, logits(model), atol=2e-5, rtol=1e-4)
 
 
 def test_copies_and_pickles_are_independent_and_dense(model):
     expected = logits(model)
-    fast.choose_kernels(model, "packed")
+    choosing.choose_kernels(model, "packed")
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert not list(fast.installed(other))
+        assert not list(choosing.installed(other))
         assert torch.equal(logits(other), expected)
         with torch.no_grad():
             for parameter in other.parameters():
@@ -192,8 +192,8 @@ def test_copies_and_pickles_are_independent_and_dense(model):
 
 def test_a_tied_head_keeps_its_dense_weight_when_lean():
     model = llama()
-    fast.choose_kernels(model, "lean", seconds=0.05)
-    head = next(p for p in fast.installed(model) if p.module is model.lm_head)
+    choosing.choose_kernels(model, "lean", seconds=0.05)
+    head = next(p for p in choosing.installed(model) if p.module is model.lm_head)
     assert not head.freed and model.lm_head.weight is model.model.embed_tokens.weight
     assert not model.lm_head.weight.isnan().any()
 
@@ -202,22 +202,22 @@ def test_a_wrapped_forward_is_left_alone(model):
     target = next(m for m in model.modules() if type(m) in (nn.Linear,))
     calls = []
     target.forward = lambda x: calls.append(1) or type(target).forward(target, x)
-    fast.choose_kernels(model, "packed")
+    choosing.choose_kernels(model, "packed")
     logits(model)
-    assert calls and all(product.module is not target for product in fast.installed(model))
+    assert calls and all(product.module is not target for product in choosing.installed(model))
 
 
 def test_too_little_memory_keeps_one_copy_and_says_so(model, monkeypatch):
-    monkeypatch.setattr(fast, "available_memory", lambda: 1)
+    monkeypatch.setattr(choosing, "available_memory", lambda: 1)
     with pytest.warns(RuntimeWarning, match="packed copies need"):
-        report = fast.choose_kernels(model, "auto", seconds=0.05)
+        report = choosing.choose_kernels(model, "auto", seconds=0.05)
     assert report.extra_bytes == 0 and report.why
-    assert all(product.packed is None for product in fast.installed(model))
+    assert all(product.packed is None for product in choosing.installed(model))
 
 
 def test_an_unknown_mode_names_the_known_ones(model):
     with pytest.raises(ConfigError, match="auto, dense, packed, lean"):
-        fast.choose_kernels(model, "quick")
+        choosing.choose_kernels(model, "quick")
 
 
 def test_a_lone_row_computed_as_several_has_the_bits_of_many():
@@ -236,6 +236,6 @@ def test_weights_made_in_inference_mode_are_served_too():
     with torch.inference_mode():
         model = llama()
     expected = logits(model)
-    report = fast.choose_kernels(model, "packed")
-    assert list(fast.installed(model)) and not report.why
+    report = choosing.choose_kernels(model, "packed")
+    assert list(choosing.installed(model)) and not report.why
     torch.testing.assert_close(logits(model), expected, atol=2e-5, rtol=1e-4)

@@ -10,9 +10,9 @@ import torch
 from foretoken.engine.assemble import assemble
 from foretoken.engine.session import Session
 from foretoken.lm.table import TableLM
-from foretoken.training import acceptance, capture, features
-from foretoken.training.capture import Capture
-from foretoken.training.objectives.acceptance import Acceptance
+from foretoken.training import capture, features
+from foretoken.training.heads import run_training
+from foretoken.training.objectives.acceptance import AcceptanceTraining
 
 VOCAB = 6
 
@@ -22,30 +22,26 @@ def session():
     target, draft = TableLM.random(VOCAB, seed=1), TableLM.random(VOCAB, seed=2)
     liking = torch.linspace(-1.5, 1.5, VOCAB, dtype=torch.float64)
     draft.logits.copy_(target.logits + 0.3 * draft.logits + liking)
-    for table in (target, draft):
-        table.close = lambda: None
     return Session(assemble("chain", target, draft, depth=3), method="chain", draft=draft)
 
 
-def prompts(count, start=0):
+def some(count, start=0):
     return [[(start + i) % VOCAB, (2 * i) % VOCAB, 1] for i in range(count)]
 
 
-def lesson(**changes):
-    settings = {
-        "capture": Capture(new_tokens=12, seed=3),
-        "objective": Acceptance(weight=1.0),
-        "blocks": 2,
-        "steps": 40,
-        "batch": 64,
-        "rate": 5e-3,
-    }
-    return acceptance.Lesson(**settings | changes)
+def prompts(split, count):
+    """40 to train on and 12 to judge by, whatever a tenth would be."""
+    return some(count) if split == "train" else some(12, start=3)
+
+
+def settings(**changes):
+    small = {"prompts": 40, "new_tokens": 12, "seed": 3, "blocks": 2, "steps": 40, "batch": 64}
+    return AcceptanceTraining(**{**small, "weight": 1.0, "rate": 5e-3, **changes})
 
 
 def train(out, **changes):
-    some = prompts(40), prompts(12, start=3)
-    return acceptance.run(session(), some, lesson(**changes), Path(out), show=False)
+    config = settings(**changes)
+    return run_training(session(), "acceptance", prompts, config, Path(out), show=False)
 
 
 if __name__ == "__main__":
@@ -56,13 +52,13 @@ if __name__ == "__main__":
         os.kill(os.getpid(), signal.SIGKILL)
 
     if where == "collecting":
-        whole, done = capture._shard, []
+        whole, done = capture.shard, []
 
         def shard(*given):
             done.append(1)
             return die() if len(done) == 3 else whole(*given)
 
-        capture._shard = shard
+        capture.shard = shard
     else:
         batch = features.Shuffled.batch
         features.Shuffled.batch = lambda stream, index: (

@@ -9,13 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from killed_acceptance import VOCAB, lesson, prompts, session, train
+from killed_acceptance import VOCAB, session, settings, some, train
+from safetensors.torch import save_file
 
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.heads import acceptance
+from foretoken.heads import store
+from foretoken.heads.acceptance import AcceptanceHead
 from foretoken.training.calibrate import Cape, cape, scaled, targets
-from foretoken.training.capture import Capture, collect
-from foretoken.training.objectives.acceptance import Acceptance, quality, weighted_loss
+from foretoken.training.capture import collect
+from foretoken.training.captures.guesses import Guesses
+from foretoken.training.features import Features
+from foretoken.training.objectives.acceptance import (
+    AcceptanceObjective,
+    AcceptanceTraining,
+    quality,
+    weighted_loss,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +35,17 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+def captured(prompts, folder, **changes):
+    """Every feature of one collection, in memory."""
+    plan = {"new_tokens": 12, "temperature": 1.0, "seed": 0, **changes}
+    found = collect(session(), prompts, Guesses(**plan), folder, "train", show=False)
+    return found.take(torch.arange(len(found)))
+
+
 def test_labels_are_the_true_chances_and_features_belong_to_the_guess(tmp_path):
     """Recomputed from the tables: guess y after x is taken with min(1, p(y | x) / q(y | x))."""
     pair = session()
-    plan = Capture(new_tokens=8, mix=0.0, seed=1)
-    found = collect(pair, [[1, 2], [3]], plan, tmp_path, "train", show=False)
+    found = captured([[1, 2], [3]], tmp_path, new_tokens=8, seed=1)
     assert len(found["accept"]) == 16 and found["hidden"].shape == (16, VOCAB)
     possible = {}
     for a in range(VOCAB):
@@ -48,30 +63,26 @@ def test_labels_are_the_true_chances_and_features_belong_to_the_guess(tmp_path):
 def test_features_are_those_of_the_text_that_was_read(tmp_path):
     """With no mixing the draft reads its own guesses, each after the guess before it."""
     pair = session()
-    plan = Capture(new_tokens=6, mix=0.0)
-    found = collect(pair, [[1, 2]], plan, tmp_path, "train", show=False)
+    found = captured([[1, 2]], tmp_path, new_tokens=6)
     text = [2, *found["input_ids"].tolist()]
     for i, hidden in enumerate(found["hidden"]):
         assert torch.allclose(hidden.double(), pair.draft.after(text[i : i + 2]), atol=1e-5)
 
 
 def test_mixing_leaves_out_what_the_target_wrote(tmp_path):
-    plan = Capture(new_tokens=40, mix=0.5, seed=2)
-    found = collect(session(), prompts(10), plan, tmp_path, "train", show=False)
+    found = captured(some(10), tmp_path, new_tokens=40, mix=0.5, seed=2)
     assert 0.4 < len(found["accept"]) / 400 < 0.6
 
 
 def test_outcomes_come_as_often_as_the_chances_say(tmp_path):
-    plan = Capture(new_tokens=60, seed=5)
-    found = collect(session(), prompts(30), plan, tmp_path, "train", show=False)
+    found = captured(some(30), tmp_path, new_tokens=60, mix=0.15, seed=5)
     gap = float(found["outcome"].mean() - found["accept"].mean())
     assert abs(gap) < 4 * 0.5 / math.sqrt(len(found["accept"]))
     assert set(found["outcome"].tolist()) == {0.0, 1.0}
 
 
 def test_at_temperature_zero_a_guess_is_right_or_wrong(tmp_path):
-    plan = Capture(new_tokens=20, temperature=0.0)
-    found = collect(session(), prompts(6), plan, tmp_path, "train", show=False)
+    found = captured(some(6), tmp_path, new_tokens=20, temperature=0.0, mix=0.15)
     assert torch.equal(found["accept"], found["best"])
     assert set(found["accept"].tolist()) == {0.0, 1.0}
 
@@ -103,8 +114,8 @@ def test_a_killed_run_ends_with_the_same_head(where, tmp_path):
     assert len(shards) == (2 if where == "collecting" else 4)
     resumed = train(tmp_path / "killed")
     assert resumed["held_out"] == whole["held_out"]
-    one, _ = acceptance.load(tmp_path / "straight")
-    other, _ = acceptance.load(tmp_path / "killed")
+    one, _ = store.load(tmp_path / "straight", "acceptance")
+    other, _ = store.load(tmp_path / "killed", "acceptance")
     for name, weight in one.state_dict().items():
         assert torch.equal(weight, other.state_dict()[name]), name
 
@@ -116,38 +127,44 @@ def test_training_beats_the_base_rate_and_tells_taken_from_rejected(tmp_path):
     assert after["brier"] < after["base"]
     assert after["mean_if_accepted"] > after["mean_if_rejected"] + 0.1
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    _, card = acceptance.load(tmp_path)
+    _, card = store.load(tmp_path, "acceptance")
     assert (card.hidden_size, card.vocab_size) == (VOCAB, VOCAB)
     assert card.notes["figures"]["none"] == after
 
 
 def test_a_weight_lowers_predictions_and_a_shift_undoes_it(tmp_path):
     plain = train(tmp_path / "1", steps=400, rate=2e-2)["figures"]
-    heavy = train(
-        tmp_path / "6", steps=400, rate=2e-2, objective=Acceptance(weight=6.0), calibration="shift"
-    )
+    heavy = train(tmp_path / "6", steps=400, rate=2e-2, weight=6.0, calibration="shift")
     figures = heavy["figures"]
     assert figures["none"]["mean_if_accepted"] < plain["none"]["mean_if_accepted"]
     assert figures["shift"]["brier"] < 0.7 * figures["none"]["brier"]
-    head, _ = acceptance.load(tmp_path / "6")
-    assert head.shift > 1.0  # about log 6
+    head, _ = store.load(tmp_path / "6", "acceptance")
+    assert head.config.shift > 1.0  # about log 6
 
 
 def test_a_collection_of_another_run_is_refused(tmp_path):
     train(tmp_path)
     with pytest.raises(CheckpointError, match="other options") as caught:
-        train(tmp_path, capture=Capture(new_tokens=12, seed=4))
+        train(tmp_path, seed=4)
     assert "--fresh" in caught.value.do
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rate": 0.0}, {"calibration": "hope"}, {"steps": 0}, {"blocks": -1}]
+    "wrong",
+    [
+        {"rate": 0.0},
+        {"calibration": "hope"},
+        {"steps": 0},
+        {"steps": 2.5},
+        {"blocks": -1},
+        {"mix": 1.0},
+        {"shared": 1},
+        {"temperature": -1},
+    ],
 )
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        lesson(**wrong)
-    with pytest.raises(ConfigError, match="mix"):
-        Capture(mix=1.0)
+        settings(**wrong)
 
 
 def test_scaling_finds_the_temperature_and_the_shift():
@@ -158,24 +175,27 @@ def test_scaling_finds_the_temperature_and_the_shift():
     assert scaled(3.0 * (truth - 1.5), labels, shift=True) == pytest.approx((3.0, 1.5), abs=1e-3)
 
 
-def features(n, seed):
+def features(n, seed, folder):
     """Tokens whose true chance is a function of two of eight features, and one outcome each."""
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(n, 8, generator=generator)
     accept = (1.2 * hidden[:, 0] + hidden[:, 1]).sigmoid() * 0.6 + 0.3
     outcome = (torch.rand(n, generator=generator) < accept).float()
-    return {"hidden": hidden, "accept": accept, "outcome": outcome}
+    found = {"hidden": hidden, "accept": accept, "outcome": outcome, "input_ids": torch.arange(n)}
+    save_file(found, folder / f"{seed}.safetensors")
+    return Features([folder / f"{seed}.safetensors"])
 
 
 def overtrained(data, labels, steps):
     torch.manual_seed(1)
-    head = acceptance.AcceptanceHead(8, blocks=2)
+    head = AcceptanceHead(AcceptanceHead.Config(hidden_size=8, vocab_size=2, blocks=2))
     for block in head.blocks:
         torch.nn.init.normal_(block.linear.weight, std=0.35)
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
-    objective = Acceptance(weight=1.0, labels=labels)
+    objective = AcceptanceObjective(AcceptanceTraining(weight=1.0, labels=labels), data)
+    batch = data.take(torch.arange(len(data)))
     for _ in range(steps):
-        loss, _ = objective(head, data, random.Random(0))
+        loss, _ = objective(head, batch, random.Random(0))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -183,16 +203,16 @@ def overtrained(data, labels, steps):
 
 
 def error(head, data):
-    with torch.no_grad():
-        return quality(head.accepted(data["hidden"]), data["accept"])["brier"]
+    predicted = data.each(lambda tokens: head.accepted(tokens["hidden"]))
+    return quality(predicted, data.column("accept"))["brier"]
 
 
 @pytest.mark.parametrize("kind", ["bin", "kde"])
-def test_with_outcomes_only_cape_mends_and_true_chances_win(kind):
-    train_data, dev, test = features(600, 0), features(300, 1), features(4000, 2)
+def test_with_outcomes_only_cape_mends_and_true_chances_win(kind, tmp_path):
+    train_data, dev, test = (features(n, seed, tmp_path) for seed, n in enumerate((600, 300, 4000)))
     early = overtrained(train_data, "outcome", 30)
     late = overtrained(train_data, "outcome", 300)
-    mended = cape(early, train_data, dev, Cape(kind=kind, rate=1e-3, epochs=18, batch=64))
+    mended = cape(early, train_data, dev, 300, Cape(kind=kind, rate=1e-3, epochs=18, batch=64))
     informed = overtrained(train_data, "accept", 300)
     assert error(late, test) > error(early, test), "trained past its best, it remembers outcomes"
     assert error(mended, test) <= error(early, test) + 1e-4

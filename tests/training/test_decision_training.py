@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from killed_acceptance import VOCAB, prompts, session
+from killed_acceptance import VOCAB, prompts, session, some
 
 from foretoken.audit.rows import seeded_rows, write
 from foretoken.engine.assemble import assemble
 from foretoken.errors import ConfigError
-from foretoken.heads import decision
+from foretoken.heads import store
 from foretoken.training import features
-from foretoken.training.capture import Capture
-from foretoken.training.decision import DecisionLesson, run
+from foretoken.training.heads import run_training
+from foretoken.training.objectives.decision import DecisionTraining
 from foretoken.types import SamplingParams
 
 
@@ -23,9 +23,9 @@ def _one_thread():
 
 
 def train(out, **changes):
-    settings = {"capture": Capture(new_tokens=12, mix=0.0, seed=3), "steps": 300, "rate": 1e-2}
-    some = prompts(40), prompts(12, start=3)
-    return run(session(), some, DecisionLesson(**settings | changes), out, show=False)
+    small = {"prompts": 40, "new_tokens": 12, "seed": 3, "steps": 300, "rate": 1e-2}
+    config = DecisionTraining(**small | changes)
+    return run_training(session(), "decision", prompts, config, out, show=False)
 
 
 def test_training_lowers_the_held_out_loss(tmp_path):
@@ -48,7 +48,7 @@ def test_soft_and_hard_share_what_was_collected(tmp_path):
     train(tmp_path, steps=5)
     shards = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0*.safetensors")}
     train(tmp_path, steps=5, model="hard")
-    assert decision.load(tmp_path)[0].model == "hard"
+    assert store.load(tmp_path, "decision")[0].model == "hard"
     again = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0*.safetensors")}
     assert shards and again == shards
 
@@ -67,7 +67,7 @@ def test_a_run_that_broke_off_ends_with_the_same_head(tmp_path, monkeypatch):
         train(tmp_path / "broken", steps=40)
     assert list((tmp_path / "broken").rglob("step-*.pt"))
     train(tmp_path / "broken", steps=40)
-    one, other = (decision.load(tmp_path / name)[0] for name in ("straight", "broken"))
+    one, other = (store.load(tmp_path / name, "decision")[0] for name in ("straight", "broken"))
     for name, weight in one.state_dict().items():
         assert torch.equal(weight, other.state_dict()[name]), name
 
@@ -77,12 +77,12 @@ def test_a_trained_head_serves_the_dynamic_trees(tmp_path):
     pair = session()
     built = assemble("mcsd-dynamic", pair.target, pair.draft, head=str(tmp_path), k=1)
     params = SamplingParams(max_new_tokens=20)
-    rows = seeded_rows(prompts(3), params, VOCAB)
-    plain = write(assemble("plain", pair.target), seeded_rows(prompts(3), params, VOCAB))
+    rows = seeded_rows(some(3), params, VOCAB)
+    plain = write(assemble("plain", pair.target), seeded_rows(some(3), params, VOCAB))
     assert write(built, rows) == plain
 
 
 @pytest.mark.parametrize("wrong", [{"model": "firm"}, {"rate": 0.0}, {"steps": 0}])
-def test_lessons_out_of_range_are_refused(wrong):
+def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        DecisionLesson(**wrong)
+        DecisionTraining(**wrong)

@@ -8,9 +8,12 @@ import torch
 from foretoken.engine.assemble import assemble
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
-from foretoken.heads import exits
-from foretoken.lm.cached import CachedLM
-from foretoken.training.exits import ExitLesson, collect, run
+from foretoken.heads import store
+from foretoken.lm.opening import open_lm
+from foretoken.training.capture import collect
+from foretoken.training.captures.layers import LayerPredictions
+from foretoken.training.heads import run_training
+from foretoken.training.objectives.exits import ExitTraining
 
 VOCAB, LAYERS = 61, 4
 PROMPTS = [[(7 * i * i + 3 * i + seed) % VOCAB for i in range(5)] for seed in range(12)]
@@ -24,13 +27,15 @@ def session(make_llama):
         for layer in model.model.layers[1:]:
             layer.self_attn.o_proj.weight *= 0.4
             layer.mlp.down_proj.weight *= 0.4
-    target = CachedLM(model, kernels="dense")
-    draft = CachedLM(model, name="draft", kernels="dense")
+    target = open_lm(model, kernels="dense")
+    draft = open_lm(model, name="draft", kernels="dense")
     return Session(assemble("chain", target, draft, depth=3), method="chain", draft=draft)
 
 
-def test_labels_and_features_are_those_of_the_layers(session):
-    found = collect(session, PROMPTS[:2], ExitLesson(new_tokens=6), show=False)
+def test_labels_and_features_are_those_of_the_layers(session, tmp_path: Path):
+    plan = LayerPredictions.of(ExitTraining(new_tokens=6))
+    files = collect(session, PROMPTS[:2], plan, tmp_path, "train", show=False)
+    found = files.take(torch.arange(12))
     assert found["features"].shape == (12, LAYERS - 1, 12)
     assert found["labels"].shape == (12, LAYERS - 1)
     laws = found["features"][:, :, 4:8]
@@ -54,10 +59,15 @@ def test_labels_and_features_are_those_of_the_layers(session):
 
 
 def test_trained_predictors_know_more_than_the_larger_class(session, tmp_path: Path):
-    lesson = ExitLesson(new_tokens=40, hidden=32, steps=150, rate=3e-3)
-    found = run(session, (PROMPTS[:10], PROMPTS[10:]), lesson, tmp_path, show=False)
-    assert sum(found["accuracy"]) > sum(found["majority"]) + 0.05
-    head, card = exits.load(tmp_path)
+    config = ExitTraining(prompts=10, new_tokens=40, hidden=32, steps=150, rate=3e-3)
+    splits = {"train": PROMPTS[:10], "valid": PROMPTS[10:]}
+    found = run_training(
+        session, "exits", lambda split, _: splits[split], config, tmp_path, show=False
+    )
+    layers = found["figures"].values()
+    assert sum(row["right"] - row["larger_class"] for row in layers) > 0.05
+    head, card = store.load(tmp_path, "exits")
+    assert [row["always_asked"] == 1.0 for row in layers] == [i in head.often for i in range(3)]
     assert head.layers == (0, 1, 2) and 1 <= len(head.often) <= 2
     assert card.vocab_size == VOCAB and card.notes["tokens"]["train"] == 400
     features = torch.randn(3, 12)
@@ -68,4 +78,4 @@ def test_trained_predictors_know_more_than_the_larger_class(session, tmp_path: P
 
 def test_a_head_of_another_kind_is_refused(tmp_path: Path):
     with pytest.raises(CheckpointError, match="exits"):
-        exits.load(tmp_path)
+        store.load(tmp_path, "exits")

@@ -120,7 +120,7 @@ def chance(rule: KSequential | Recursive, p, q, k: int, draw: Draw = Draw.IID) -
         tree = TokenTree((0, *tokens), (-1, *[0] * k))
         rows = logits.repeat(k + 1, 1)
         scores = Scores(rows, p=warp.laws([0], tree, rows))
-        return rule.verify(Draft(tree, draw, (q, *[None] * k)), scores, coins)
+        return rule.judge_row(Draft(tree, draw, (q, *[None] * k)), scores, coins)
 
     return sum(weight for found, weight in enumerate_outcomes(run) if found.path)
 
@@ -201,7 +201,7 @@ def verdict(tokens, parents, choose: int, seed: int = 0) -> Verdict:
     inner = [node in parents for node in range(len(tokens))]
     draft = Draft(tree, Draw.IID, tuple(q if has else None for has in inner))
     warp = Warp(SamplingParams(temperature=1.0), 1, 4)
-    return KSequential().verify(
+    return KSequential().judge_row(
         draft, Scores(logits, p=warp.laws([0], tree, logits)), SeededCoins(seed)
     )
 
@@ -220,4 +220,4 @@ def test_at_temperature_zero_no_coin_is_used() -> None:
     tree = TokenTree((0, 2, 1), (-1, 0, 0))
     scores = Scores(logits, p=warp.laws([0], tree, logits))
     for rule in (KSequential(), Naive()):
-        assert rule.verify(Draft(tree, Draw.POINT), scores, None) == Verdict((2,), 2)
+        assert rule.judge_row(Draft(tree, Draw.POINT), scores, None) == Verdict((2,), 2)

@@ -9,8 +9,9 @@ from two_tables import pair
 from foretoken.audit.broken import FlattenedQ
 from foretoken.audit.drawn_trees import DrawnTree, rule_gap, step_gap
 from foretoken.audit.law import BOUND, PROMPT
+from foretoken.contract import StoppingRule
 from foretoken.trees.mixed import best_and_rest
-from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing
+from foretoken.types import Budget, DecodeState, Draft, Draw
 from foretoken.verifiers.mixed import Mixed
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
@@ -59,8 +60,10 @@ def test_at_temperature_zero_it_is_the_walk(rule: Mixed) -> None:
 class SampledFirst(DrawnTree):
     """The sampled child before the fixed ones."""
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-        draft = super().propose_one(row, budget, keep_going)
+    def propose_one(
+        self, row: DecodeState, budget: Budget, stop: StoppingRule | None = None
+    ) -> Draft:
+        draft = super().propose_one(row, budget, stop)
         tree = draft.tree
         tokens = (tree.tokens[0], *reversed(tree.tokens[1:]))
         return Draft(type(tree)(tokens, tree.parents), draft.draw, draft.q)
@@ -93,8 +96,10 @@ class ReportsWhole(DrawnTree):
     The fixed children are kept out of sight, so that the law has one child to explain.
     """
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-        draft = super().propose_one(row, budget, keep_going)
+    def propose_one(
+        self, row: DecodeState, budget: Budget, stop: StoppingRule | None = None
+    ) -> Draft:
+        draft = super().propose_one(row, budget, stop)
         q = row.warp.law(row.tokens, self.lm.after(row.tokens))
         only = type(draft.tree)((draft.tree.tokens[0], draft.tree.tokens[-1]), (-1, 0))
         return Draft(only, draft.draw, (q, None))
@@ -115,8 +120,10 @@ def test_mixed_children_taken_for_drawn_ones(declared: Draw) -> None:
     target, guess = pair(4, 5)
 
     class WholeLaw(DrawnTree):
-        def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-            draft = super().propose_one(row, budget, keep_going)
+        def propose_one(
+            self, row: DecodeState, budget: Budget, stop: StoppingRule | None = None
+        ) -> Draft:
+            draft = super().propose_one(row, budget, stop)
             q = row.warp.law(row.tokens, self.lm.after(row.tokens))
             return Draft(draft.tree, draft.draw, (q, None, None))
 

@@ -11,16 +11,20 @@ from two_tables import pair
 
 from foretoken.audit.drawn_trees import DrawnTree, rule_gap
 from foretoken.audit.law import BOUND
+from foretoken.audit.rows import make_row
 from foretoken.coins import Coins, SeededCoins, enumerate_outcomes
+from foretoken.contract import Verifier
 from foretoken.lm.table import TableLM
+from foretoken.methods import VERIFIERS, resolve
 from foretoken.trees.build import chain
-from foretoken.types import Draft, Draw, SamplingParams, Scores, Verdict
+from foretoken.types import Budget, Draft, Draw, SamplingParams, Scores, Shape, Verdict
 from foretoken.verifiers.block import Block, all_at_once, keepable, one_by_one
-from foretoken.verifiers.point import Point
+from foretoken.verifiers.point import Point, walk, walk_together
 from foretoken.verifiers.recursive import Recursive
 from foretoken.warp import Warp
 
 HOT = {"temperature": 1.0}
+RULES = [rule for place in VERIFIERS.values() if Draw.POINT in (rule := resolve(place)).exact_for]
 
 
 def case(draw: Draw, widths: tuple[int, ...], vocab: int) -> tuple[Draw, tuple[int, ...], int]:
@@ -108,7 +112,7 @@ def accepted(rule: Block | Recursive, depth: int, target: TableLM, guess: TableL
         tree = chain(0, tokens[1:])
         logits = torch.stack([target.after(tokens[: i + 1]) for i in range(depth + 1)])
         scores = Scores(logits, p=warp.laws([0], tree, logits))
-        return rule.verify(Draft(tree, Draw.IID, (*laws, None)), scores, coins)
+        return rule.judge_row(Draft(tree, Draw.IID, (*laws, None)), scores, coins)
 
     for verdict, probability in enumerate_outcomes(run):
         total += probability * len(verdict.path)
@@ -189,7 +193,9 @@ def test_at_temperature_zero_every_rule_follows_the_argmax_without_a_coin() -> N
         for drafted, path, token in (([1, 0], (1, 2), 2), ([1, 2], (1,), 0), ([0, 0], (), 1)):
             tree = chain(0, drafted)
             scores = Scores(logits, p=warp.laws([0], tree, logits))
-            assert rule.verify(Draft(tree, Draw.POINT), scores, NoCoins()) == Verdict(path, token)
+            assert rule.judge_row(Draft(tree, Draw.POINT), scores, NoCoins()) == Verdict(
+                path, token
+            )
 
 
 def test_an_exhausted_q_offers_no_further_children() -> None:
@@ -201,3 +207,49 @@ def test_an_exhausted_q_offers_no_further_children() -> None:
     warp = Warp(SamplingParams(**setting), 1, 4)
     q = warp.law([0], guess.after([0]))
     assert len(DrawnTree(guess, (3,), Draw.DISTINCT).children(q, 3, SeededCoins(0))) == 2
+
+
+def ragged_batch(draw: Draw, temperature: float, chains: bool = False):
+    """Rows with drafts of several sizes, their scores, and coins that were used before."""
+    rows, drafts, scores = [], [], []
+    for seed in range(12):
+        target, guess = pair(4, 2 * seed)
+        params = SamplingParams(temperature=temperature)
+        row = make_row([seed % 4, 1], params, SeededCoins(seed), 4)
+        row.coins.skip(seed % 3)
+        widths = [(), (1,), (1, 1), (1, 1, 1)] if chains else [(), (2,), (2, 1), (1, 2, 1)]
+        drafter = DrawnTree(guess, widths[seed % 4] or (1,), draw)
+        draft = drafter.propose_one(row, Budget(len(widths[seed % 4]), 64))
+        tree = draft.tree
+        paths = [[tree.tokens[n] for n in tree.path(end)] for end in range(len(tree))]
+        logits = torch.stack([target.after([*row.tokens, *path]) for path in paths])
+        rows.append(row)
+        drafts.append(draft)
+        scores.append(Scores(logits, p=row.warp.laws(row.tokens, tree, logits)))
+    return rows, drafts, scores
+
+
+def coins_left(rows) -> list[list[int]]:
+    return [[row.coins.flip(0.5) for _ in range(8)] for row in rows]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_drawn_for_together_are_walked_as_they_would_be_alone(temperature: float) -> None:
+    """What a device does, with the same coins: the verdicts, and the coins that are left."""
+    one, other = (ragged_batch(Draw.POINT, temperature) for _ in range(2))
+    alone = [walk(draft, score, row.coins) for row, draft, score in zip(*one, strict=True)]
+    assert walk_together(*other) == alone
+    assert len({len(verdict.path) for verdict in alone}) > 1
+    assert coins_left(one[0]) == coins_left(other[0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", [Rule() for Rule in RULES], ids=lambda rule: type(rule).__name__)
+def test_a_batch_is_judged_as_its_rows_are(rule: Verifier, temperature: float) -> None:
+    for draw in rule.exact_for:
+        one, other = (ragged_batch(draw, temperature, rule.shape is Shape.CHAIN) for _ in range(2))
+        alone = [
+            rule.judge_row(draft, score, row.coins) for row, draft, score in zip(*one, strict=True)
+        ]
+        assert rule.verify(*other) == alone
+        assert coins_left(one[0]) == coins_left(other[0])

@@ -31,7 +31,7 @@ SHAPES = ((2, 1), (2, 2), (3, 1), (1, 2), (2, 1, 1), (1, 2, 1))
 class Printed(Traversal):
     """The rule a node at a time, for chains and fixed candidates too."""
 
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+    def judge_row(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
         node, law = self.one_by_one(draft, scores.p, coins)
         return Verdict(tuple(draft.tree.path(node)), coins.draw(law))
 
@@ -192,7 +192,7 @@ def test_the_fast_path_for_chains_spends_the_same_coins(draw: Draw) -> None:
         draft = Draft(chain(0, [draws.draw(law) for law in q]), draw, (*q, None))
         laws = Warp(SamplingParams(temperature=1.0), 1, vocab).laws([0], draft.tree, p)
         scores = Scores(p, p=laws)
-        fast = Traversal().verify(draft, scores, Thrifty(1000 + trial))
+        fast = Traversal().judge_row(draft, scores, Thrifty(1000 + trial))
         coins = Thrifty(1000 + trial)
         node, law = Traversal().one_by_one(draft, laws, coins)
         assert fast == Verdict(tuple(draft.tree.path(node)), coins.draw(law))
@@ -266,7 +266,7 @@ def test_a_level_at_a_time_is_the_printed_rule(
         setting = {"top_p": 0.8} if trial % 3 == 0 else {}
         row = make_row([0], SamplingParams(temperature=1.0, **setting), SeededCoins(trial), vocab)
         drafter = DrawnTree(guess, widths, draw)
-        draft = drafter.propose_one(row, Budget(len(widths), 99), lambda row, law: True)
+        draft = drafter.propose_one(row, Budget(len(widths), 99))
         draft = Draft(
             draft.tree, draw, tuple(None if q is None else q.to(dtype) for q in draft.q or ())
         )

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.audit.rows import Build, make_row
+from foretoken.audit.rows import make_row
 from foretoken.coins import Coins, enumerate_outcomes
-from foretoken.engine.beam import Round, decode
+from foretoken.engine.beam import BeamEngine, Round, decode
 from foretoken.lm.table import TableLM
 from foretoken.trees.forest import BeamRow
 from foretoken.types import SamplingParams
@@ -28,6 +28,7 @@ from foretoken.warp.joint import joint_law
 Text = tuple[int, ...]
 Texts = tuple[Text, ...]  # the complete ones, sorted
 Law = dict[Texts, float]
+BeamBuild = Callable[[], BeamEngine]
 Weighted = tuple[tuple[Text, float], ...]  # texts that go on and their weights, sorted
 
 
@@ -214,7 +215,9 @@ class Drawn:
         return 0.5 * off
 
 
-def engine_texts(build: Build, prompt: Sequence[int], params: SamplingParams, width: int) -> Seen:
+def engine_texts(
+    build: BeamBuild, prompt: Sequence[int], params: SamplingParams, width: int
+) -> Seen:
     """The law of the set of texts that a fresh engine writes, and every layer's draws."""
     seen = Seen()
     rounds: list[Round] = []

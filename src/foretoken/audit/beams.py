@@ -7,19 +7,20 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from foretoken.audit import beam_law as exact
+from foretoken.audit.beam_law import BeamBuild
 from foretoken.audit.cache import Witness
 from foretoken.audit.greedy import fresh_logits
 from foretoken.audit.law import BOUND, PROMPT, own_law, total_variation
-from foretoken.audit.rows import Build, seeded_rows, write
+from foretoken.audit.rows import seeded_rows, write
+from foretoken.contract import LanguageModel
 from foretoken.engine.assemble import assemble
 from foretoken.engine.beam import decode
 from foretoken.lm.table import TableLM
-from foretoken.methods import Method
+from foretoken.methods import Method, needs_draft
 from foretoken.trees.forest import BeamRow, Written
-from foretoken.types import DecodeState, LanguageModel, SamplingParams
+from foretoken.types import Ragged, Rows, SamplingParams, Scores, Taps
 
 Checked = tuple[bool, str, dict[str, Any]]
 Job = tuple[str, str, Callable[[], Checked]]
@@ -39,13 +40,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def table_build(entry: Method, vocab: int, **config: Any) -> Build:
+def table_build(entry: Method, vocab: int, **config: Any) -> BeamBuild:
     """Makes the method's engine over tables; without a draft, its options are left out."""
-    if not entry.needs_draft:
+    if not needs_draft(entry):
         config = {name: value for name, value in config.items() if name == "num_beams"}
 
     def build() -> Any:
-        draft = TableLM.random(vocab, seed=22) if entry.needs_draft else None
+        draft = TableLM.random(vocab, seed=22) if needs_draft(entry) else None
         return assemble(entry.name, TableLM.random(vocab, seed=21), draft, **config)
 
     return build
@@ -57,25 +58,23 @@ def beam_jobs(
     """Every check of one method."""
     jobs: list[Job] = [
         ("beam law", f"{entry.name}, {name}", partial(job, entry)) for name, job in LAWS.items()
-        if entry.needs_draft or name in UNDRAFTED
+        if needs_draft(entry) or name in UNDRAFTED
     ]  # fmt: skip
     build = table_build(entry, 4, num_beams=WIDTH, depth=3)
     prompts = ((0, 1, 2, 0, 1), (2, 2, 1, 2, 2), (1,), (0, 2, 1, 1, 0, 2, 1))
     jobs += machinery(entry.name, "tables", build, prompts, 40)
-    missing = "target" if target is None else "draft" if entry.needs_draft and not draft else ""
+    missing = "target" if target is None else "draft" if needs_draft(entry) and not draft else ""
     if missing:
         jobs.append(("models", entry.name, partial(left_out, missing)))
     elif target is not None:
-        models = (target, draft) if entry.needs_draft else (target,)
+        models = (target, draft) if needs_draft(entry) else (target,)
         build = partial(assemble, entry.name, *models, num_beams=WIDTH)
         wide = [[(7 * i * i + 3 * i) % target.vocab_size for i in range(n)] for n in (23, 1, 9)]
         jobs += machinery(entry.name, "models", build, wide, 24)
     return jobs
 
 
-def machinery(
-    name: str, where: str, build: Build, prompts: Sequence[Sequence[int]], tokens: int
-) -> list[Job]:
+def machinery(name: str, where: str, build: BeamBuild, prompts: Ragged, tokens: int) -> list[Job]:
     """What must hold on any model."""
     return [
         (f"beams greedy, {where}", name, partial(greedy, build, prompts, tokens)),
@@ -179,7 +178,7 @@ def within(gaps: Mapping[str, float], of: str) -> Checked:
     return good, detail, dict(gaps)
 
 
-def written(build: Build, rows: Sequence[DecodeState], max_rows: int = 16) -> list[list[Written]]:
+def written(build: BeamBuild, rows: Rows, max_rows: int = 16) -> list[list[Written]]:
     """What `rows` become."""
     beams = [BeamRow(row, WIDTH) for row in rows]
     for _ in decode(beams, build(), max_rows):
@@ -187,7 +186,7 @@ def written(build: Build, rows: Sequence[DecodeState], max_rows: int = 16) -> li
     return [sorted(row.written, key=lambda text: text.tokens) for row in beams]
 
 
-def greedy(build: Build, prompts: Sequence[Sequence[int]], tokens: int) -> Checked:
+def greedy(build: BeamBuild, prompts: Ragged, tokens: int) -> Checked:
     """At temperature 0 there is one text, and it is plain decoding's."""
     target = build().target
     params = SamplingParams(max_new_tokens=tokens)
@@ -200,7 +199,7 @@ def greedy(build: Build, prompts: Sequence[Sequence[int]], tokens: int) -> Check
     return same, f"{tokens * len(prompts)} tokens", {}
 
 
-def cache(build: Build, prompts: Sequence[Sequence[int]], tokens: int) -> Checked:
+def cache(build: BeamBuild, prompts: Ragged, tokens: int) -> Checked:
     """Every scored node, said again from nothing; and every score, from fresh logits."""
     engine = build()
     witness = ForestWitness(engine.target)
@@ -234,18 +233,13 @@ class ForestWitness(Witness):
         super().__init__(inner)
         self.open: dict[int, tuple[list[int], list[int]]] = {}  # uid -> tokens and parents
 
-    def grow(
-        self,
-        rows: Sequence[DecodeState],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]],
-    ) -> list[Tensor]:
-        scored = self.inner.grow(rows, tokens, parents)
-        for row, new, above, logits in zip(rows, tokens, parents, scored, strict=True):
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        scored = self.inner.grow(rows, tokens, parents, taps)
+        for row, new, above, score in zip(rows, tokens, parents, scored, strict=True):
             if above and above[0] < 0:
                 self.open[row.uid] = [], []
             held, up = self.open[row.uid]
-            for token, parent, said in zip(new, above, logits, strict=True):
+            for token, parent, said in zip(new, above, score.logits, strict=True):
                 held.append(token)
                 up.append(parent)
                 path, node = [], len(held) - 1
@@ -256,9 +250,7 @@ class ForestWitness(Witness):
                 self.compare(said, fresh, row, len(held) - 1)
         return scored
 
-    def prune(
-        self, rows: Sequence[DecodeState], kept: Sequence[Sequence[int]], settled: Sequence[int]
-    ) -> None:
+    def prune(self, rows: Rows, kept: Ragged, settled: Sequence[int]) -> None:
         inner: Any = self.inner
         inner.prune(rows, kept, settled)
         for row, nodes, count in zip(rows, kept, settled, strict=True):
@@ -271,12 +263,12 @@ class ForestWitness(Witness):
             )
 
 
-def seeds(build: Build, prompts: Sequence[Sequence[int]], tokens: int) -> Checked:
+def seeds(build: BeamBuild, prompts: Ragged, tokens: int) -> Checked:
     """A seed repeats its texts, alone and beside others; another seed writes others."""
     vocab = build().target.vocab_size
     params = SamplingParams(max_new_tokens=tokens, temperature=1.0)
 
-    def texts(seed: int, which: Sequence[Sequence[int]], rows: int = 16) -> list[list[Any]]:
+    def texts(seed: int, which: Ragged, rows: int = 16) -> list[list[Any]]:
         found = written(build, seeded_rows(which, params, vocab, seed), rows)
         return [[text.tokens for text in row] for row in found]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from foretoken.audit.drawn_trees import DrawnTree
 from foretoken.audit.rows import make_row, seeded_rows
 from foretoken.coins import Coins, SeededCoins
+from foretoken.contract import StoppingRule
 from foretoken.lm.table import Memory, TableLM
 from foretoken.trees.build import chain
 from foretoken.types import (
@@ -20,8 +21,9 @@ from foretoken.types import (
     DecodeState,
     Draft,
     Finish,
-    KeepGoing,
     Laws,
+    Ragged,
+    Rows,
     SamplingParams,
     Scores,
     TokenTree,
@@ -61,8 +63,10 @@ class ArgmaxAsDrawn(DrawnTree):
 class WholeQ(DrawnTree):
     """Reports all of q for mixed children, as if the fixed ones had been drawn too."""
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-        draft = super().propose_one(row, budget, keep_going)
+    def propose_one(
+        self, row: DecodeState, budget: Budget, stop: StoppingRule | None = None
+    ) -> Draft:
+        draft = super().propose_one(row, budget, stop)
         assert draft.q is not None
         laws: list[Tensor | None] = []
         for node, rest in enumerate(draft.q):
@@ -76,8 +80,10 @@ class WholeQ(DrawnTree):
 class DropsUnlikely(DrawnTree):
     """Cuts its chain before the first token that it drew with little confidence."""
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-        draft = super().propose_one(row, budget, keep_going)
+    def propose_one(
+        self, row: DecodeState, budget: Budget, stop: StoppingRule | None = None
+    ) -> Draft:
+        draft = super().propose_one(row, budget, stop)
         assert draft.q is not None
         kept = 0
         for node, token in enumerate(draft.tree.tokens[1:]):
@@ -223,12 +229,12 @@ class NothingOwed(Traversal):
 class ParentsRow(Point):
     """Reads the parent's law at every node below the root."""
 
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+    def judge_row(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
         parents = draft.tree.parents
         logits = torch.stack([scores.logits[max(parent, 0)] for parent in parents])
         assert isinstance(scores.p, WarpedLaws)
         wrong = scores.p._warp.laws(scores.p._tokens, draft.tree, logits)
-        return super().verify(draft, Scores(logits, p=wrong), coins)
+        return super().judge_row(draft, Scores(logits, p=wrong), coins)
 
 
 # Rows
@@ -267,7 +273,7 @@ class PathBlindLaws(WarpedLaws):
 
     __slots__ = ()
 
-    def _paths(self, nodes: Sequence[int]) -> Sequence[Sequence[int]]:
+    def _paths(self, nodes: Sequence[int]) -> Ragged:
         return [()] * len(nodes)
 
 
@@ -285,7 +291,7 @@ class AllCandidatesLaws(WarpedLaws):
 
     __slots__ = ()
 
-    def _paths(self, nodes: Sequence[int]) -> Sequence[Sequence[int]]:
+    def _paths(self, nodes: Sequence[int]) -> Ragged:
         return [self._tree.tokens[1:]] * len(nodes)
 
 
@@ -315,7 +321,7 @@ class LosesColumn(TableLM):
             node, below = memory.parents[node], below + 1
         return [0, *context[-below:]] if id(memory) in self.shortened else context
 
-    def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
+    def commit(self, rows: Rows, paths: Ragged) -> None:
         super().commit(rows, paths)
         self.shortened |= {id(self._memory(row)) for row in rows}
 
@@ -331,7 +337,7 @@ class SeesSibling(TableLM):
 
 
 def rows_of_one_coin(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, vocab_size: int, seed: int
+    prompts: Ragged, params: SamplingParams, vocab_size: int, seed: int
 ) -> list[DecodeState]:
     """Rows that draw from one common source."""
     coins = SeededCoins(seed)
@@ -342,7 +348,7 @@ _calls = itertools.count(1)
 
 
 def rows_without_seed(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, vocab_size: int, seed: int
+    prompts: Ragged, params: SamplingParams, vocab_size: int, seed: int
 ) -> list[DecodeState]:
     """Rows whose seed changes from call to call."""
     return seeded_rows(prompts, params, vocab_size, seed + 97 * next(_calls))

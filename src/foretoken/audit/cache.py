@@ -14,7 +14,9 @@ from torch import Tensor
 
 from foretoken.audit.greedy import ROUNDING, fresh_logits
 from foretoken.audit.rows import Build, seeded_rows, write
-from foretoken.types import DecodeState, Draft, LanguageModel, SamplingParams, Scores
+from foretoken.contract import LanguageModel
+from foretoken.lm.views.view import TargetView
+from foretoken.types import DecodeState, Draft, Ragged, Rows, SamplingParams, Scores, Taps
 
 
 @dataclass(slots=True)
@@ -31,21 +33,15 @@ class Difference:
         return self.nodes > 0 and self.relative <= self.bound
 
 
-class Witness:
+class Witness(TargetView):
     """A target that recomputes every node it is asked about without its cache, and remembers."""
 
     def __init__(self, inner: LanguageModel) -> None:
+        super().__init__(inner)
         self.inner = inner
-        self.caps, self.vocab_size, self.max_length = inner.caps, inner.vocab_size, inner.max_length
-        self.hidden_size = inner.hidden_size
         self.difference = Difference()
 
-    def prefill(self, row: DecodeState, taps: tuple[int, ...] = ()) -> Tensor | None:
-        return self.inner.prefill(row, taps)
-
-    def score(
-        self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
-    ) -> list[Scores]:
+    def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
         scores = self.inner.score(rows, drafts, taps)
         for row, draft, score in zip(rows, drafts, scores, strict=True):
             for node in range(len(draft.tree)):
@@ -53,29 +49,6 @@ class Witness:
                 fresh = fresh_logits(self.inner, [*row.tokens, *path])
                 self.compare(score.logits[node], fresh, row, node)
         return scores
-
-    def grow(
-        self,
-        rows: Sequence[DecodeState],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]],
-    ) -> list[Tensor]:
-        return self.inner.grow(rows, tokens, parents)
-
-    def grow_scores(
-        self,
-        rows: Sequence[DecodeState],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]],
-        taps: tuple[int, ...],
-    ) -> list[Scores]:
-        return self.inner.grow_scores(rows, tokens, parents, taps)
-
-    def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
-        self.inner.commit(rows, paths)
-
-    def free(self, rows: Sequence[DecodeState]) -> None:
-        self.inner.free(rows)
 
     def compare(self, cached: Tensor, fresh: Tensor, row: DecodeState, node: int) -> None:
         """Keep the worst node; rounding grows with the logits, so it is measured against them."""
@@ -93,7 +66,7 @@ class Witness:
 
 @torch.inference_mode()
 def cache_difference(
-    build: Build, prompts: Sequence[Sequence[int]], tokens: int, temperature: float = 1.0
+    build: Build, prompts: Ragged, tokens: int, temperature: float = 1.0
 ) -> Difference:
     """Decode a ragged batch while every scored node is recomputed from nothing."""
     engine = build()

@@ -21,20 +21,22 @@ from foretoken.audit.fixtures import needed
 from foretoken.audit.greedy import compare_greedy
 from foretoken.audit.mutations import MUTATIONS, Mutation, find
 from foretoken.audit.rows import Build, neighbour_differences, seed_differences
+from foretoken.contract import LanguageModel
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.assemble import assemble
-from foretoken.engine.loop import Engine
+from foretoken.engine.engine import Engine
+from foretoken.engine.promise import promise_of_row
 from foretoken.errors import CapabilityError, PairingError
 from foretoken.lm.table import TableLM
-from foretoken.methods import GENERAL_CONTROLLERS, METHODS, Method
-from foretoken.types import Draw, LanguageModel, SamplingParams, Verifier
-from foretoken.verifiers.block import Block
-from foretoken.verifiers.k_sequential import KSequential
-from foretoken.verifiers.mixed import Mixed
-from foretoken.verifiers.naive import Naive
-from foretoken.verifiers.point import Point
-from foretoken.verifiers.recursive import Recursive
-from foretoken.verifiers.traversal import Traversal
+from foretoken.methods import (
+    GENERAL_CONTROLLERS,
+    METHODS,
+    VERIFIERS,
+    Method,
+    needs_draft,
+    resolve,
+)
+from foretoken.types import Draw, SamplingParams, Shape
 
 SHAPES = ((2, 1), (1, 2), (2, 2), (3, 1))
 TABLE_PROMPTS = ((0, 1, 2, 0, 1), (2, 2, 1, 2, 2), (1,), (0, 2, 1, 1, 0, 2, 1))
@@ -82,10 +84,10 @@ def table_engine(
         config |= {"max_nodes": 2 * depth}
     if verifier == "mixed":  # the rule for drafts of which a part is fixed
         config |= {"greedy_draft": True}
-    engine = assemble(
+    engine: Engine = assemble(
         entry.name,
         TableLM.random(vocab, seed=21),
-        TableLM.random(vocab, seed=22) if entry.needs_draft else None,
+        TableLM.random(vocab, seed=22) if needs_draft(entry) else None,
         controller=controller,
         verifier=verifier,
         **config,
@@ -104,7 +106,7 @@ def combinations(entry: Method) -> list[tuple[str, str]]:
 
 def law_jobs(entry: Method) -> list[Job]:
     """Exact law of every combination of a lossless method."""
-    if not entry.lossless:
+    if not promise_of_row(entry).lossless:
         return []
     return [
         (
@@ -120,7 +122,7 @@ def method_law(entry: Method, verifier: str, controller: str) -> Checked:
     """The largest total variation over all sampling settings."""
     # Every drawn node multiplies the outcomes by the vocabulary.
     drafter = table_engine(entry, 4, controller, verifier).drafter
-    vocab = 3 if drafter.trees and drafter.draws != {Draw.POINT} else 4
+    vocab = 3 if drafter.traits.shape is Shape.TREE and not drafter.traits.fixed else 4
     build = partial(table_engine, entry, vocab, controller, verifier)
     gaps = {
         name: exact.law_gap(build, TableLM.random(vocab, seed=21), setting)
@@ -140,31 +142,21 @@ def method_law(entry: Method, verifier: str, controller: str) -> Checked:
     return value <= exact.BOUND, detail, values
 
 
-RULES: tuple[tuple[type[Verifier], Draw, Sequence[tuple[int, ...]]], ...] = (
-    (Point, Draw.POINT, SHAPES),
-    (Recursive, Draw.POINT, SHAPES),
-    (Recursive, Draw.IID, ((2, 1), (1, 2), (3,))),
-    (Recursive, Draw.DISTINCT, ((2, 1), (1, 2), (3,))),
-    (KSequential, Draw.POINT, SHAPES),
-    (KSequential, Draw.IID, ((2, 1), (1, 2), (3,))),
-    (Naive, Draw.IID, ((2, 1), (1, 2), (3,))),
-    (Naive, Draw.DISTINCT, ((2, 1), (1, 2), (3,))),
-    (Block, Draw.IID, ((1, 1),)),
-    (Block, Draw.POINT, ((1, 1),)),
-    (Traversal, Draw.POINT, SHAPES),
-    (Traversal, Draw.IID, ((2, 1), (1, 2), (3,))),
-    (Traversal, Draw.DISTINCT, ((2, 1), (1, 2), (3,))),
-    (Traversal, Draw.MIXED, SHAPES),
-    (Mixed, Draw.MIXED, SHAPES),
-)
+DRAWN_SHAPES = ((2, 1), (1, 2), (3,))  # every drawn node multiplies the outcomes
 
 
 def rule_jobs() -> list[Job]:
     """Each rule on each kind of children it claims to be exact for, on several tree shapes."""
-    return [
-        ("rule", f"{rule.__name__} on {draw.value} children", partial(rule_law, rule, draw, shapes))
-        for rule, draw, shapes in RULES
-    ]
+    jobs: list[Job] = []
+    for rule in (resolve(place) for place in VERIFIERS.values()):
+        for draw in sorted(rule.exact_for - {Draw.JOINT}, key=lambda draw: draw.value):
+            shapes: Sequence[tuple[int, ...]] = (
+                SHAPES if draw in (Draw.POINT, Draw.MIXED) else DRAWN_SHAPES
+            )
+            shapes = ((1, 1),) if rule.shape is Shape.CHAIN else shapes
+            subject = f"{rule.__name__} on {draw.value} children"
+            jobs.append(("rule", subject, partial(rule_law, rule, draw, shapes)))
+    return jobs
 
 
 def rule_law(rule: Any, draw: Draw, shapes: Sequence[tuple[int, ...]]) -> Checked:
@@ -180,12 +172,14 @@ def rule_law(rule: Any, draw: Draw, shapes: Sequence[tuple[int, ...]]) -> Checke
 def refused_pairings() -> Checked:
     """Every pairing of a rule with children it is not exact for raises PairingError."""
     lm = TableLM.random(3)
+    rules = [resolve(place) for place in VERIFIERS.values()]
     wrong = [
         (rule, draw, widths)
-        for rule in (Point, Recursive, Block, Mixed, Traversal, KSequential)
+        for rule in rules
         for draw in Draw
         for widths in ((1,), (2,))
-        if draw not in rule.exact_for or (rule.chains_only and widths == (2,))
+        if draw not in rule.exact_for | rule.lossy_for
+        or (rule.shape is Shape.CHAIN and widths == (2,))
     ]
     accepted = []
     for rule, draw, widths in wrong:
@@ -206,7 +200,7 @@ def table_jobs(entry: Method) -> list[Job]:
         build = partial(table_engine, entry, 4, controller, verifier, 4)
         name = f"{entry.name} ({verifier}, {controller})"
         same = partial(greedy, plain, build, TABLE_PROMPTS, TABLE_TOKENS)
-        jobs += [("greedy, tables", name, same)] if entry.lossless else []
+        jobs += [("greedy, tables", name, same)] if promise_of_row(entry).lossless else []
         jobs += [
             ("cache, tables", name, partial(cache, build, TABLE_PROMPTS, 24)),
             ("neighbours", name, partial(neighbours, build, TABLE_PROMPTS, TABLE_TOKENS)),
@@ -221,7 +215,7 @@ def model_jobs(
     """The same on the models that were handed in; rows that cannot run say why."""
     if target is None:
         return [("models", entry.name, partial(left_out, "no target model was given"))]
-    if entry.needs_draft and draft is None:
+    if needs_draft(entry) and draft is None:
         return [("models", entry.name, partial(left_out, "no draft model was given"))]
     config: dict[str, Any] = {} if entry.name == "plain" else {"depth": 4}
     config |= needed(entry, target.vocab_size, "fixed", target_hidden=target.hidden_size)
@@ -229,14 +223,16 @@ def model_jobs(
         assemble,
         entry.name,
         target,
-        draft if entry.needs_draft else None,
+        draft if needs_draft(entry) else None,
         controller="fixed",
         **config,
     )
     plain = partial(assemble, "plain", target)
     prompts = model_prompts(target.vocab_size)
     same = partial(greedy, plain, build, prompts, MODEL_TOKENS)
-    jobs: list[Job] = [("greedy, models", entry.name, same)] if entry.lossless else []
+    jobs: list[Job] = (
+        [("greedy, models", entry.name, same)] if promise_of_row(entry).lossless else []
+    )
     return [
         *jobs,
         ("cache, models", entry.name, partial(cache, build, prompts, 8)),
@@ -281,56 +277,28 @@ def cache(build: Build, prompts: Any, tokens: int) -> Checked:
 
 
 def neighbours(build: Build, prompts: Any, tokens: int) -> Checked:
-    """Texts alone and in company; see `follows_company` for what is left out, and says so."""
-    engine = build()
-    why = follows_company(engine)
-    temperatures = steady_temperatures(engine)
+    """Texts alone and in company."""
+    why = follows_company(build())
+    temperatures = () if why else (0.0, 1.0)
     changed = 0
     for temperature in temperatures:
         params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
         with torch.inference_mode():
             changed += neighbour_differences(build, prompts, params)
     detail = f"{changed} of {len(temperatures) * len(prompts)} texts changed"
-    if why and temperatures:
-        detail += f"; sampled text keeps its law only: {why}"
-    elif why:
-        detail += f"; a lossy text follows the shape of its drafts: {why}"
+    detail += f"; {why}" if why else ""
     return changed == 0, detail, {"changed": changed}
 
 
-def steady_temperatures(engine: Engine) -> tuple[float, ...]:
-    """Temperatures at which neighbours may change nothing; greedy text only follows the shape of
-    its drafts under a lossy rule.
-    """
-    if not follows_company(engine):
-        return (0.0, 1.0)
-    return (0.0,) if engine.verifier.exact_for else ()
-
-
 def follows_company(engine: Engine) -> str:
-    """Why other rows may change how many coins a sampled text uses, and so the text of a seed."""
-    if follows_the_clock(engine):
-        return "lengths follow measured costs"
-    if engine.drafter.shared and engine.drafter.draws != {Draw.POINT}:
-        return "drafts follow what was learned from all rows"
-    return ""
-
-
-def follows_the_clock(engine: Engine) -> bool:
-    """Whether a controller of measured costs decides how many coins a sampled text uses.
-
-    Fixed candidates use one coin per token whatever their number; sampled ones use more, so there
-    the text of a seed depends on the lengths chosen, and those on the machine and the neighbours.
-    """
-    return engine.controller.needs_costs and engine.drafter.draws != {Draw.POINT}
+    """Why a lossy text may differ in company: it follows the shape of its drafts."""
+    return "" if engine.promise.lossless else "a lossy text follows the shape of its drafts"
 
 
 def seeds(build: Build, prompts: Any, tokens: int) -> Checked:
     params = SamplingParams(max_new_tokens=tokens, temperature=1.0)
     changed = seed_differences(build, prompts, params)
     detail = f"{changed} of {len(prompts)} texts changed"
-    if follows_the_clock(build()):
-        detail += "; with a steady clock: lengths follow measured costs"
     return changed == 0, detail, {"changed": changed}
 
 

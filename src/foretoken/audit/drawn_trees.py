@@ -11,9 +11,10 @@ from torch import Tensor
 from foretoken.audit.law import PROMPT, Gap, Law, Text, law_gap, own_law, total_variation
 from foretoken.audit.rows import make_row
 from foretoken.coins import Coins, enumerate_outcomes
+from foretoken.contract import StoppingRule
 from foretoken.controllers.fixed import Fixed
-from foretoken.drafters.rows import RowDrafter
-from foretoken.engine.loop import Engine
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.engine.engine import Engine
 from foretoken.lm.table import TableLM
 from foretoken.trees.mixed import best_and_rest
 from foretoken.types import (
@@ -21,11 +22,12 @@ from foretoken.types import (
     DecodeState,
     Draft,
     Draw,
-    KeepGoing,
+    Memory,
     SamplingParams,
     Scores,
+    Shape,
     TokenTree,
-    Verifier,
+    Traits,
 )
 
 
@@ -35,17 +37,17 @@ class DrawnTree(RowDrafter):
     `declared` is what the draft claims about its children: the same, unless an audit lies.
     """
 
-    memoryless = True
-
     def __init__(
         self, lm: TableLM, widths: Sequence[int], draw: Draw, declared: Draw | None = None
     ) -> None:
         self.lm, self.widths, self.draw = lm, tuple(widths), draw
         self.declared = declared or draw
-        self.draws = frozenset({self.declared})
-        self.trees = max(self.widths, default=1) > 1
+        shape = Shape.TREE if max(self.widths, default=1) > 1 else Shape.CHAIN
+        self.traits = Traits(frozenset({self.declared}), shape, memory=Memory.NOTHING)
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
+    def propose_one(
+        self, row: DecodeState, budget: Budget, stop: StoppingRule | None = None
+    ) -> Draft:
         tokens, parents = [row.tokens[-1]], [-1]
         laws: list[Tensor | None] = [None]
         paths: list[list[int]] = [[]]
@@ -92,7 +94,7 @@ class DrawnTree(RowDrafter):
 
 
 def rule_gap(
-    rule: Verifier,
+    rule: Any,
     draw: Draw,
     widths: Sequence[int],
     target: TableLM,
@@ -110,7 +112,7 @@ def rule_gap(
 
 @torch.inference_mode()
 def step_gap(
-    rule: Verifier,
+    rule: Any,
     drafter: DrawnTree,
     target: TableLM,
     setting: Mapping[str, Any],
@@ -126,12 +128,12 @@ def step_gap(
 
     def run(coins: Coins) -> tuple[Text, int, int]:
         row = make_row(prompt, params, coins, target.vocab_size)
-        draft = drafter.propose_one(row, Budget(depth, 64), lambda row, law: True)
+        draft = drafter.propose_one(row, Budget(depth, 64))
         tree = draft.tree
         paths = [[tree.tokens[node] for node in tree.path(end)] for end in range(len(tree))]
         logits = torch.stack([target.after([*row.tokens, *path]) for path in paths])
         laws = row.warp.laws(row.tokens, tree, logits)
-        verdict = rule.verify(draft, Scores(logits, p=laws), coins)
+        verdict = rule.judge_row(draft, Scores(logits, p=laws), coins)
         text = [*(tree.tokens[node] for node in verdict.path), verdict.next_token]
         return tuple(row.extend(text)), len(tree) - 1, len(verdict.path)
 

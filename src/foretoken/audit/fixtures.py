@@ -8,6 +8,7 @@ target's vocabulary and hidden states to the option's value.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,10 @@ from foretoken.datastore.codecs import Codec
 from foretoken.datastore.dense import Contents, write
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
-from foretoken.heads import acceptance, decision, exits
+from foretoken.heads import decision, store
+from foretoken.heads.acceptance import AcceptanceHead
+from foretoken.heads.exits import ExitPredictors
+from foretoken.heads.table import head_row, resolve
 from foretoken.methods import Method
 
 _folders: list[TemporaryDirectory[str]] = []  # removed when the interpreter ends
@@ -38,7 +42,10 @@ def needed(
     A controller may have needs too; `hidden_size` is the draft's and `target_hidden` the target's,
     a table's if left out.
     """
-    found = {name: _made(name, vocab_size, target_hidden or vocab_size) for name in entry.needs}
+    sizes = vocab_size, target_hidden or vocab_size
+    found = {name: _made(name, *sizes) for name in entry.needs if name in MAKERS}
+    if entry.head:
+        found["draft_head"] = random_head(entry.head, *sizes)
     if (controller or entry.controller) == "acceptance_head":
         head = random_acceptance(hidden_size or vocab_size, vocab_size)
         found |= {"head": head, "threshold": 0.5, "shortest": 1}
@@ -95,33 +102,54 @@ def random_acceptance(hidden_size: int, vocab_size: int) -> Path:
 
     An exact method is exact with any head, so the worst of heads is the best of witnesses.
     """
-    head = acceptance.AcceptanceHead(hidden_size, blocks=2)
+    head = AcceptanceHead(
+        AcceptanceHead.Config(hidden_size=hidden_size, vocab_size=vocab_size, blocks=2)
+    )
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for weight in head.parameters():
             weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
         logits = head(1.5 * torch.randn(256, hidden_size, generator=generator))
     margins = logits[:, 1] - logits[:, 0]
-    head.temperature = float(margins.std()) / 1.5
-    head.shift = 0.5 - float(margins.mean()) / head.temperature
-    return acceptance.save(folder(), head, vocab_size, {"weights": "random"})
+    temperature = float(margins.std()) / 1.5
+    shift = 0.5 - float(margins.mean()) / temperature
+    head.config = replace(head.config, temperature=temperature, shift=shift)
+    return store.save(folder(), "acceptance", head, {"weights": "random"})
+
+
+@cache
+def random_head(kind: str, vocab_size: int, hidden_size: int) -> Path:
+    """A head of HEADS that knows nothing, in the shape that its Config gives."""
+    module = resolve(head_row(kind).module)
+    head = module(module.Config(hidden_size=hidden_size, vocab_size=vocab_size))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+    return store.save(folder(), kind, head, {"weights": "random"})
 
 
 def silent_predictors(vocab_size: int, hidden_size: int) -> str:
     """Predictors that never fire: what they would change is a lossy method's own affair."""
-    head = exits.ExitPredictors(range(3), candidates=2, hidden=4)
+    shape = ExitPredictors.Config(
+        hidden_size=hidden_size, vocab_size=vocab_size, layers=(0, 1, 2), candidates=2, hidden=4
+    )
+    head = ExitPredictors(shape)
     with torch.no_grad():
         for weight in head.parameters():
             weight.zero_()
         for layer in head.layers:
-            head.predictors[str(layer)][2].bias.fill_(-100.0)
-    return str(exits.save(folder(), head, hidden_size, vocab_size, {"weights": "zero"}))
+            predictor: Any = head.predictors[str(layer)]
+            predictor[2].bias.fill_(-100.0)
+    return str(store.save(folder(), "exits", head, {"weights": "zero"}))
 
 
 @cache
 def random_decision(hidden_size: int, vocab_size: int, model: str = "soft") -> Path:
     """A decision model that knows nothing, but says yes about as often as no."""
-    head = decision.DecisionHead(hidden_size, vocab_size, model=model)
+    head = decision.DecisionHead(
+        decision.DecisionHead.Config(hidden_size=hidden_size, vocab_size=vocab_size, model=model)
+    )
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for weight in head.parameters():
@@ -132,10 +160,10 @@ def random_decision(hidden_size: int, vocab_size: int, model: str = "soft") -> P
             logits = 2.0 * torch.randn(256, vocab_size, generator=generator)
             seen = decision.certainty(logits.softmax(-1))
         margins = head(seen)
-        last = head.layers[-1]
+        last: Any = head.layers[-1]
         last.weight /= margins.std()
         last.bias.copy_((last.bias - margins.mean()) / margins.std())
-    return decision.save(folder(), head, {"weights": "random"})
+    return store.save(folder(), "decision", head, {"weights": "random"})
 
 
 MAKERS: dict[str, Callable[[int, int], Any]] = {

@@ -14,8 +14,9 @@ import torch
 
 from foretoken.audit.rows import Build, make_row, seeded_rows, write
 from foretoken.coins import SeededCoins
+from foretoken.contract import LanguageModel
 from foretoken.trees.build import root
-from foretoken.types import Draft, Draw, LanguageModel, SamplingParams
+from foretoken.types import Draft, Draw, Ragged, SamplingParams
 
 # Rounding of logits as a share of the largest one: what a reordered sum of a deep model may change.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -51,7 +52,7 @@ class GreedyComparison:
 
 @torch.inference_mode()
 def compare_greedy(
-    plain: Build, method: Build, prompts: Sequence[Sequence[int]], tokens: int, max_rows: int = 16
+    plain: Build, method: Build, prompts: Ragged, tokens: int, max_rows: int = 16
 ) -> GreedyComparison:
     """Write after all `prompts` with both engines, the method's in a ragged batch."""
     params = SamplingParams(max_new_tokens=tokens)
@@ -99,7 +100,7 @@ def diverged(
 def fresh_logits(lm: LanguageModel, tokens: Sequence[int]) -> torch.Tensor:
     """Logits after `tokens`, from a row of their own that is forgotten again."""
     row = make_row(tokens, SamplingParams(), SeededCoins(0), lm.vocab_size)
-    lm.prefill(row)
+    lm.prefill([row])
     try:
         return lm.score([row], [Draft(root(tokens[-1]), Draw.POINT)])[0].logits[0].clone()
     finally:

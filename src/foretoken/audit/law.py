@@ -18,18 +18,18 @@ from torch import Tensor
 
 from foretoken.audit.rows import Build, make_row
 from foretoken.coins import Coins, enumerate_outcomes
-from foretoken.engine.loop import Engine
+from foretoken.contract import Controller
+from foretoken.engine.engine import Engine, decode
 from foretoken.lm.table import TableLM
 from foretoken.types import (
     Budget,
-    Controller,
     CostTable,
     DecodeState,
-    Draft,
     Finish,
+    Memory,
+    Rows,
     SamplingParams,
-    StepTimes,
-    Verdict,
+    Step,
 )
 from foretoken.warp import Warp
 
@@ -42,6 +42,7 @@ TOKENS = 3
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
+    "temperature 1, seeded": {"temperature": 1.0, "seed": 0},
     "temperature 0.7": {"temperature": 0.7},
     "temperature 1, top-k 2": {"temperature": 1.0, "top_k": 2},
     "temperature 0.7, top-p 0.8": {"temperature": 0.7, "top_p": 0.8},
@@ -84,44 +85,42 @@ class Steady:
 
     def __init__(self, inner: Controller, costs: CostTable = COSTS) -> None:
         self.inner, self.costs = inner, costs
-        self.needs_costs = inner.needs_costs
-        self.keep_going = inner.keep_going
+        self.needs_costs, self.stop = inner.needs_costs, inner.stop
         inner.learn(costs)
+
+    def bind(self, drafter: Any) -> None:
+        self.inner.bind(drafter)
 
     def learn(self, costs: CostTable) -> None:
         self.inner.learn(costs)
 
-    def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
+    def budgets(self, rows: Rows) -> list[Budget]:
         return self.inner.budgets(rows)
 
-    def update(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
-        self.inner.update(row, draft, verdict)
-
-    def timed(self, times: StepTimes) -> None:
+    def observe(self, step: Step) -> None:
+        times = step.times
         size = min(self.costs.target, key=lambda n: abs(n - times.nodes))
-        drafted = times.nodes - times.rows
-        self.inner.timed(
-            replace(
-                times,
-                draft=0.1 * drafted,
-                target=self.costs.target[size],
-                other=self.costs.overhead,
-            )
+        steady = replace(
+            times,
+            draft=0.1 * (times.nodes - times.rows),
+            target=self.costs.target[size],
+            other=self.costs.overhead,
         )
+        self.inner.observe(replace(step, times=steady))
 
 
 def engine_law(build: Build, make: MakeRow) -> Law:
     """The joint law of what a fresh row writes under a fresh engine, over all coins."""
-    if build().drafter.memoryless:
+    if build().drafter.traits.memory is Memory.NOTHING:
         return merged_law(build, make)
     law = Law()
 
     def run(coins: Coins) -> tuple[Text, int, int]:
         row, engine = make(coins), build()
         drafted = accepted = 0
-        for record in engine.run([row]):
-            drafted += len(record.drafts[0].tree) - 1
-            accepted += len(record.verdicts[0].path)
+        for step in decode([row], engine):
+            drafted += len(step.drafts[0].tree) - 1
+            accepted += len(step.verdicts[0].path)
         return tuple(row.new_tokens), drafted, accepted
 
     for (text, drafted, accepted), probability in enumerate_outcomes(run):
@@ -175,12 +174,13 @@ def merged_law(build: Build, make: MakeRow) -> Law:
 def first_steps(row: DecodeState, engine: Engine, steps: int) -> tuple[Text, bool, Any, int]:
     """The text after `steps` steps, whether it ended, what happened, and the last draft's size."""
     seen, drafted = [], 0
-    with closing(engine.run([row])) as records:
-        for record in islice(records, steps):
-            tree, path = record.drafts[0].tree, record.verdicts[0].path
+    with closing(decode([row], engine)) as taken:
+        for step in islice(taken, steps):
+            tree, path = step.drafts[0].tree, step.verdicts[0].path
             seen.append((tree.parents, path, tuple(row.new_tokens)))
             drafted = len(tree) - 1
-    return tuple(row.new_tokens), row.finish is not None, tuple(seen), drafted
+        ended = row.finish is not None  # closing cancels
+    return tuple(row.new_tokens), ended, tuple(seen), drafted
 
 
 def own_law(

@@ -19,12 +19,13 @@ from foretoken.audit.drawn_trees import DrawnTree
 from foretoken.audit.greedy import compare_greedy
 from foretoken.audit.law import BOUND, law_gap
 from foretoken.audit.rows import neighbour_differences, seed_differences
+from foretoken.contract import Verifier
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.nothing import Nothing
-from foretoken.engine.loop import Engine
+from foretoken.engine.engine import Engine
 from foretoken.errors import PairingError
 from foretoken.lm.table import TableLM
-from foretoken.types import DecodeState, Draw, SamplingParams, Verifier
+from foretoken.types import DecodeState, Draw, SamplingParams
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.k_sequential import KSequential
 from foretoken.verifiers.mixed import Mixed

@@ -17,9 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from foretoken.audit.checks import Checked, all_jobs
+from foretoken.contract import LanguageModel
 from foretoken.errors import CapabilityError, ForetokenError
 from foretoken.methods import METHODS, method
-from foretoken.types import LanguageModel
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
 
@@ -129,10 +129,10 @@ def language_model(source: Any, name: str) -> LanguageModel | None:
     if source is None or hasattr(source, "score"):
         found: LanguageModel | None = source
         return found
-    from foretoken.lm.cached import CachedLM
     from foretoken.lm.load import load_model
+    from foretoken.lm.opening import open_lm
 
-    return CachedLM(load_model(source), name=name)
+    return open_lm(load_model(source), name=name)
 
 
 def run_one(check: str, subject: str, job: Callable[[], Checked]) -> AuditRow:

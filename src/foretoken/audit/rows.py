@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from foretoken.coins import Coins, SeededCoins
-from foretoken.engine.loop import Engine
-from foretoken.types import DecodeState, Finish, SamplingParams
+from foretoken.engine.engine import Engine, decode
+from foretoken.types import DecodeState, Finish, Ragged, Rows, SamplingParams
 from foretoken.warp import Warp
 
 Build = Callable[[], Engine]
@@ -28,29 +29,28 @@ def make_row(
     return row_class(list(prompt), len(prompt), params, coins, warp, ended)
 
 
-def write(engine: Engine, rows: Sequence[DecodeState], max_rows: int = 16) -> list[list[int]]:
+def write(engine: Engine, rows: Rows, max_rows: int = 16) -> list[list[int]]:
     """Decode `rows` to their end; the new tokens of each."""
-    for _ in engine.run(rows, max_rows):
+    for _ in decode(rows, engine, max_rows):
         pass
     return [row.new_tokens for row in rows]
 
 
 def seeded_rows(
-    prompts: Sequence[Sequence[int]], params: SamplingParams, vocab_size: int, seed: int = 0
+    prompts: Ragged, params: SamplingParams, vocab_size: int, seed: int = 0
 ) -> list[DecodeState]:
     """One row per prompt; row i has the seed `seed + i`."""
     return [
-        make_row(prompt, params, SeededCoins(seed + i), vocab_size)
+        make_row(prompt, replace(params, seed=seed + i), SeededCoins(seed + i), vocab_size)
         for i, prompt in enumerate(prompts)
     ]
 
 
 def neighbour_differences(
     build: Build,
-    prompts: Sequence[Sequence[int]],
+    prompts: Ragged,
     params: SamplingParams,
-    rows: Callable[[Sequence[Sequence[int]], SamplingParams, int, int], list[DecodeState]]
-    | None = None,
+    rows: Callable[[Ragged, SamplingParams, int, int], list[DecodeState]] | None = None,
 ) -> int:
     """Rows whose text in a ragged batch is not the text they write alone.
 
@@ -68,10 +68,9 @@ def neighbour_differences(
 
 def seed_differences(
     build: Build,
-    prompts: Sequence[Sequence[int]],
+    prompts: Ragged,
     params: SamplingParams,
-    rows: Callable[[Sequence[Sequence[int]], SamplingParams, int, int], list[DecodeState]]
-    | None = None,
+    rows: Callable[[Ragged, SamplingParams, int, int], list[DecodeState]] | None = None,
 ) -> int:
     """Rows that write something else when they are run again with their seed.
 

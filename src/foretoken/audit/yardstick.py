@@ -21,10 +21,10 @@ from torch import Tensor
 
 from foretoken.audit.acceptance import RULES, single
 from foretoken.audit.transport import by_cut, by_flow, candidate_sets
-from foretoken.coins import Coins
+from foretoken.contract import Verifier
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
-from foretoken.types import Draft, Draw, Scores, Verdict, Verifier
+from foretoken.types import Draft, Draw, Rows, Scores, Verdict
 
 LawPair = tuple[Tensor, Tensor]  # p and q over the same tokens
 CANDIDATES = (2, 3, 4)
@@ -169,22 +169,25 @@ class Watch:
 
     def __init__(self, rule: Verifier) -> None:
         self.rule = rule
-        self.exact_for, self.chains_only = rule.exact_for, rule.chains_only
+        self.exact_for, self.lossy_for, self.shape = rule.exact_for, rule.lossy_for, rule.shape
         self.seen: list[LawPair] = []
 
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        if draft.q is not None and draft.q[0] is not None and scores.p is not None:
-            p, q = scores.p[0].double().cpu(), draft.q[0].double().cpu()
-            either = ((p > 0.0) | (q > 0.0)).nonzero()[:, 0]  # the tokens that matter
-            self.seen.append((p[either] / p.sum(), q[either] / q.sum()))
-        return self.rule.verify(draft, scores, coins)
+    def verify(
+        self, rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores]
+    ) -> list[Verdict]:
+        for draft, score in zip(drafts, scores, strict=True):
+            if draft.q is not None and draft.q[0] is not None and score.p is not None:
+                p, q = score.p[0].double().cpu(), draft.q[0].double().cpu()
+                either = ((p > 0.0) | (q > 0.0)).nonzero()[:, 0]  # the tokens that matter
+                self.seen.append((p[either] / p.sum(), q[either] / q.sum()))
+        return self.rule.verify(rows, drafts, scores)
 
 
 def model_laws(
     target: Any, draft: Any, prompts: Sequence[str], count: int, seed: int = 0
 ) -> list[LawPair]:
     """Laws met while the models go on from `prompts` at temperature 1, top-k 16."""
-    from foretoken.engine.session import load
+    from foretoken.engine.loading import load
 
     with load(target, "chain", draft, depth=2) as session:
         watch = Watch(session.engine.verifier)

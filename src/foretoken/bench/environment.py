@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -54,6 +55,17 @@ def cores() -> int:
 def load() -> tuple[float, ...]:
     """Load average over 1, 5 and 15 minutes; empty where the system keeps none."""
     return os.getloadavg() if hasattr(os, "getloadavg") else ()
+
+
+def busy(place: Mapping[str, Any]) -> str | None:
+    """A warning where more work waits than the machine has cores; None where there is room."""
+    load = place["load_average"]
+    if not load or load[0] <= place["cores"]:
+        return None
+    return (
+        f"the machine was busy at the start (load {load[0]:.1f} on {place['cores']} cores): "
+        "rows wait for other work, and their times say little"
+    )
 
 
 def memory_gib() -> float | None:

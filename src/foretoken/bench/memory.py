@@ -5,36 +5,52 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+try:
+    import psutil
+except ImportError:  # the bench goes on without these numbers, and says so
+    psutil = None
+
+MISSING = "memory was not measured: psutil is not installed (pip install 'foretoken[bench]')"
 _RESET = Path("/proc/self/clear_refs")  # Linux: writing 5 sets the peak back to the present
 _STATUS = Path("/proc/self/status")
+
+
+def measurable() -> bool:
+    """Whether resident memory can be read here."""
+    return psutil is not None
 
 
 class Peak:
     """Peak resident memory of the process, and of the GPU, while the block ran.
 
     Where the system cannot set its peak back, the level after the block stands in for the peak.
+    Without psutil the resident memory is None.
     """
 
-    rss: int
-    growth: int
+    rss: int | None = None
+    growth: int | None = None
     cuda: int | None = None
 
     def __enter__(self) -> Peak:
-        self._resettable = _reset()
-        self._before = psutil.Process().memory_info().rss
+        self._resettable = measurable() and _reset()
+        self._before = _resident()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        after = psutil.Process().memory_info().rss
-        self.rss = max(_high_water() if self._resettable else after, after)
-        self.growth = max(self.rss - self._before, 0)
+        after = _resident()
+        if self._before is not None and after is not None:
+            self.rss = max(_high_water() if self._resettable else after, after)
+            self.growth = max(self.rss - self._before, 0)
         if torch.cuda.is_available():
             self.cuda = torch.cuda.max_memory_allocated()
+
+
+def _resident() -> int | None:
+    return None if psutil is None else int(psutil.Process().memory_info().rss)
 
 
 def _reset() -> bool:

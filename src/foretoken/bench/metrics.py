@@ -2,7 +2,9 @@
 
 Speeds are medians over prompts of a prompt's own rate (its median over repetitions); a speed-up
 is the ratio of two rows' medians over the prompts both finished, with a paired bootstrap interval.
-Accepted lengths are means over all steps, with the other usual definitions beside the first.
+Accepted lengths are means over all steps, with the other usual definitions beside the first. Of a
+row of beams the best text's tokens count, over the seconds that all texts took: its speed is that
+of getting one text, and its fair rival is beam sampling of the same width.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from foretoken.bench.cells import Cell
+from foretoken.bench import catalogue
 from foretoken.bench.intervals import median_interval, ratio_interval
-from foretoken.methods import METHODS
+from foretoken.bench.journal import Cell
 
 REFERENCES = ("plain", "hf:plain", "hf:compiled")
 ByRow = Mapping[str, Sequence[Cell]]
@@ -33,13 +35,12 @@ def summarise(
     for cell in cells:
         found[cell.row].append(cell)
     rows = {label: row_record(label, found, failed.get(label), greedy) for label in labels}
+    ours, peer = _fastest(rows, peers=False), _fastest(rows, peers=True)
     return {
         "rows": rows,
         "families": list(dict.fromkeys(cell.family for cell in cells)),
-        "best": {
-            "ours": _fastest(rows, peers=False),
-            "peer": _fastest(rows, peers=True),
-        },
+        "best": {"ours": ours, "peer": peer},
+        "over_peer": speedup(found[ours], found[peer]) if ours and peer else None,
         "load_average": _load(cells),
     }
 
@@ -47,11 +48,11 @@ def summarise(
 def row_record(label: str, found: ByRow, why: str | None, greedy: bool) -> dict[str, Any]:
     """Everything known about one row."""
     cells = found.get(label, [])
-    name = label.split("[", 1)[0]
+    name = _method(label)
     record: dict[str, Any] = {
         "method": name,
-        "peer": name.startswith("hf:"),
-        "lossless": METHODS[name].lossless if name in METHODS else None,
+        "peer": catalogue.is_peer(name),
+        "lossless": catalogue.lossless(name),
         "failed": why,
         "cells": len(cells),
         "prompts": len({cell.prompt for cell in cells}),
@@ -65,9 +66,7 @@ def row_record(label: str, found: ByRow, why: str | None, greedy: bool) -> dict[
     record["tokens_per_second"] = {"value": value, "interval": span}
     record["total_tokens_per_second"] = _total_rate(cells)
     record["speedup"] = {
-        reference: speedup(cells, found[reference])
-        for reference in REFERENCES
-        if reference in found
+        reference: speedup(cells, found[row]) for reference, row in references(label, found).items()
     }
     record["accepted_length"] = accepted_lengths(cells)
     record["histogram"] = histogram(cells)
@@ -83,12 +82,38 @@ def row_record(label: str, found: ByRow, why: str | None, greedy: bool) -> dict[
     record["peak_cuda"] = max((c.peak_cuda for c in cells if c.peak_cuda), default=None)
     record["text"] = text_equality(cells, plain) if greedy and plain else None
     record["accuracy"] = accuracy(cells)
+    record["beams"] = beams(cells)
     record["families"] = {
         family: family_record(cells, plain, family)
         for family in dict.fromkeys(cell.family for cell in cells)
     }
     record["load_average"] = _load(cells)
     return record
+
+
+def references(label: str, found: ByRow) -> dict[str, str]:
+    """The rows that a row is compared with, by the names tables use; beams with their like, too."""
+    known = {reference: reference for reference in REFERENCES if reference in found}
+    if catalogue.writes_beams(_method(label)):
+        width = catalogue.beam_width(label)
+        for row in found:
+            if _method(row) == catalogue.BEAM_BASELINE and catalogue.beam_width(row) == width:
+                known.setdefault(catalogue.BEAM_BASELINE, row)
+    return known
+
+
+def beams(cells: Sequence[Cell]) -> dict[str, float] | None:
+    """Texts per prompt and the score of the best one, means over cells; None where one is written.
+
+    A score is the mean log-likelihood of a token under the target.
+    """
+    scored = [cell for cell in cells if cell.texts is not None]
+    if not scored:
+        return None
+    return {
+        "texts": fmean(cell.texts or 0 for cell in scored),
+        "score": fmean(cell.score or 0.0 for cell in scored),
+    }
 
 
 def rates(cells: Sequence[Cell]) -> dict[str, float]:
@@ -284,9 +309,14 @@ def _load(cells: Sequence[Cell]) -> dict[str, float] | None:
     return {"median": median(loads), "highest": max(loads)} if loads else None
 
 
+def _method(label: str) -> str:
+    return label.split("[", 1)[0]
+
+
 def _fastest(rows: Mapping[str, Mapping[str, Any]], *, peers: bool) -> str | None:
+    """The fastest row of one text that did not fail; of beams only where nothing else is."""
     speeds = {
-        label: row["tokens_per_second"]["value"]
+        label: (row["beams"] is None, row["tokens_per_second"]["value"])
         for label, row in rows.items()
         if row["peer"] == peers and not row["failed"]
     }

@@ -1,4 +1,4 @@
-"""The models of a bench: ours behind `CachedLM`, and untouched copies for the peers.
+"""The models of a bench: ours behind `open_lm`, and untouched copies for the peers.
 
 Our kernels are installed in place, so a peer never shares a model with us, and a row that asks for
 another language-model option (`exact_bits`) gets a third.
@@ -7,18 +7,35 @@ another language-model option (`exact_bits`) gets a third.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foretoken.bench.catalogue import writes_beams
+from foretoken.bench.own import BeamsRow, OwnRow, Waiting
 from foretoken.bench.peers import FORMS, PeerRow
-from foretoken.bench.rows import OwnRow, RowSpec, Waiting
-from foretoken.engine.assemble import assemble
+from foretoken.bench.rows import RowSpec
+from foretoken.engine.assemble import assemble, check_options
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.models import check_tokenizers, check_words, end_tokens
+from foretoken.engine.models import check_tokenizers, check_vocabulary, end_tokens
 from foretoken.errors import ConfigError
-from foretoken.lm.cached import CachedLM
 from foretoken.lm.load import load_model, load_tokenizer
+from foretoken.lm.opening import open_lm
+
+
+def check_rows(specs: Sequence[RowSpec], draft: Any) -> None:
+    """Refuse, before any model is loaded, what a row's name alone tells to be impossible."""
+    for spec in specs:
+        if spec.peer:
+            FORMS[spec.method].check_options(spec)
+        else:
+            check_options(spec.method, **spec.method_options)
+        if spec.needs_draft and draft is None:
+            raise ConfigError(
+                f"the row {spec.label} was asked for without a draft model.",
+                f"{spec.method} guesses with a second, smaller model of the same vocabulary.",
+                "pass --draft, or leave the row out.",
+            )
 
 
 class Models:
@@ -34,7 +51,7 @@ class Models:
             for role, source in self._sources.items()
             if source is not None and not isinstance(source, str | Path)
         }
-        self._own: dict[tuple[Any, ...], CachedLM] = {}
+        self._own: dict[tuple[Any, ...], Any] = {}
         self._clean: dict[str, Any] = {}
         first = self._load("target")
         self.tokenizer = load_tokenizer(target, tokenizer)
@@ -44,14 +61,9 @@ class Models:
         self.device = first.device
         self._spare = {"target": first}
 
-    def row(self, spec: RowSpec) -> OwnRow | PeerRow:
+    def row(self, spec: RowSpec) -> OwnRow | BeamsRow | PeerRow:
         """The row that `spec` asks for, with its models loaded."""
-        if spec.needs_draft and self._sources["draft"] is None:
-            raise ConfigError(
-                f"the row {spec.label} was asked for without a draft model.",
-                f"{spec.method} guesses with a second, smaller model of the same vocabulary.",
-                "pass --draft, or leave the row out.",
-            )
+        check_rows([spec], self._sources["draft"])
         if spec.peer:
             draft = self.clean("draft") if spec.needs_draft else None
             return FORMS[spec.method](spec, self.clean("target"), draft)
@@ -63,19 +75,21 @@ class Models:
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
         if spec.needs_draft:
             check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
-        check_words(engine, self.tokenizer)
+        check_vocabulary(engine, self.tokenizer)
         if engine.controller.needs_costs:
             engine.controller.learn(measure_costs(engine))
+        if writes_beams(spec.method):
+            return BeamsRow(spec, engine)
         if self.device.type == "cuda":
             engine.target = Waiting(engine.target)  # type: ignore[assignment]
         return OwnRow(spec, engine)
 
-    def own(self, role: str, options: Mapping[str, Any] | None = None) -> CachedLM:
+    def own(self, role: str, options: Mapping[str, Any] | None = None) -> Any:
         """Our language model over target or draft, one for each set of options."""
         options = dict(options or {})
         key = (role, *sorted(options.items()))
         if key not in self._own:
-            self._own[key] = CachedLM(self._take(role), name=role, **options)
+            self._own[key] = open_lm(self._take(role), name=role, **options)
         return self._own[key]
 
     def clean(self, role: str) -> Any:

@@ -17,7 +17,8 @@ import torch
 from transformers import CompileConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from foretoken.bench.rows import Outcome, RowSpec, finish_device
+from foretoken.bench.own import Outcome, finish_device
+from foretoken.bench.rows import RowSpec
 from foretoken.errors import ConfigError, nearest
 from foretoken.types import SamplingParams
 
@@ -89,15 +90,16 @@ class PeerRow:
         self.setting: dict[str, Any] = {}
         self.note = ""
         self.target_clock, self.draft_clock = Clock(), Clock()
-        self._check_options()
 
-    def _check_options(self) -> None:
-        known = {key for setting in self.settings for key in setting}
-        for key in self.spec.options:
+    @classmethod
+    def check_options(cls, spec: RowSpec) -> None:
+        """Refuse an option that this form does not take."""
+        known = {key for setting in cls.settings for key in setting}
+        for key in spec.options:
             if key not in known:
                 raise ConfigError(
-                    f"the row {self.spec.label} was asked for.",
-                    f"{self.spec.method} takes {', '.join(sorted(known)) or 'no options'}.",
+                    f"the row {spec.label} was asked for.",
+                    f"{spec.method} takes {', '.join(sorted(known)) or 'no options'}.",
                     f"did you mean {nearest(key, known)}?" if known else "leave the options out.",
                 )
 

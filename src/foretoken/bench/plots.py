@@ -1,257 +1,325 @@
-"""Pictures of a bench: PNG files with titles, units and legends.
+"""Pictures of a bench: rows as sorted dots with intervals, heat maps, shares, costs.
 
-Ours are drawn in colour, peers in greys, so that a reader sees at once whose bar is whose.
+A row has its group's colour in every picture and its name beside its marks, so nothing has to be
+looked up in a legend of twenty colours.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from foretoken.bench.words import TIMES, titled
-from foretoken.errors import ConfigError
+from foretoken.bench import svg
+from foretoken.bench.catalogue import GROUPS, group
+from foretoken.bench.svg import WIDTH, Picture
+from foretoken.bench.words import TIMES, same, titled
 
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as problem:
-    raise ConfigError(
-        "a bench was asked for.",
-        "its plots need matplotlib, which is not installed.",
-        "pip install 'foretoken[bench]'.",
-    ) from problem
-
-INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
-OURS = ("#0b6e99", "#d9822b", "#3f8f5b", "#9b59a6", "#b83b4b", "#5c6bc0", "#8d6e3f", "#2aa198")
-PEERS = ("#c3cad2", "#a3adb8", "#86919e", "#6b7785")
-SHARES = {"prompt": "#b9c6d2", "draft": "#d9822b", "target": "#0b6e99", "other": "#b83b4b"}
-SHARE_NAMES = {
-    "prompt": "prompt",
-    "draft": "drafting",
-    "target": "target forwards",
-    "other": "everything else",
+PARTS = {  # of a row's time -> what it is called, its colour
+    "prompt": ("prompt", "baseline"),
+    "draft": ("drafting", "draft-model"),
+    "target": ("target forwards", "look-up"),
+    "other": ("everything else", "lossy"),
 }
-LINE = 0.19  # inches of a legend's line
+PITCH = 34.0  # from a row's name to the next one's
+NAMES = 152.0  # room for the names beside a heat map
+DEEPEST = 16  # columns of a heat map over depths; what few rows reach beyond is left out
 Rows = Mapping[str, Mapping[str, Any]]
 
 
-def draw(results: Mapping[str, Any], folder: Path) -> dict[str, Path]:
-    """Every picture there are numbers for; name -> file."""
+def draw(results: Mapping[str, Any]) -> dict[str, Picture]:
+    """Every picture there are numbers for, by name; the fastest row first."""
     named = {titled(label, row): row for label, row in results["rows"].items()}
-    rows = {name: row for name, row in named.items() if "tokens_per_second" in row}
-    colours = colours_of(named)
-    folder.mkdir(parents=True, exist_ok=True)
+    done = {name: row for name, row in named.items() if "tokens_per_second" in row}
+    rows = dict(sorted(done.items(), key=lambda one: -float(one[1]["tokens_per_second"]["value"])))
     made = {
-        "speedup": speedup_bars(rows, colours),
-        "families": family_bars(rows, colours, results["best"]["peer"]),
-        "acceptance": acceptance_lines(rows, colours),
-        "steps": step_bars(rows, colours),
-        "scoring": scoring_line(results.get("scoring")),
-        "shares": share_bars(rows),
+        "speedup": speedups(rows),
+        "families": by_family(rows, results["families"]),
+        "acceptance": acceptance(rows),
+        "steps": tokens_per_forward(rows),
+        "scoring": scoring_costs(results.get("scoring")),
+        "shares": shares(rows),
     }
-    paths = {}
-    for name, figure in made.items():
-        if figure is not None:
-            paths[name] = folder / f"{name}.png"
-            figure.savefig(paths[name], dpi=144, facecolor="white")
-    return paths
+    return {name: picture for name, picture in made.items() if picture is not None}
 
 
-def colours_of(rows: Rows) -> dict[str, str]:
-    """The same colour for a row in every picture."""
-    colours, ours, peers = {}, 0, 0
-    for name, row in rows.items():
-        if row["peer"]:
-            colours[name], peers = PEERS[peers % len(PEERS)], peers + 1
-        elif name == "plain":
-            colours[name] = FAINT
-        else:
-            colours[name], ours = OURS[ours % len(OURS)], ours + 1
-    return colours
+def colour(row: Mapping[str, Any]) -> str:
+    """The class of a row's group."""
+    return group(row["method"]).replace(" ", "-")
 
 
-def canvas(title: str, width: float = 7.2, height: float = 4.2) -> tuple[Figure, Axes]:
-    """A figure in the house's clothes."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def speedup_bars(rows: Rows, colours: Mapping[str, str]) -> Figure | None:
-    """Speed-up over plain, with intervals."""
+def speedups(rows: Rows) -> Picture | None:
+    """Speed-up over plain: a dot and its interval per row, the fastest on top."""
     reference = next((r for r in ("plain", "hf:plain", "hf:compiled") if r in rows), None)
-    shown = {
-        name: row["speedup"][reference]
-        for name, row in rows.items()
-        if reference is not None and row["speedup"].get(reference)
-    }
+    found = {name: row["speedup"].get(reference) for name, row in rows.items()}
+    shown = {name: (one["value"], span_of(one)) for name, one in found.items() if one}
     if not shown:
         return None
-    title = f"Speed-up over {reference}"
-    figure, axes = canvas(title, height=max(2.6, 0.42 * len(shown) + 1.5))
-    names = list(shown)[::-1]
-    values = [shown[name]["value"] for name in names]
-    axes.barh(names, values, color=[colours[name] for name in names], height=0.66)
-    for y, (name, value) in enumerate(zip(names, values, strict=True)):
-        low, high = shown[name]["interval"] or (value, value)
-        axes.plot([low, high], [y, y], color=INK, linewidth=1.4, solid_capstyle="butt")
-        axes.text(max(high, value), y, f"  {value:.2f}{TIMES}", va="center", fontsize=9, color=INK)
-    axes.axvline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
-    axes.set_xlim(
-        0, 1.14 * max(max(s["value"], (s["interval"] or (0, 0))[1]) for s in shown.values())
-    )
-    axes.set_xlabel(
-        f"times {reference}'s tokens per second (line: 95 % interval over prompts)",
-        loc="right",
-        color=INK,
-        fontsize=9,
-    )
-    axes.grid(axis="x", color=GRID)
-    return figure
+    low = min(1.0, *(span[0] for _, span in shown.values()))
+    high = max(1.0, *(span[1] for _, span in shown.values()))
+    edge = 0.04 * (high - low) or 0.1
 
+    def at(value: float) -> float:
+        return 6 + (WIDTH - 12) * (value - low + edge) / (high - low + 2 * edge)
 
-def family_bars(rows: Rows, colours: Mapping[str, str], best_peer: str | None) -> Figure | None:
-    """Speed-up over plain, family by family: our rows and the best peer."""
-    chosen = {
-        name: row
-        for name, row in rows.items()
-        if name != "plain" and (not row["peer"] or name == best_peer) and "plain" in row["speedup"]
-    }
-    families = list(dict.fromkeys(f for row in chosen.values() for f in row["families"]))
-    if not chosen or not families:
-        return None
-    wide = max(7.2, (0.9 + 0.05 * len(chosen)) * len(families))
-    figure, axes = canvas("Speed-up over plain by task family", width=wide)
-    width = 0.8 / len(chosen)
-    for n, (name, row) in enumerate(chosen.items()):
-        heights = [
-            ((row["families"].get(family) or {}).get("speedup") or {}).get("value", 0.0)
-            for family in families
+    top = 42.0
+    bottom = top + PITCH * len(shown) - 10
+    marks = []
+    for tick in svg.steps_between(low - edge, high + edge):
+        marks.append(svg.line(at(tick), top - 14, at(tick), bottom))
+        marks.append(svg.text(at(tick), bottom + 14, f"{tick:g}", "small number", "middle"))
+    marks.append(svg.line(at(1.0), top - 14, at(1.0), bottom, "one"))
+    y = top
+    for name, (value, (start, stop)) in sorted(shown.items(), key=lambda item: -item[1][0]):
+        told = f"{value:.2f}{TIMES}" + (f" [{start:.2f}, {stop:.2f}]" if stop > start else "")
+        dot = svg.dot(at(value), y + 11, "hollow" if same(found[name]) else "ink", 5)
+        marks += [
+            svg.text(0, y, svg.cut(name, WIDTH - 124), "halo"),
+            svg.text(WIDTH, y, told, "number halo", "end"),
+            svg.group(colour(rows[name]), svg.bar(at(start), at(stop), y + 11), dot),
         ]
-        at = [x + (n - (len(chosen) - 1) / 2) * width for x in range(len(families))]
-        axes.bar(at, heights, width * 0.92, color=colours[name], label=name)
-    axes.axhline(1.0, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_xticks(range(len(families)), [family.replace(" ", "\n") for family in families])
-    axes.set_ylabel("times plain's tokens per second", color=INK, fontsize=9)
-    axes.grid(axis="y", color=GRID)
-    legend_outside(figure, axes, len(chosen))
-    return figure
+        y += PITCH
+    entries, y = svg.legend(bottom + 38, legend_of([rows[name] for name in shown]))
+    told = [f"times {reference}'s tokens per second; lines: 95 % interval over prompts"]
+    if any(same(found[name]) for name in shown):
+        told.append(f"hollow: not distinguishable from {reference}, the interval holds 1")
+    notes, y = svg.notes(y, *told)
+    return Picture(f"Speed-up over {reference}", y + 8, (*marks, *entries, *notes))
 
 
-def acceptance_lines(rows: Rows, colours: Mapping[str, str]) -> Figure | None:
+def span_of(found: Mapping[str, Any]) -> tuple[float, float]:
+    """The interval of a ratio, and its value at least."""
+    low, high = found["interval"] or (found["value"], found["value"])
+    return min(low, found["value"]), max(high, found["value"])
+
+
+def legend_of(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The groups that some row belongs to, with their colours."""
+    seen = {group(row["method"]) for row in rows}
+    return [(name.replace(" ", "-"), name) for name in GROUPS if name in seen]
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    """A place of a heat map: what is written there, its colour and how strong that is."""
+
+    said: str
+    colour: str
+    strength: float
+    unsure: bool = False
+
+
+def by_family(rows: Rows, families: Sequence[str]) -> Picture | None:
+    """Speed-up over plain, family by family: what pays on one kind of prompt only."""
+    lines = {}
+    for name, row in rows.items():
+        found = [(row["families"].get(family) or {}).get("speedup") for family in families]
+        if name != "plain" and any(found):
+            lines[name] = [speed_square(one) for one in found]
+    if not lines or len(families) < 2:
+        return None
+    notes = ["blue: faster than plain, red: slower; the stronger, the more"]
+    if any(square and square.unsure for squares in lines.values() for square in squares):
+        notes.append("slanted: not distinguishable from plain, the interval holds 1")
+    return heat("Speed-up over plain by task family", families, lines, rows, notes)
+
+
+def speed_square(found: Mapping[str, Any] | None) -> Square | None:
+    if found is None:
+        return None
+    value = max(float(found["value"]), 0.01)
+    away = min(abs(math.log2(value)) / 1.6, 1.0)  # three times as fast is the strongest colour
+    unsure = same(found)
+    strength = 0.0 if unsure else 0.08 + 0.57 * away
+    return Square(f"{value:.2f}", "faster" if value >= 1 else "slower", strength, unsure)
+
+
+def acceptance(rows: Rows) -> Picture | None:
     """How far guesses stand: conditional acceptance at each depth."""
-    shown = {
-        name: row["acceptance"]["conditional"]
-        for name, row in rows.items()
-        if row.get("acceptance", {}).get("conditional")
-    }
-    if not shown:
-        return None
-    figure, axes = canvas("Acceptance by depth")
-    for name, values in shown.items():
-        depths = range(1, len(values) + 1)
-        axes.plot(depths, values, marker="o", markersize=4, color=colours[name], label=name)
-    axes.set_ylim(0, 1.03)
-    deepest = max(len(values) for values in shown.values())
-    axes.set_xticks(range(1, deepest + 1, max(1, deepest // 12)))
-    axes.set_xlabel("depth of the guess (tokens below the last committed one)", fontsize=9)
-    axes.set_ylabel("share accepted, all above it accepted", fontsize=9)
-    axes.grid(color=GRID)
-    legend_outside(figure, axes, len(shown))
-    return figure
+    found = {name: row["acceptance"]["conditional"] for name, row in rows.items()}
+    return of_depths(
+        "Acceptance by depth", rows, found,
+        ("depth of the guess; % accepted of those whose whole path above was accepted",),
+    )  # fmt: skip
 
 
-def step_bars(rows: Rows, colours: Mapping[str, str]) -> Figure | None:
+def tokens_per_forward(rows: Rows) -> Picture | None:
     """How many tokens a target forward gives: the whole distribution behind the mean."""
-    shown = {
-        name: row["histogram"]["emitted_per_step"]
-        for name, row in rows.items()
-        if name != "plain" and row["histogram"]["emitted_per_step"]
-    }
-    if not shown:
+    found = {}
+    for name, row in rows.items():
+        counts = row["histogram"]["emitted_per_step"]
+        longest = max(map(int, counts), default=0)
+        if longest > 1:
+            total = sum(counts.values())
+            found[name] = [counts.get(str(n), 0) / total for n in range(1, longest + 1)]
+    return of_depths(
+        "Tokens written per target forward", rows, found,
+        ("tokens of a forward (accepted guesses and the one that is free); % of forwards",),
+    )  # fmt: skip
+
+
+def of_depths(
+    title: str, rows: Rows, found: Mapping[str, Sequence[float]], notes: Sequence[str]
+) -> Picture | None:
+    """A heat map of shares over 1, 2, 3 ... tokens."""
+    known = {name: values for name, values in found.items() if values}
+    if not known:
         return None
-    longest = max(int(n) for counts in shown.values() for n in counts)
-    figure, axes = canvas(
-        "Tokens written per target forward", width=max(7.2, 0.04 * longest * len(shown))
-    )
-    width = 0.8 / len(shown)
-    for k, (name, counts) in enumerate(shown.items()):
-        total = sum(counts.values())
-        at = [n + (k - (len(shown) - 1) / 2) * width for n in range(1, longest + 1)]
-        heights = [counts.get(str(n), 0) / total for n in range(1, longest + 1)]
-        mean = rows[name]["accepted_length"]["emitted_per_forward"]
-        axes.bar(at, heights, width * 0.92, color=colours[name], label=f"{name} (mean {mean:.2f})")
-    axes.set_xticks(range(1, longest + 1))
-    axes.set_xlabel(
-        "tokens per forward (accepted guesses and the one token that is free)", fontsize=9
-    )
-    axes.set_ylabel("share of forwards", fontsize=9)
-    axes.grid(axis="y", color=GRID)
-    legend_outside(figure, axes, len(shown))
-    return figure
+    deepest = max(map(len, known.values()))
+    if deepest > DEEPEST:
+        notes = [*notes, f"{DEEPEST} of {deepest} columns are shown"]
+    squares = {
+        name: [Square(f"{100 * v:.0f}", "look-up", 0.65 * v) for v in values[:DEEPEST]]
+        for name, values in known.items()
+    }
+    columns = [str(n) for n in range(1, min(deepest, DEEPEST) + 1)]
+    return heat(title, columns, squares, rows, notes)
 
 
-def scoring_line(scoring: Mapping[str, Any] | None) -> Figure | None:
+def heat(
+    title: str,
+    columns: Sequence[str],
+    lines: Mapping[str, Sequence[Square | None]],
+    rows: Rows,
+    notes: Sequence[str],
+) -> Picture:
+    """Rows by columns, a coloured square with its number at each place."""
+    wide = min((WIDTH - NAMES) / len(columns), 56.0)
+    words = any(len(name) * svg.LETTER > wide for name in columns)
+    if words:  # turned names stand out to the right
+        room = [WIDTH - NAMES - 0.78 * svg.LETTER * len(name) for name in columns]
+        wide = min(wide, *(space / (n + 0.5) for n, space in enumerate(room)))
+    y = 30 + (0.64 * svg.LETTER * max(map(len, columns)) if words else 12)
+    marks = []
+    for n, name in enumerate(columns):
+        x = NAMES + (n + 0.5) * wide
+        said = svg.turned(x, y, name) if words else svg.text(x, y, name, "small", "middle")
+        marks.append(said)
+    y += 8
+    for name, squares in lines.items():
+        label = wrapped(name)
+        high = max(24.0, 13.0 * len(label) + 4)
+        first = y + high / 2 + 4 - 6.5 * (len(label) - 1)
+        marks.append(svg.group(colour(rows[name]), svg.dot(5, first - 4, "ink", 4)))
+        marks += [
+            svg.text(14, first + 13 * n, said, "small" if n else "") for n, said in enumerate(label)
+        ]
+        for n, square in enumerate(squares):
+            if square is not None:
+                marks += place(square, NAMES + n * wide, y, wide, high)
+        y += high
+    entries, y = svg.legend(y + 24, legend_of([rows[name] for name in lines]))
+    told, y = svg.notes(y, *notes)
+    return Picture(title, y + 8, (*marks, *entries, *told))
+
+
+def place(square: Square, x: float, y: float, wide: float, high: float) -> list[str]:
+    """One square and, where there is room, its number."""
+    marks = [svg.group(square.colour, svg.box(x + 1, y + 1, wide - 2, high - 2, square.strength))]
+    if wide > 5.8 * len(square.said):
+        kind = "value unsure" if square.unsure else "value"
+        marks.append(svg.text(x + wide / 2, y + high / 2 + 4, square.said, kind, "middle"))
+    return marks
+
+
+def wrapped(name: str) -> list[str]:
+    """A row's name in lines that fit beside a heat map: the method, then its options."""
+    room = NAMES - 4  # options are written smaller
+    if "[" not in name:
+        method, lossy, _ = name.partition(" (lossy)")
+        whole = svg.cut(name, NAMES - 14) == name
+        return [name] if whole or not lossy else [svg.cut(method, NAMES - 14), lossy.strip()]
+    method, _, options = name.partition("[")
+    lines = [svg.cut(method, room)]
+    for option in f"[{options}".split(","):
+        if len(lines) > 1 and svg.LETTER * (len(lines[-1]) + len(option) + 1) < room:
+            lines[-1] += f",{option}"
+        else:
+            lines[-1] += "," if len(lines) > 1 else ""
+            lines.append(option)
+    return [lines[0], *(svg.cut(line, room) for line in lines[1:])]
+
+
+def scoring_costs(scoring: Mapping[str, Any] | None) -> Picture | None:
     """What scoring n nodes costs, against scoring one."""
     if not scoring or len(scoring.get("nodes", [])) < 2:
         return None
-    figure, axes = canvas(f"Cost of scoring n nodes at context {scoring['context']}")
-    nodes, ratio = scoring["nodes"], scoring["ratio"]
-    axes.plot(nodes, ratio, marker="o", color=OURS[0], label="measured")
-    axes.axhline(1.0, color=FAINT, linestyle=(0, (4, 3)), linewidth=1, label="free: as one node")
-    for n, times, ms in zip(nodes, ratio, scoring["ms"], strict=True):
-        axes.annotate(
-            f"{ms:.3g} ms", (n, times), (0, 7), textcoords="offset points", fontsize=8, ha="center"
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(nodes, [str(n) for n in nodes])
-    axes.set_ylim(0, 1.15 * max(ratio))
-    axes.set_xlabel("nodes scored in one target forward, the root included", fontsize=9)
-    axes.set_ylabel("cost in forwards of one node", fontsize=9)
-    axes.grid(color=GRID)
-    legend_outside(figure, axes, 2)
-    return figure
+    points = list(zip(scoring["nodes"], scoring["ratio"], strict=True))
+    return curves(
+        f"Cost of scoring n nodes at context {scoring['context']}",
+        {"": points},
+        "nodes scored in one target forward, the root included; cost in forwards of one node",
+        values={n: f"{ms:.3g} ms" for n, ms in zip(scoring["nodes"], scoring["ms"], strict=True)},
+    )
 
 
-def share_bars(rows: Rows) -> Figure | None:
-    """Where each row's time goes."""
+def curves(
+    title: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    note: str,
+    values: Mapping[float, str] | None = None,
+    zero: bool = True,
+) -> Picture:
+    """Values over a count that doubles; each series in a colour of its own.
+
+    `values` are written at their points; with `zero` the axis begins there.
+    """
+    points = [point for found in series.values() for point in found]
+    first, last = math.log2(min(x for x, _ in points)), math.log2(max(x for x, _ in points))
+    heights = [y for _, y in points]
+    low = 0.0 if zero else min(heights) - 0.1 * (max(heights) - min(heights))
+    high = max(heights) + 0.1 * (max(heights) - low)
+    top, bottom = 30.0, 230.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = (math.log2(x) - first) / (last - first or 1)
+        return 36 + (WIDTH - 62) * across, bottom - (bottom - top) * (y - low) / (high - low)
+
+    marks = []
+    for tick in svg.steps_between(low, high):
+        y = at(points[0][0], tick)[1]
+        marks += [svg.line(28, y, WIDTH, y), svg.text(22, y + 4, f"{tick:g}", "small", "end")]
+    if low < 1 < high:
+        y = at(points[0][0], 1)[1]
+        marks.append(svg.line(28, y, WIDTH, y, "one"))
+    taken = 0.0
+    for x in sorted({x for x, _ in points}):
+        across = at(x, low)[0]
+        if across > taken:  # a count beside another one's goes without its name
+            marks.append(svg.text(across, bottom + 16, f"{x:g}", "small", "middle"))
+            taken = across + 30
+    colours = ("look-up", "draft-model", "self-speculation", "peers", "lossy", "baseline")
+    entries = []
+    for n, (name, found) in enumerate(series.items()):
+        kind = colours[n % len(colours)]
+        entries += [(kind, name)] if name else []
+        marks.append(svg.curve([at(x, y) for x, y in found], kind))
+    for x, y in points if values else ():
+        across, down = at(x, y)
+        marks.append(svg.text(across, down - 9, (values or {}).get(x, ""), "value", "middle"))
+    legend, y = svg.legend(bottom + 38, entries)
+    told, y = svg.notes(y, note)
+    return Picture(title, y + 8, (*marks, *legend, *told))
+
+
+def shares(rows: Rows) -> Picture | None:
+    """Where each row's time goes: parts of a whole, so a bar is the right mark."""
     shown = {name: row["shares"] for name, row in rows.items() if row.get("shares")}
     if not shown:
         return None
-    names = list(shown)[::-1]
-    figure, axes = canvas("Where the time goes", height=max(2.8, 0.42 * len(shown) + 1.7))
-    left = [0.0] * len(names)
-    for part, colour in SHARES.items():
-        values = [100 * shown[name][part] for name in names]
-        axes.barh(names, values, left=left, color=colour, height=0.66, label=SHARE_NAMES[part])
-        for y, (start, value) in enumerate(zip(left, values, strict=True)):
-            if value >= 6:
-                text = "white" if part != "prompt" else INK
-                axes.text(
-                    start + value / 2, y, f"{value:.0f}", ha="center", va="center",
-                    fontsize=8, color=text,
-                )  # fmt: skip
-        left = [start + value for start, value in zip(left, values, strict=True)]
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("% of wall time (hf rows count their prompt under target forwards)", fontsize=9)
-    legend_outside(figure, axes, len(SHARES))
-    return figure
-
-
-def legend_outside(figure: Figure, axes: Axes, entries: int) -> None:
-    """A legend below the picture, where it hides nothing; the figure grows by its lines."""
-    handles, labels = axes.get_legend_handles_labels()
-    widest = max((len(label) for label in labels), default=1)
-    width, height = figure.get_size_inches()
-    columns: int = max(1, min(entries, int(11.6 * width) // (widest + 6)))
-    figure.set_size_inches(width, height + LINE * max(0, math.ceil(entries / columns) - 2))
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
-    )
+    marks, y = [], 42.0
+    for name, parts in shown.items():
+        marks.append(svg.text(0, y, svg.cut(name, WIDTH)))
+        x = 0.0
+        for part, (_, kind) in PARTS.items():
+            wide = WIDTH * parts[part]
+            marks.append(svg.group(kind, svg.box(x, y + 5, wide - 1, 14)))
+            if wide > 24:
+                said = f"{100 * parts[part]:.0f}"
+                marks.append(svg.text(x + wide / 2, y + 16, said, "on", "middle"))
+            x += wide
+        y += 40
+    entries, y = svg.legend(y + 2, [(kind, said) for said, kind in PARTS.values()])
+    notes, y = svg.notes(y, "% of wall time; hf rows count their prompt under target forwards")
+    return Picture("Where the time goes", y + 8, (*marks, *entries, *notes))

@@ -1,4 +1,4 @@
-"""Progress on the terminal's error stream, so that results can be piped."""
+"""Progress on the error stream, so that results can be piped: a bar on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -18,39 +18,64 @@ from rich.progress import (
 
 
 class Bar:
-    """The bar of the phase that runs now; a silent one does nothing."""
+    """The stage that runs now, in silence: the base of the two that tell."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def begin(self, text: str, total: int) -> None:
+        """A stage of so many pieces starts."""
+
+    def say(self, text: str) -> None:
+        """The piece at work."""
+
+    def advance(self) -> None:
+        """A piece is done."""
+
+
+class Lines(Bar):
+    """A line per stage, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def begin(self, text: str, total: int) -> None:
+        self.console.print(f"{text}: {total}", markup=False, highlight=False)
+
+
+class Drawn(Bar):
+    """A bar that moves, for terminals."""
+
+    def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.task: TaskID | None = None
 
     def begin(self, text: str, total: int) -> None:
-        if self.progress is not None:
-            if self.task is not None:
-                self.progress.remove_task(self.task)
-            self.task = self.progress.add_task(text, total=total)
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+        self.task = self.progress.add_task(text, total=total)
 
     def say(self, text: str) -> None:
-        if self.progress is not None and self.task is not None:
+        if self.task is not None:
             self.progress.update(self.task, description=text)
 
     def advance(self) -> None:
-        if self.progress is not None and self.task is not None:
+        if self.task is not None:
             self.progress.advance(self.task)
 
 
 @contextmanager
 def shown(quiet: bool) -> Iterator[Bar]:
-    """A bar, or a silent one."""
+    """A bar on a terminal, lines elsewhere, or silence."""
+    console = Console(stderr=True)
     if quiet:
-        yield Bar(None)
-        return
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as progress:
-        yield Bar(progress)
+        yield Bar()
+    elif not console.is_terminal:
+        yield Lines(console)
+    else:
+        with Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        ) as progress:
+            yield Drawn(progress)

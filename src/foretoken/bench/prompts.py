@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.bench.cells import Journal
+from foretoken.bench.journal import Journal
 from foretoken.bench.tasks import Prompt, Task
 from foretoken.errors import ConfigError
 

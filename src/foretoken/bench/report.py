@@ -1,4 +1,4 @@
-"""A bench on paper: results.json, report.md, plots/*.png and report.html."""
+"""A bench on paper: results.json, report.md, plots/*.svg and report.html."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.bench import words
+from foretoken.bench.files import replace
 from foretoken.bench.page import html
 from foretoken.bench.plots import draw
+from foretoken.bench.svg import standalone
 
 
 def write_reports(results: Mapping[str, Any], out: Path) -> dict[str, Path]:
-    """Write everything; returns the files."""
-    pictures = draw(results, out / "plots")
-    files = {
-        "json": out / "results.json",
-        "markdown": out / "report.md",
-        "html": out / "report.html",
+    """Write everything, each file whole or not at all; returns the files."""
+    pictures = draw(results)
+    drawn = {
+        name: replace(out / "plots" / f"{name}.svg", standalone(picture))
+        for name, picture in pictures.items()
     }
-    files["json"].write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    links = {name: f"plots/{path.name}" for name, path in pictures.items()}
-    files["markdown"].write_text(markdown(results, links), encoding="utf-8")
-    files["html"].write_text(html(results, pictures), encoding="utf-8")
-    return files | pictures
+    links = {name: f"plots/{path.name}" for name, path in drawn.items()}
+    return {
+        "json": replace(out / "results.json", json.dumps(results, indent=1) + "\n"),
+        "markdown": replace(out / "report.md", markdown(results, links)),
+        "html": replace(out / "report.html", html(results, pictures)),
+    } | drawn
 
 
 def markdown(results: Mapping[str, Any], pictures: Mapping[str, str]) -> str:
     """The table, what was measured, and links to the pictures."""
     lines = [f"# {results['title']}", "", words.summary(results), ""]
-    lines += [
-        "| " + " | ".join(words.COLUMNS) + " |",
-        "|---" + "|---:" * (len(words.COLUMNS) - 1) + "|",
-    ]
-    for label, row in results["rows"].items():
-        lines.append("| " + " | ".join(words.cells_of(label, row)) + " |")
+    for warning in results.get("warnings", []):
+        lines += [f"> **Warning:** {warning}.", ""]
+    columns, table = words.table(results)
+    lines += ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    for cells in table.values():
+        shown = [cells.get(column, words.MISSING).replace("|", "/") for column in columns]
+        lines.append("| " + " | ".join(shown) + " |")
     failed = {label: row["failed"] for label, row in results["rows"].items() if row["failed"]}
     lines += ["", *(f"- **{label}** failed: {why}" for label, why in failed.items())]
     notes = {label: note for label, note in results.get("notes", {}).items() if note}

@@ -1,4 +1,4 @@
-"""The rows of a comparison: their names and options, and our methods behind them.
+"""The rows of a comparison: their names and options.
 
 `chain[depth=4,controller=cost_model]` is the method `chain` with options of its own; two rows may
 share a method. Options that belong to the language model (`exact_bits`, `kernels`) get a model of
@@ -12,27 +12,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-
-from foretoken.coins import SeededCoins
-from foretoken.engine.loop import Engine
-from foretoken.engine.record import StepTrace, traces
+from foretoken import methods
+from foretoken.bench.catalogue import PEERS, is_peer, needs, needs_draft
 from foretoken.errors import ConfigError, nearest
-from foretoken.methods import METHODS, method
-from foretoken.types import DecodeState, Reports, SamplingParams
-from foretoken.warp import Warp
+from foretoken.methods import METHODS
 
-PEERS = ("hf:plain", "hf:compiled", "hf:assisted", "hf:prompt-lookup")
 DEFAULT_METHODS = ("plain", "chain", "tree", "prompt-lookup", *PEERS)
+UNTRAINED = ("baseline", "look-up", "portfolio", "self-speculation")  # families of METHODS
 FAMILIES = {  # many rows by one name; those that stand on data get it as the name's options
-    "training-free": (
-        "plain", "prompt-lookup", "token-recycling", "suffix", "lookahead", "rest", "rasd",
-        "retrieval-dense", "layerskip", "del", "swift", "specee", "fused", "auto",
+    "training-free": tuple(
+        row.name
+        for family in methods.FAMILIES
+        if family.name in UNTRAINED
+        for row in family.methods
     ),
-}  # fmt: skip
+}
 LANGUAGE_MODEL_OPTIONS = ("exact_bits", "kernels")
 
 
@@ -46,11 +42,11 @@ class RowSpec:
 
     @property
     def peer(self) -> bool:
-        return self.method.startswith("hf:")
+        return is_peer(self.method)
 
     @property
     def needs_draft(self) -> bool:
-        return self.method == "hf:assisted" if self.peer else method(self.method).needs_draft
+        return needs_draft(self.method)
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -61,88 +57,9 @@ class RowSpec:
         return {k: v for k, v in self.options.items() if k not in LANGUAGE_MODEL_OPTIONS}
 
 
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """One text and what it cost. Seconds run from prompt ids to the last new id, for everybody."""
-
-    tokens: list[int]  # new ids, up to and with the end token
-    seconds: float
-    prefill: float | None = None  # None: the row cannot tell
-    draft: float | None = None
-    target: float | None = None
-    steps: list[tuple[int, int, int, int]] = field(default_factory=list)
-    #   per target forward: nodes drafted, depth drafted, accepted, emitted
-    forwards: int | None = None  # target forwards that gave tokens
-
-
-class Row(Protocol):
-    """Something that writes."""
-
-    spec: RowSpec
-    note: str  # what a reader has to know: the setting chosen, say
-
-    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome: ...
-
-
-class OwnRow:
-    """One of our methods, through the same loop that `Session.generate` runs."""
-
-    def __init__(self, spec: RowSpec, engine: Engine) -> None:
-        self.spec, self.engine = spec, engine
-
-    @property
-    def note(self) -> str:
-        """What the drafter has to tell by now."""
-        drafter = self.engine.drafter
-        return drafter.report() if isinstance(drafter, Reports) else ""
-
-    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
-        tokens = list(prompt)
-        warp = Warp(params, len(tokens), self.engine.target.vocab_size)
-        row = DecodeState(tokens, len(tokens), params, SeededCoins(params.seed), warp)
-        found: list[StepTrace] = []
-        draft = target = prefill = 0.0
-        began = perf_counter()
-        for record in self.engine.run([row]):
-            times = record.times
-            if not found:  # what the first step's own clock did not see is the prompt's forward
-                prefill = perf_counter() - began - times.draft - times.target - times.other
-            draft, target = draft + times.draft, target + times.target
-            found += traces(record)
-        finish_device()
-        return Outcome(
-            tokens=row.new_tokens,
-            seconds=perf_counter() - began,
-            prefill=prefill,
-            draft=draft,
-            target=target,
-            steps=[(t.drafted, t.depth, t.accepted, len(t.emitted)) for t in found],
-            forwards=len(found),
-        )
-
-
-class Waiting:
-    """A target on a GPU whose `score` returns when the work is done, not when it is launched.
-
-    The loop's clock then books a forward under target; else whoever first reads a number pays.
-    """
-
-    def __init__(self, lm: Any) -> None:
-        self._lm = lm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lm, name)
-
-    def score(self, *given: Any) -> Any:
-        scores = self._lm.score(*given)
-        finish_device()
-        return scores
-
-
-def finish_device() -> None:
-    """Wait for the GPU, where there is one: a clock read earlier would flatter."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def default_methods(draft: Any) -> list[str]:
+    """What is compared where no rows are named: the default ones that this pair can run."""
+    return [name for name in DEFAULT_METHODS if draft is not None or not needs_draft(name)]
 
 
 def parse_methods(text: str | Sequence[str]) -> list[RowSpec]:
@@ -181,13 +98,6 @@ def _parse(name: str) -> list[RowSpec]:
             f"rows are {', '.join(known)}, each with options like chain[depth=4].",
             f"did you mean {nearest(asked, known)}?",
         )
-    if match.group(1) in METHODS and METHODS[match.group(1)].writes != "text":
-        raise ConfigError(
-            f"the row {name!r} was asked for.",
-            "rows are compared by the tokens of one text per prompt; this method writes a scored "
-            "set of texts, and plain is no baseline for it.",
-            "run benchmarks/beams.py, which compares it with plain beam sampling.",
-        )
     options = {}
     for item in filter(None, (part.strip() for part in (match.group(2) or "").split(","))):
         key, equals, value = item.partition("=")
@@ -212,8 +122,8 @@ def _row(name: str, options: Mapping[str, Any]) -> RowSpec:
 
 def _family(name: str, given: Mapping[str, Any]) -> list[RowSpec]:
     """The rows of a family that have what they need."""
-    needs = {row: METHODS[row].needs for row in FAMILIES[name]}
-    possible = dict.fromkeys(need for several in needs.values() for need in several)
+    wanted = {row: needs(row) for row in FAMILIES[name]}
+    possible = dict.fromkeys(need for several in wanted.values() for need in several)
     for option in given:
         if option not in possible:
             raise ConfigError(
@@ -223,7 +133,7 @@ def _family(name: str, given: Mapping[str, Any]) -> list[RowSpec]:
             )
     return [
         _row(row, {need: given[need] for need in several})
-        for row, several in needs.items()
+        for row, several in wanted.items()
         if given.keys() >= set(several)
     ]
 

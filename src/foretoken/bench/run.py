@@ -7,28 +7,29 @@ machine falls on all rows alike. Each finished cell is on disk before the next b
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from foretoken.bench import environment, memory
-from foretoken.bench.cells import Cell, Journal, cell_of, open_journal
+from foretoken.bench import catalogue, environment, memory
+from foretoken.bench.files import writable
+from foretoken.bench.journal import Cell, Journal, cell_of, open_journal
 from foretoken.bench.metrics import summarise
-from foretoken.bench.models import Models
+from foretoken.bench.models import Models, check_rows
+from foretoken.bench.own import Row
 from foretoken.bench.peers import PeerRow
 from foretoken.bench.progress import Bar, shown
 from foretoken.bench.prompts import TimedPrompt, timed_prompts
 from foretoken.bench.report import write_reports
-from foretoken.bench.rows import DEFAULT_METHODS, RowSpec, parse_methods
+from foretoken.bench.rows import RowSpec, default_methods, parse_methods
 from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tasks import Task
-from foretoken.errors import ConfigError, ForetokenError
-from foretoken.methods import method
+from foretoken.errors import ForetokenError, check_values
 from foretoken.types import SamplingParams
 
 # What may stop one row without stopping the bench: it is written down and shown.
@@ -48,7 +49,7 @@ class BenchConfig:
     target: Any  # directory, hub name or loaded model
     draft: Any = None
     tokenizer: Any = None
-    methods: str | Sequence[str] = DEFAULT_METHODS
+    methods: str | Sequence[str] | None = None  # None: the common ones that this pair can run
     out: Path = Path("bench-results")
     repetitions: int = 3
     max_new_tokens: int = 128
@@ -70,13 +71,10 @@ class BenchConfig:
     title: str = "Speculative decoding, compared"
 
     def __post_init__(self) -> None:
-        for name in ("repetitions", "max_new_tokens", "tuning_prompts", "tuning_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} was asked for.",
-                    f"{name} is 1 or more.",
-                    f"pass {name}=1 or more.",
-                )
+        counts = ("repetitions", "max_new_tokens", "tuning_prompts", "tuning_tokens")
+        check_values(self, *((name, getattr(self, name) >= 1, "1 or more") for name in counts))
+        check_values(self, ("threads", self.threads is None or self.threads >= 1, "1 or more"))
+        self.params(1, self.seed, frozenset())  # raises for a sampling option that cannot be
 
     def writing(self) -> dict[str, Any]:
         """What every row is asked to write, for reports and for resuming."""
@@ -94,21 +92,16 @@ class BenchConfig:
         )
 
 
-class Timed(Protocol):
-    """A row ready to be timed."""
-
-    spec: RowSpec
-    note: str
-    write: Callable[..., Any]
-
-
 def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     """Measure, write JSON, Markdown, plots and page into `config.out`; returns the results."""
-    specs = parse_methods(config.methods)
+    asked = config.methods
+    specs = parse_methods(default_methods(config.draft) if asked is None else asked)
+    check_rows(specs, config.draft)
     out = writable(config.out)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     started = environment.describe()
+    warnings = warned(started, config.quiet)
     models = Models(
         config.target,
         config.draft,
@@ -118,7 +111,7 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         allow_pickle=config.allow_pickle,
         trust_remote_code=config.trust_remote_code,
     )
-    journal = open_journal(out / "cells.jsonl", asked(config, tasks, models), resume=config.resume)
+    journal = open_journal(out / "journal.jsonl", header(config, tasks, models), config.resume)
     plain = models.row(RowSpec("plain", "plain"))
 
     def answer(ids: list[int], cap: int) -> list[int]:
@@ -156,6 +149,7 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     results |= {
         "title": config.title,
         "environment": started,
+        "warnings": warnings,
         "setting": setting(config, specs, prompts, skipped, models),
         "notes": {label: journal.notes.get("row", {}).get(label, "") for label in results["rows"]},
         "scoring": scoring(config, models, prompts, journal),
@@ -165,24 +159,19 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     return results
 
 
-def writable(out: Path) -> Path:
-    """The output folder, made and tried before any work; nothing stays behind if it cannot be."""
-    out = Path(out)
-    probe = out / ".writable"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as problem:
-        raise ConfigError(
-            f"results in {out}.",
-            f"nothing can be written there ({problem.strerror or problem}).",
-            "name a folder that can be written with --out.",
-        ) from problem
-    return out
+def warned(started: dict[str, Any], quiet: bool) -> list[str]:
+    """What a reader has to know before any number; told at once, and again in the reports."""
+    found = [] if memory.measurable() else [memory.MISSING]
+    if busy := environment.busy(started):
+        found.append(busy)
+    for text in found:
+        Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False).print(
+            f"warning: {text}", style="yellow", markup=False
+        )
+    return found
 
 
-def asked(config: BenchConfig, tasks: Sequence[Task], models: Models) -> dict[str, Any]:
+def header(config: BenchConfig, tasks: Sequence[Task], models: Models) -> dict[str, Any]:
     """What a resumed run must share with the first; methods and repetitions may grow."""
     return {
         "models": models.names(),
@@ -201,9 +190,9 @@ def prepare(
     config: BenchConfig,
     journal: Journal,
     bar: Bar,
-) -> list[Timed]:
+) -> list[Row]:
     """Load, tune and warm every row; one that fails is written down and left out."""
-    rows: list[Timed] = []
+    rows: list[Row] = []
     longest = max(prompts, key=lambda prompt: len(prompt.ids) + prompt.max_new_tokens)
     bar.begin("preparing", len(specs))
     for spec in specs:
@@ -251,7 +240,7 @@ def tune(
 
 
 def measure(
-    rows: list[Timed],
+    rows: list[Row],
     prompts: Sequence[TimedPrompt],
     config: BenchConfig,
     models: Models,
@@ -271,10 +260,12 @@ def measure(
                     continue
                 bar.say(f"{row.spec.label} on {prompt.id}")
                 try:
-                    journal.add(measure_cell(row, prompt, repetition, config, models))
+                    cell = measure_cell(row, prompt, repetition, config, models)
                 except FAILURES as problem:
                     journal.fail(row.spec.label, f"{reason(problem)} (prompt {prompt.id})")
                     alive.remove(row)
+                else:
+                    journal.add(cell)
 
 
 @contextmanager
@@ -289,7 +280,7 @@ def settled_heap() -> Iterator[None]:
 
 
 def measure_cell(
-    row: Timed, prompt: TimedPrompt, repetition: int, config: BenchConfig, models: Models
+    row: Row, prompt: TimedPrompt, repetition: int, config: BenchConfig, models: Models
 ) -> Cell:
     """One row, one prompt, once; load and memory beside the clock."""
     params = config.params(prompt.max_new_tokens, config.seed + repetition, models.eos)
@@ -343,7 +334,7 @@ def setting(
         "dtype": models.dtype,
         "device": models.device.type,
         "methods": [spec.label for spec in specs],
-        "lossy": [s.label for s in specs if not (s.peer or method(s.method).lossless)],
+        "lossy": [s.label for s in specs if catalogue.lossless(s.method) is False],
         "prompts": len(prompts),
         "families": list(dict.fromkeys(prompt.family for prompt in prompts)),
         "skipped": skipped,

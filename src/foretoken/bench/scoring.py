@@ -9,16 +9,10 @@ from typing import Any
 
 import torch
 
-from foretoken.bench.rows import finish_device
+from foretoken.bench.own import finish_device
 from foretoken.coins import SeededCoins
-from foretoken.types import (
-    DecodeState,
-    Draft,
-    Draw,
-    LanguageModel,
-    SamplingParams,
-    TokenTree,
-)
+from foretoken.contract import LanguageModel
+from foretoken.types import DecodeState, Draft, Draw, SamplingParams, TokenTree
 from foretoken.warp import Warp
 
 
@@ -44,7 +38,7 @@ def scoring_costs(
     seconds_of: dict[int, list[float]] = {n: [] for n in sizes}
     took = 0.0
     with torch.inference_mode():
-        lm.prefill(row)
+        lm.prefill([row])
         try:
             for warm in (True, False):
                 rounds = 1 if warm else max(7, min(31, int(seconds / max(took, 1e-9))))

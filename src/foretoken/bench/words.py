@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+REFERENCES = ("plain", "beam-sampling", "hf:plain", "hf:compiled")
 COLUMNS = (
-    "row",
-    "tokens/s",
-    "over plain",
-    "over hf:plain",
-    "over hf:compiled",
-    "accepted length",
-    "conversion",
-    "efficiency",
-    "overhead ms/step",
-    "text as plain",
-    "answers right",
+    "row", "tokens/s", *(f"over {name}" for name in REFERENCES), "accepted length", "conversion",
+    "efficiency", "overhead ms/step", "text as plain", "answers right", "texts", "best score",
     "peak MiB",
-)
+)  # fmt: skip
+SAME = "not distinguishable"
 MISSING, TIMES = "\u2013", "\u00d7"  # en dash, multiplication sign
 
 
@@ -30,13 +23,19 @@ def summary(results: Mapping[str, Any]) -> str:
         return "None of our rows finished."
     text = f"Fastest of ours: **{ours}**, {rows[ours]['tokens_per_second']['value']:.1f} tokens/s"
     if over := rows[ours]["speedup"].get("plain"):
-        text += f", {times(over)} plain"
+        text += f", {compared(over, 'plain')}"
     if equal := rows[ours]["text"]:
         text += f"; text equal to plain's on {equal['equal']} of {equal['of']} prompts"
     if peer is not None:
-        ratio = rows[ours]["tokens_per_second"]["value"] / rows[peer]["tokens_per_second"]["value"]
-        text += f"; {ratio:.2f} times the fastest peer, {peer}"
+        text += f"; {compared(over_peer(results), f'the fastest peer, {peer}')}"
     return text + "."
+
+
+def over_peer(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Our fastest row over the fastest peer; results of before had no interval for it."""
+    rows, best = results["rows"], results["best"]
+    speeds = [rows[best[side]]["tokens_per_second"]["value"] for side in ("ours", "peer")]
+    return results.get("over_peer") or {"value": speeds[0] / speeds[1], "interval": None}
 
 
 def titled(label: str, row: Mapping[str, Any]) -> str:
@@ -44,36 +43,62 @@ def titled(label: str, row: Mapping[str, Any]) -> str:
     return label if row["lossless"] is not False else f"{label} (lossy)"
 
 
-def cells_of(label: str, row: Mapping[str, Any]) -> list[str]:
-    """One row of the table, in the order of COLUMNS."""
+def table(results: Mapping[str, Any]) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """The columns that some row fills, and the cells of every row by column."""
+    cells = {label: cells_of(label, row) for label, row in results["rows"].items()}
+    known = cells.values()
+    return [c for c in COLUMNS if any(row.get(c, MISSING) != MISSING for row in known)], cells
+
+
+def cells_of(label: str, row: Mapping[str, Any]) -> dict[str, str]:
+    """One row of the table by column; what is not known is MISSING."""
     name = titled(label, row)
     if "tokens_per_second" not in row:
-        return [name, f"failed: {row['failed']}".replace("|", "/")] + [MISSING] * (len(COLUMNS) - 2)
+        return {"row": name, "tokens/s": "failed"}
     if row["failed"]:
         name += " (failed on the way)"
-    over = [times(row["speedup"].get(r)) for r in ("plain", "hf:plain", "hf:compiled")]
-    text, right = row["text"], row["accuracy"]
-    rss = row["peak_cuda"] or row["peak_rss"]
-    return [
-        name,
-        f"{row['tokens_per_second']['value']:.1f}",
-        *over,
-        number(row["accepted_length"]["emitted_per_forward"]),
-        number(row["conversion"]),
-        number(row["efficiency"]),
-        number(row["overhead_ms"]),
-        f"{text['equal']}/{text['of']}" if text else MISSING,
-        f"{100 * right['value']:.0f} %" if right else MISSING,
-        f"{rss / 2**20:.0f}" if rss else MISSING,
-    ]
+    text, right, beams = row["text"], row["accuracy"], row.get("beams")
+    peak = row["peak_cuda"] or row["peak_rss"]
+    return {
+        "row": name,
+        "tokens/s": f"{row['tokens_per_second']['value']:.1f}",
+        **{f"over {r}": times(row["speedup"].get(r)) for r in REFERENCES},
+        "accepted length": number(row["accepted_length"]["emitted_per_forward"]),
+        "conversion": number(row["conversion"]),
+        "efficiency": number(row["efficiency"]),
+        "overhead ms/step": number(row["overhead_ms"]),
+        "text as plain": f"{text['equal']}/{text['of']}" if text else MISSING,
+        "answers right": f"{100 * right['value']:.0f} %" if right else MISSING,
+        "texts": number(beams["texts"]) if beams else MISSING,
+        "best score": f"{beams['score']:.3f}" if beams else MISSING,
+        "peak MiB": f"{peak / 2**20:.0f}" if peak else MISSING,
+    }
+
+
+def same(found: Mapping[str, Any] | None) -> bool:
+    """Whether a ratio cannot be told from 1: its interval holds 1. A row is never over itself."""
+    if not found or not found["interval"]:
+        return False
+    low, high = found["interval"]
+    return bool(low <= 1.0 <= high and low < high)
 
 
 def times(found: Mapping[str, Any] | None) -> str:
-    """A speed-up with its interval."""
+    """A speed-up with its interval, and whether that tells it from 1."""
     if found is None:
         return MISSING
+    text = f"{found['value']:.2f}{TIMES}"
     span = found["interval"]
-    return f"{found['value']:.2f}{TIMES}" + (f" [{span[0]:.2f}, {span[1]:.2f}]" if span else "")
+    if not span or span[0] == span[1] == 1.0:
+        return text
+    text += f" [{span[0]:.2f}, {span[1]:.2f}]"
+    return f"{text} {SAME}" if same(found) else text
+
+
+def compared(found: Mapping[str, Any], what: str) -> str:
+    """A speed-up inside a sentence."""
+    ratio = times(found).removesuffix(f" {SAME}")
+    return f"{ratio} {what}" + (f" ({SAME})" if same(found) else "")
 
 
 def number(value: float | None) -> str:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from foretoken.cli.app import app, main
+from foretoken.cli.commands import app, main
 
 __all__ = ["app", "main"]

@@ -1,21 +1,25 @@
-"""The command group: every command of the house, and how errors reach a terminal."""
+"""The command group that commands join by decorators, and where their errors are caught.
+
+A leaf: it imports no command. `foretoken.cli.commands` puts all of them together.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 from typer.core import TyperGroup
 
+from foretoken.cli.errors import FAILED, MISTAKE, missing_extra, misuse, tell, unusable
 from foretoken.errors import ForetokenError
 
-MISTAKE = 2  # exit status of a refused request; a failed audit exits with 1
+UsageError: Any = typer.BadParameter.__mro__[1]  # of the option parser, wherever typer keeps it
+INTERRUPTED = 130
+TYPED = "foretoken.typed"  # where a context keeps the arguments behind its command's name
 
 
 class Commands(TyperGroup):
-    """Shows a ForetokenError as its three parts, without a traceback."""
+    """Shows every error a user can cause as its three parts, without a traceback."""
 
     order = ("generate", "chat", "bench", "audit", "train", "datastore", "methods", "minis")
 
@@ -24,22 +28,44 @@ class Commands(TyperGroup):
         names = super().list_commands(ctx)
         return sorted(names, key=lambda n: self.order.index(n) if n in self.order else len(names))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A group without a command shows its help."""
+        if not args and self.no_args_is_help:
+            typer.echo(ctx.get_help())
+            raise typer.Exit
+        ctx.meta[TYPED] = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            tell(misuse(error, ctx), "--json" in ctx.meta[TYPED])
+            raise typer.Exit(MISTAKE) from error
+
     def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it refuses or cannot do ends as a message and an exit status."""
+        typed = ctx.meta[TYPED]
+        as_json = "--json" in typed
+        command = " ".join([ctx.command_path, *typed[:1]])
         try:
             return super().invoke(ctx)
         except ForetokenError as error:
-            tell(error)
+            tell(error, as_json)
             raise typer.Exit(MISTAKE) from error
+        except UsageError as error:
+            tell(misuse(error, ctx), as_json)
+            raise typer.Exit(MISTAKE) from error
+        except ModuleNotFoundError as error:
+            missing = missing_extra(error, command)
+            if missing is None:
+                raise
+            tell(missing, as_json)
+            raise typer.Exit(MISTAKE) from error
+        except BrokenPipeError:
+            raise  # the reader of a pipe has left; the parser's own answer is a quiet exit
+        except OSError as error:
+            tell(unusable(error, command), as_json)
+            raise typer.Exit(FAILED) from error
         except KeyboardInterrupt as stopped:
-            raise typer.Exit(130) from stopped
-
-
-def tell(error: ForetokenError) -> None:
-    """The error on stderr: what was asked, what is possible here, what to do."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(Text("error: ", style="bold red") + Text(error.asked))
-    console.print(Text("  possible here: ", style="bold") + Text(error.possible))
-    console.print(Text("  what to do: ", style="bold") + Text(error.do))
+            raise typer.Exit(INTERRUPTED) from stopped
 
 
 app = typer.Typer(
@@ -60,12 +86,3 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
         print(__version__)
         raise typer.Exit
-
-
-def main() -> None:
-    """Entry point of the `foretoken` script."""
-    app()
-
-
-# Commands register themselves on import; the imports stand below because they need `app`.
-from foretoken.cli import catalogue, datastore, measure, minis, train_acceptance, train_exits, write  # noqa: E402, F401

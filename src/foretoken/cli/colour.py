@@ -1,7 +1,13 @@
-"""Text on a terminal while it is written, coloured by where each token came from."""
+"""Text on a terminal while it is written, marked by where each token came from.
+
+Colours are told apart by the colour-blind (blue, orange, none), and styles differ as well. Where
+there is no colour (NO_COLOR, a pipe, a plain terminal) signs around the text say the same.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -10,9 +16,28 @@ from rich.text import Text
 from foretoken.engine.text import RowText, decoder
 
 if TYPE_CHECKING:
-    from foretoken.engine.session import Piece, Result, Session
+    from foretoken.engine.results import Piece, Result
+    from foretoken.engine.session import Session
 
-ACCEPTED, CORRECTED, OWN = "green", "bold red", "yellow"
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a token came from, as a reader sees it."""
+
+    meaning: str
+    style: str
+    signs: tuple[str, str]  # around it, without colour: single and double angle quotes
+    ascii_signs: tuple[str, str]  # where the output knows no others
+
+
+ACCEPTED = Origin("guessed and accepted", "#56b4e9", ("\u2039", "\u203a"), ("[", "]"))
+CORRECTED = Origin(
+    "guessed wrong, corrected by the target",
+    "bold underline #e69f00",
+    ("\u00ab", "\u00bb"),
+    ("{", "}"),
+)
+OWN = Origin("written by the target alone", "", ("", ""), ("", ""))
 
 
 def consoles() -> tuple[Console, Console]:
@@ -20,33 +45,50 @@ def consoles() -> tuple[Console, Console]:
     return Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
 
 
-def legend(method: str) -> Text:
-    """What the colours mean."""
-    line = Text(f"{method}: ")
-    for style, meaning in (
-        (ACCEPTED, "guessed and accepted"),
-        (CORRECTED, "guessed wrong, corrected by the target"),
-        (OWN, "written by the target alone"),
-    ):
-        line.append("■ ", style=style).append(meaning + "   ", style="dim")
+def signs(out: Console) -> Callable[[Origin], tuple[str, str]]:
+    """The signs around an origin's text on this output: none where colours say it."""
+    if out.color_system is not None and not out.no_color:
+        return lambda origin: ("", "")
+    try:
+        "".join(ACCEPTED.signs + CORRECTED.signs).encode(out.encoding)
+    except UnicodeEncodeError:
+        return lambda origin: origin.ascii_signs
+    return lambda origin: origin.signs
+
+
+def legend(method: str, out: Console) -> Text:
+    """What the marks mean."""
+    line, around = Text(f"{method}: "), signs(out)
+    for origin in (ACCEPTED, CORRECTED, OWN):
+        before, after = around(origin)
+        line.append(f"{before}{origin.meaning}{after}", style=origin.style).append("   ")
+    line.rstrip()
     return line
 
 
 def paint(
-    session: Session, prompt: Any, sampling: dict[str, Any], out: Console, show: bool
+    session: Session,
+    prompt: Any,
+    sampling: dict[str, Any],
+    out: Console,
+    show: bool,
+    stopped: Callable[[], bool] = bool,
 ) -> Result:
-    """Write the text of a prompt as it comes; its result when it has ended."""
+    """Write the text of a prompt as it comes; its result when it has ended or was stopped."""
     if session.tokenizer is None:
         show = False
-    stream = session.stream(prompt, **sampling)
+    stream, around = session.stream(prompt, **sampling), signs(out)
     brush = RowText(decoder(session.tokenizer), sampling.get("stop") or ()) if show else None
     for piece in stream:
         if brush is None:
             out.print(piece.text or plain_ids(session, piece), end="", markup=False)
         else:
-            out.print(coloured(brush, piece, session.eos), end="")
+            out.print(marked(brush, piece, session.eos, around), end="")
         out.file.flush()
-    out.print(brush.close() if brush is not None else "")
+        if stopped():
+            stream.close()
+            break
+    out.print(brush.close() if brush is not None else "", markup=False)
     return stream.result
 
 
@@ -55,13 +97,24 @@ def plain_ids(session: Session, piece: Piece) -> str:
     return "" if session.tokenizer is not None else " ".join(map(str, piece.tokens)) + " "
 
 
-def coloured(brush: RowText, piece: Piece, ends: frozenset[int]) -> Text:
-    """The text of a step, each token in the colour of its origin."""
+def marked(
+    brush: RowText,
+    piece: Piece,
+    ends: frozenset[int],
+    around: Callable[[Origin], tuple[str, str]],
+) -> Text:
+    """The text of a step: what was accepted, then the target's own token."""
     text = Text()
-    for place, token in enumerate(piece.tokens):
-        if token in ends or brush.matched is not None:
-            continue
-        own = CORRECTED if piece.corrected else OWN
-        brush.feed(token)
-        text.append(brush.take(), style=ACCEPTED if place < piece.accepted else own)
+    own = CORRECTED if piece.corrected else OWN
+    for origin, tokens in (
+        (ACCEPTED, piece.tokens[: piece.accepted]),
+        (own, piece.tokens[piece.accepted :]),
+    ):
+        for token in tokens:
+            if token not in ends and brush.matched is None:
+                brush.feed(token)
+        told = brush.take()
+        if told:
+            before, after = around(origin)
+            text.append(f"{before}{told}{after}", style=origin.style)
     return text

@@ -33,7 +33,7 @@ Texts = Annotated[
 Traffic = Annotated[
     int, typer.Option(help="Also so many generated examples of the six task families.")
 ]
-Seed = Annotated[int, typer.Option(help="Of generated examples.")]
+Seed = Annotated[int | None, typer.Option(help="Of generated examples; default: 0.")]
 
 
 @datastore.command(epilog="Example: `foretoken datastore build --traffic 5000 --out ./store`")
@@ -41,32 +41,46 @@ def build(
     out: Annotated[Path, typer.Option(help="New folder.")],
     texts: Texts = None,
     traffic: Traffic = 0,
-    seed: Seed = 0,
+    seed: Seed = None,
     target: Annotated[
         str, typer.Option(help="Model directory, hub name or mini whose tokenizer is used.")
     ] = o.DEFAULT_TARGET,
     dense: Annotated[
         bool, typer.Option("--dense", help="Keys for retrieval-dense: the target reads the texts.")
     ] = False,
-    dims: Annotated[int, typer.Option(help="Principal components kept of a key.")] = 64,
+    dims: Annotated[
+        int | None, typer.Option(help="Principal components kept of a key; default: 64.")
+    ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Of keys: float32, float16, float8_e4m3, float8_e5m2, int8, binary.")
-    ] = "float8_e4m3",
-    layer: Annotated[int, typer.Option(help="Of the target, for keys; -1 is the last.")] = -1,
+        str | None,
+        typer.Option(
+            help="Of keys: float32, float16, float8_e4m3 (default), float8_e5m2, int8, binary."
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Of the target, for keys; default: -1, the last.")
+    ] = None,
     json_: o.AsJson = False,
 ) -> None:
     """Make a datastore of texts for one target's tokenizer, or keys for one target."""
+    keys = {"tap": layer, "dims": dims, "dtype": dtype}
+    shape = {name: value for name, value in keys.items() if value is not None}
+    if shape and not dense:
+        raise ConfigError(
+            "--dims, --dtype or --layer was passed without --dense.",
+            "they are about keys; a datastore of texts has none.",
+            "add --dense for keys, or leave them out.",
+        )
     documents = gathered(texts, traffic, seed)
     words = tokenizer(target)
     if dense:
-        build_keys(out, documents, words, target, (layer, dims, dtype), json_)
+        build_keys(out, documents, words, target, shape, json_)
         return
     from foretoken.datastore.store import Datastore
     from foretoken.datastore.vocabulary import Vocabulary
 
-    store = Datastore.create(out, Vocabulary.of(words.get_vocab()))
-    store.add(encoded(documents, words, quiet=json_))
-    show(store, json_)
+    known = Vocabulary.of(words.get_vocab())
+    show(Datastore.build(out, known, encoded(documents, words, quiet=json_)), json_)
 
 
 @datastore.command(epilog="Example: `foretoken datastore add ./store more.txt`")
@@ -74,7 +88,7 @@ def add(
     folder: Annotated[Path, typer.Argument(help="A datastore.")],
     texts: Texts = None,
     traffic: Traffic = 0,
-    seed: Seed = 0,
+    seed: Seed = None,
     target: Annotated[
         str, typer.Option(help="Model directory, hub name or mini whose tokenizer is used.")
     ] = o.DEFAULT_TARGET,
@@ -85,7 +99,7 @@ def add(
     from foretoken.datastore.store import Datastore
     from foretoken.datastore.vocabulary import Vocabulary
 
-    store = Datastore(folder)
+    store = Datastore.to_fill(folder)
     words = tokenizer(target)
     store.vocabulary.refuse_other(Vocabulary.of(words.get_vocab()), folder)
     store.add(encoded(documents, words, quiet=json_))
@@ -121,28 +135,26 @@ def build_keys(
     documents: Iterator[str],
     words: Any,
     target: str,
-    shape: tuple[int, int, str],
+    shape: dict[str, Any],
     json_: bool,
 ) -> None:
     """Let the target read the documents and keep its states."""
     from foretoken.datastore.capture import capture
-    from foretoken.datastore.dense import KeyStore, refuse_existing, write
+    from foretoken.datastore.dense import KeyStore, fill, refuse_existing
+    from foretoken.datastore.disk import whole
     from foretoken.datastore.vocabulary import Vocabulary
-    from foretoken.lm.cached import CachedLM
     from foretoken.lm.load import load_model
+    from foretoken.lm.opening import open_lm
 
     refuse_existing(out)
-    layer, dims, dtype = shape
-    with CachedLM(load_model(o.source(target))) as reader:
+    with whole(out) as part, open_lm(load_model(o.source(target))) as reader:
         contents = capture(
             reader,
             encoded(documents, words, quiet=json_),
             Vocabulary.of(words.get_vocab()),
-            tap=layer,
-            dims=dims,
-            dtype=dtype,
+            **shape,
         )
-    write(out, contents)
+        fill(part, contents)
     show_keys(KeyStore(out), json_)
 
 
@@ -160,13 +172,19 @@ def tokenizer(target: str) -> Any:
     return words
 
 
-def gathered(texts: list[Path] | None, traffic: int, seed: int) -> Iterator[str]:
+def gathered(texts: list[Path] | None, traffic: int, seed: int | None) -> Iterator[str]:
     """The documents asked for; what cannot be read is refused before the first one."""
     if not texts and traffic <= 0:
         raise ConfigError(
             "a datastore of nothing was asked for.",
             "it is made of text files, or of generated examples.",
             "name text files or folders, or pass --traffic 5000.",
+        )
+    if seed is not None and traffic <= 0:
+        raise ConfigError(
+            f"--seed {seed} was passed without --traffic.",
+            "a seed chooses generated examples; texts of files are taken as they are.",
+            "leave --seed out, or pass --traffic 5000.",
         )
     from foretoken.datastore.documents import files_of, read
 
@@ -176,7 +194,7 @@ def gathered(texts: list[Path] | None, traffic: int, seed: int) -> Iterator[str]
         for file in files:
             yield from read(file)
         if traffic > 0:
-            yield from generated(traffic, seed)
+            yield from generated(traffic, seed or 0)
 
     return all_of_them()
 

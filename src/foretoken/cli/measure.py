@@ -25,7 +25,8 @@ def bench(
         str | None,
         typer.Option(
             help="Rows, comma separated; options in brackets; hf:* are the peers; training-free: "
-            "all that need no training (with [datastore=DIR,keys=DIR,predictors=DIR] more)."
+            "all that need no training (with [datastore=DIR,keys=DIR] more). "
+            "Default: the common ones that this pair of models can run."
         ),
     ] = None,
     tasks: Annotated[
@@ -33,10 +34,10 @@ def bench(
     ] = "all",
     limit: Annotated[int, typer.Option(help="Prompts per family, or of the file; 0: all.")] = 5,
     repetitions: Annotated[int, typer.Option(help="Paired repetitions of every prompt.")] = 3,
-    max_new_tokens: o.MaxNewTokens = 128,
-    temperature: o.Temperature = 0.0,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest up to this mass.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of sampling, and of the built-in prompts.")] = 0,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Write to the cap: equal work for every row.")
@@ -52,19 +53,21 @@ def bench(
     trust_remote_code: o.TrustRemoteCode = False,
     json_: o.AsJson = False,
 ) -> None:
-    """Compare methods, and transformers' own, on the same prompts; JSON, Markdown, plots, HTML."""
-    from foretoken.bench.rows import DEFAULT_METHODS, parse_methods
+    """Compare methods, and transformers' own, on the same prompts; JSON, Markdown, plots, HTML.
 
-    rows = methods or ",".join(DEFAULT_METHODS)
-    parse_methods(rows)  # a misspelt row is refused before anything is loaded
-    found = bench_tasks(tasks, limit, seed)
+    Exit status 1 if a row failed; the reports are written all the same and say why.
+    """
+    from foretoken.bench.rows import parse_methods
+
     whole, small = o.pair(target, draft)
+    if methods is not None:
+        parse_methods(methods)  # a misspelt row is refused before torch is imported
     from foretoken.bench.run import BenchConfig, run_bench
 
     config = BenchConfig(
         target=whole,
         draft=small,
-        methods=rows,
+        methods=methods,
         out=out,
         repetitions=repetitions,
         max_new_tokens=max_new_tokens,
@@ -81,8 +84,10 @@ def bench(
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )
-    results = run_bench(config, found)
+    results = run_bench(config, bench_tasks(tasks, limit, seed))
     show_results(results, out, json_)
+    if any(row["failed"] for row in results["rows"].values()):
+        raise typer.Exit(1)
 
 
 def bench_tasks(tasks: str, limit: int, seed: int) -> list[Task]:
@@ -146,12 +151,17 @@ def audit(
     """Prove that guessing changes nothing; exit status 1 if a row fails."""
     from foretoken.methods import METHODS, method
 
-    names = [method(name.strip()).name for name in methods.split(",")] if methods else [*METHODS]
+    asked = METHODS if methods is None else methods.split(",")
+    names = [method(name.strip()).name for name in asked]
     if target is None and Path(o.source(o.DEFAULT_TARGET)).is_dir():
         target = o.DEFAULT_TARGET
     whole, small = (None, None) if target is None else o.pair(target, draft)
+    if out is not None:
+        from foretoken.bench.files import writable
+
+        writable(out.parent)
     if acceptance:
-        if methods or mutate:
+        if methods is not None or mutate:
             raise ConfigError(
                 "--acceptance was passed with --methods or --mutate.",
                 "--acceptance measures rules on laws, not methods, and injects no bugs.",
@@ -182,20 +192,9 @@ def measured_acceptance(target: Any, draft: Any, quiet: bool) -> Yardstick:
 def show_report(report: AuditReport | Yardstick, out: Path | None, as_json: bool) -> None:
     """A report on the terminal and in its file; exit status 1 if it fails."""
     if out is not None:
-        save(out, report.to_json())
+        from foretoken.bench.files import replace
+
+        replace(out, report.to_json())
     print(report.to_json() if as_json else report.render())
     if not report.passed:
         raise typer.Exit(1)
-
-
-def save(path: Path, text: str) -> None:
-    """Write a report, or say why not."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as problem:
-        raise ConfigError(
-            f"a report in {path}.",
-            f"nothing can be written there ({problem.strerror or problem}).",
-            "name a file in a folder that can be written.",
-        ) from problem

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken import shipped
+from foretoken.cli.logs import stage
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +32,11 @@ MethodName = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A field of the method's config; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="An option of the method, see `foretoken methods NAME`; repeatable.",
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: the model's.")]
 Dtype = Annotated[
@@ -45,25 +52,37 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run model code from the checkpoint.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-MaxNewTokens = Annotated[int, typer.Option(help="Tokens to write at most.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this mass.")]
-MinP = Annotated[float, typer.Option(help="Keep tokens this likely relative to the likeliest.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 discourages repeating.")]
-PresencePenalty = Annotated[float, typer.Option(help="Subtracted once from tokens written before.")]
-FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per earlier use.")]
+MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens to write at most.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this mass.")]
+MinP = Annotated[
+    float | None, typer.Option(help="Keep tokens this likely relative to the likeliest.")
+]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1 discourages repeating.")]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Subtracted once from tokens written before.")
+]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="Subtracted per earlier use.")]
+NoGenerationConfig = Annotated[
+    bool,
+    typer.Option("--no-generation-config", help="Leave generation_config.json of the model aside."),
+]
 Stop = Annotated[
     list[str] | None, typer.Option(help="End before this text; \\n is a newline; repeatable.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+Show = Annotated[
+    bool,
+    typer.Option(
+        "--show", help="Mark what was guessed and what was corrected; signs where no colour is."
+    ),
+]
 
 
-def source(name: str) -> str | Path:
+def source(name: str) -> Any:
     """Where a model is: the folder of a shipped mini, or the name as it stands."""
-    from foretoken import minis
-
-    return minis.path(name) if name in minis.NAMES else name
+    return shipped.resolve(name)
 
 
 def pair(target: str, draft: str | None) -> tuple[str | Path, str | Path | None]:
@@ -74,21 +93,35 @@ def pair(target: str, draft: str | None) -> tuple[str | Path, str | Path | None]
 
 
 def settings(given: list[str] | None) -> dict[str, Any]:
-    """`key=value` pairs with numbers and truth values read as such."""
-    from foretoken.bench.rows import value_of
-
+    """`key=value` pairs with numbers, truth values and shapes read as such."""
     taken = ("target", "method", "draft", "device", "dtype", "tokenizer")
-    found = {}
+    found: dict[str, Any] = {}
     for item in given or []:
-        key, equals, value = item.partition("=")
-        if not equals or not key.strip() or key.strip() in taken:
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not key or key in taken:
             raise ConfigError(
                 f"--set {item} was passed.",
                 "--set takes key=value, where key is a field of the method's config.",
-                "write for example --set depth=4; models and devices have options of their own.",
+                "write for example --set depth=4; `foretoken methods NAME` lists the fields, and "
+                "models and devices have options of their own.",
             )
-        found[key.strip()] = value_of(value.strip())
+        if key in found:
+            raise ConfigError(
+                f"--set {key}=... was passed twice.",
+                "a field has one value.",
+                f"pass --set {key}=... once; a shape is written {key}=2x4x4 or {key}=2,4,4.",
+            )
+        found[key] = setting(value)
     return found
+
+
+def setting(text: str) -> Any:
+    """The value of a setting: as in the rows of a bench, and lists between commas or x."""
+    from foretoken.bench.rows import value_of
+
+    if re.fullmatch(r"[^,]+(,[^,]+)+,?|\d+,", text):
+        return tuple(value_of(part.strip()) for part in text.rstrip(",").split(","))
+    return value_of(text)
 
 
 def open_session(
@@ -98,6 +131,7 @@ def open_session(
     method: str | None,
     given: list[str] | None,
     quiet: bool = False,
+    no_generation_config: bool = False,
     **loading: Any,
 ) -> Session:
     """The session the options describe, with a sign of life while weights are read."""
@@ -107,21 +141,26 @@ def open_session(
     if method is not None:
         method_row(method)  # an unknown name is refused before torch is imported
     whole, small = pair(target, draft)
-    from rich.console import Console
+    from foretoken.engine.loading import load
 
-    from foretoken.engine.session import load
-
-    console = Console(stderr=True, quiet=quiet)
-    with console.status(f"loading {target}"):
-        session = load(whole, method, small, **loading, **config)
+    generation = False if no_generation_config else None
+    with stage(f"loading {target}", quiet):
+        session = load(whole, method, small, generation_config=generation, **loading, **config)
         session.prepare()
     return session
 
 
 def sampling(stop: list[str] | None, **options: Any) -> dict[str, Any]:
-    """Sampling options for `generate`; a shell cannot type a newline, so \\n stands for one."""
-    texts = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or []]
-    return {**options, "stop": texts or None}
+    """Checked sampling options that were given; the others follow the model's generation config.
+
+    A shell cannot type a newline, so \\n stands for one.
+    """
+    from foretoken.sampling import SamplingParams
+
+    texts = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or ())
+    given = {name: value for name, value in options.items() if value is not None}
+    SamplingParams(**given, stop=texts)
+    return {**given, "stop": texts or None}
 
 
 def print_json(document: Any) -> None:

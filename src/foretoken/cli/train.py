@@ -1,51 +1,113 @@
-"""`foretoken train`: parts that methods need besides their models, trained on what models say.
-
-Every command draws its prompts by `prompts`, trains under `training.trainer` (resumes after a kill,
-writes a loss curve) and leaves a folder that `heads.store` reads. A command of its own module joins
-by `@train.command(...)`; its module is named at the end of this one.
-"""
+"""`foretoken train`: parts that methods need besides their models, trained on what models say."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from foretoken.cli import options as o
-from foretoken.cli.app import Commands, app
+from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 
 HELD_OUT = 10  # one passage of a file in this many is kept for judging
 
-train = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    help="Train what methods need besides their models, from what the models themselves say.",
-    epilog="Example: `foretoken train acceptance --out ./head`",
-)
-app.add_typer(train, name="train")
 
-Out = Annotated[Path, typer.Option(help="Folder of the head; a killed run resumes there.")]
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Text file of passages, or .jsonl with a prompt each; default: own tasks."),
-]
-Prompts = Annotated[int, typer.Option(help="Prompts to train on.")]
-Seed = Annotated[int, typer.Option(help="Of prompts, samples and weights.")]
-Steps = Annotated[int, typer.Option(help="Optimizer steps.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start over, do not resume.")]
+@app.command(epilog="Example: `foretoken train acceptance --out ./head --set prompts=300`")
+def train(
+    name: Annotated[str | None, typer.Argument(help="What to train; see --list.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the head; a killed run resumes there.")
+    ] = None,
+    target: o.Target = o.DEFAULT_TARGET,
+    draft: o.Draft = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Text file of passages, or .jsonl with a prompt each; default: tasks."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A training option; repeatable."),
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List what can be trained; with a NAME, its options.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over, do not resume.")] = False,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    json_: o.AsJson = False,
+) -> None:
+    """Train what a method needs besides its models, from what the models themselves say."""
+    from foretoken.heads.table import HEADS, resolve
+
+    if name is None:
+        tell([
+            {"head": row.name, "for": row.serves, "what it learns": row.summary,
+             "can be trained": row.trainable}
+            for row in HEADS.values()
+        ], json_)  # fmt: skip
+        return
+    require_extra()
+    from foretoken.training.config import configured, options
+    from foretoken.training.heads import run_training, trainable
+
+    row = trainable(name)
+    cls = resolve(row.config)
+    if list_:
+        tell([asdict(option) for option in options(cls)], json_)
+        return
+    config = configured(cls, o.settings(set_), f"the head {name!r}")
+    if out is None:
+        raise ConfigError(
+            f"training the head {name!r} was asked for without a folder.",
+            "the head, its checkpoints and its loss curve are kept in one.",
+            f"pass --out DIR; `foretoken train {name} --list` tells every other option.",
+        )
+    method = "chain" if "draft" in row.models else None
+    session = o.open_session(
+        target=target, draft=draft, method=method, given=None, quiet=json_,
+        device=device, dtype=dtype,
+    )  # fmt: skip
+    some = partial(prompts, data, seed=config.seed)
+    with session:
+        found = run_training(session, name, some, config, out, fresh=fresh, show=not json_)
+    if json_:
+        o.print_json(found)
+        return
+    figures = {"untrained": found["untrained"], **found["figures"]}
+    tell([{"held-out tokens": which, **row} for which, row in figures.items() if row])
+    print(out)
+
+
+def tell(rows: list[dict[str, Any]], as_json: bool = False) -> None:
+    """Rows with the same names as a table, or as JSON."""
+    if as_json:
+        o.print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*(name.replace("_", " ") for name in (rows[0] if rows else ())))
+    for row in rows:
+        table.add_row(*(escape(cell(value)) for value in row.values()))
+    Console().print(table)
+
+
+def cell(value: Any) -> str:
+    """A value as --set takes it."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def prompts(data: Path | None, split: str, count: int, seed: int = 0) -> list[str]:
     """`count` prompts of a split ("train" or "valid"): from a file, or of the six families."""
-    if count < 1:
-        raise ConfigError(
-            f"{count} prompts were asked for.", "training needs 1 or more.", "pass a larger number."
-        )
     if data is not None:
         return _passages(data, split)[:count]
     from foretoken.minis import tasks
@@ -53,35 +115,6 @@ def prompts(data: Path | None, split: str, count: int, seed: int = 0) -> list[st
     each = -(-count // len(tasks.FAMILIES))
     drawn = [tasks.examples(family, split, each, seed) for family in tasks.FAMILIES]
     return [example.prompt for turn in zip(*drawn, strict=True) for example in turn][:count]
-
-
-def taught(
-    run: Callable[..., dict[str, Any]],
-    lesson: Any,
-    out: Path,
-    pair: tuple[str, str | None],
-    passages: tuple[Path | None, int, int],
-    *,
-    fresh: bool,
-    quiet: bool,
-    **loading: Any,
-) -> dict[str, Any]:
-    """Run a lesson for a pair on passages (a file or None, how many, seed); its figures.
-
-    One passage in ten is held out. Quiet is for JSON, which is printed here.
-    """
-    data, count, seed = passages
-    held_out = max(1, count // HELD_OUT)
-    some = prompts(data, "train", count, seed), prompts(data, "valid", held_out, seed)
-    target, draft = pair
-    session = o.open_session(
-        target=target, draft=draft, method="chain", given=None, quiet=quiet, **loading
-    )
-    with session:
-        found = run(session, some, lesson, out, fresh=fresh, show=not quiet)
-    if quiet:
-        o.print_json(found)
-    return found
 
 
 def require_extra() -> None:

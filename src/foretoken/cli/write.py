@@ -1,7 +1,8 @@
-"""`foretoken generate` and `foretoken chat`."""
+"""`foretoken generate`: one prompt, from an argument, a file, a pipe or chat messages."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +11,15 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import app
+from foretoken.cli.logs import quiet
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from foretoken.engine.record import Stats
-    from foretoken.engine.session import Result, Session
+    from foretoken.engine.promise import Promise
+    from foretoken.engine.results import Result
+    from foretoken.engine.session import Session
 
 
 BEAM_FIELDS = ("sequences", "scores", "texts", "finish_reasons")
@@ -27,24 +30,29 @@ BEAM_FIELDS = ("sequences", "scores", "texts", "finish_reasons")
 )
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads stdin.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Read the prompt from a text file in UTF-8.")
+    ] = None,
+    messages: Annotated[
+        Path | None,
+        typer.Option(help='Chat as the prompt: a JSON file, [{"role": "user", "content": ...}].'),
+    ] = None,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
     method: o.MethodName = None,
     set_: o.Settings = None,
-    max_new_tokens: o.MaxNewTokens = 256,
-    temperature: o.Temperature = 0.0,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    repetition_penalty: o.RepetitionPenalty = 1.0,
-    presence_penalty: o.PresencePenalty = 0.0,
-    frequency_penalty: o.FrequencyPenalty = 0.0,
+    max_new_tokens: o.MaxNewTokens = None,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
     stop: o.Stop = None,
     seed: o.Seed = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Colour what was guessed and what was corrected.")
-    ] = False,
+    no_generation_config: o.NoGenerationConfig = False,
+    show: o.Show = False,
     device: o.Device = None,
     dtype: o.Dtype = None,
     exact_bits: o.ExactBits = False,
@@ -52,20 +60,15 @@ def generate(
     trust_remote_code: o.TrustRemoteCode = False,
     json_: o.AsJson = False,
 ) -> None:
-    """Continue a text."""
-    text = read_prompt(prompt, file)
-    session = o.open_session(
-        target=target,
-        draft=draft,
-        method=method,
-        given=set_,
-        quiet=json_,
-        device=device,
-        dtype=dtype,
-        exact_bits=exact_bits,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
+    """Continue a text, or answer chat messages.
+
+    Says at the end what it took, and whether the text follows the target's own law; --json holds
+    the same.
+
+    Options left out follow the model's generation config (generation_config.json), as in
+    transformers' generate; --no-generation-config leaves it aside.
+    """
+    text = read_prompt(prompt, file, messages)
     sampling = o.sampling(
         stop,
         max_new_tokens=max_new_tokens,
@@ -78,25 +81,60 @@ def generate(
         frequency_penalty=frequency_penalty,
         seed=seed,
     )
+    session = o.open_session(
+        target=target,
+        draft=draft,
+        method=method,
+        given=set_,
+        quiet=json_,
+        device=device,
+        dtype=dtype,
+        exact_bits=exact_bits,
+        allow_pickle=allow_pickle,
+        trust_remote_code=trust_remote_code,
+        no_generation_config=no_generation_config,
+    )
+    if messages is not None:
+        from foretoken.engine.chat import chat_ids
+
+        text = chat_ids(text, session.tokenizer)
     if session.writes == "beams":
         write_beams(session, text, sampling, show, json_)
-        return
-    if json_:
-        o.print_json(as_document(session.generate(text, **sampling), session.method))
-        session.save()
-        return
+    elif json_:
+        o.print_json(as_document(session.generate(text, **sampling), session))
+    else:
+        write_text(session, text, sampling, show)
+    session.save()
+
+
+def write_text(session: Session, prompt: Any, sampling: dict[str, Any], show: bool) -> None:
+    """The text as it comes, and what it took."""
     from foretoken.cli.colour import consoles, legend, paint
 
     out, err = consoles()
     if show:
-        out.print(legend(session.method))
-    result = paint(session, text, sampling, out, show)
-    err.print(summary(result.stats), style="dim")
-    session.save()
+        out.print(legend(session.method, out))
+    result = paint(session, prompt, sampling, out, show)
+    remark(err, figures(result), session.engine.promise)
+
+
+def figures(result: Result) -> str:
+    """What a text took, and why it ended."""
+    return f"{result.stats}; finish_reason {result.finish_reason}"
+
+
+def remark(err: Console, line: str, promise: Promise) -> None:
+    """A line of figures with the promise behind it; a broken law is said even when quiet."""
+    if promise.lossless and not quiet():
+        err.print(f"{line}; {promise}", style="dim", markup=False)
+    elif not promise.lossless:
+        if not quiet():
+            err.print(line, style="dim", markup=False)
+        err.print(str(promise), style="bold", markup=False)
 
 
 def write_beams(
-    session: Session, text: str, sampling: dict[str, Any], show: bool, json_: bool
+    session: Session, text: Any, sampling: dict[str, Any], show: bool, json_: bool
 ) -> None:
     """All texts with their scores, the best first."""
     if show:
@@ -109,7 +147,14 @@ def write_beams(
     stats = result.stats
     if json_:
         document = {name: getattr(result, name) for name in BEAM_FIELDS}
-        o.print_json({"method": session.method, **document, "stats": stats.to_dict()})
+        o.print_json(
+            {
+                "method": session.method,
+                **session.engine.promise.to_dict(),
+                **document,
+                "stats": stats.to_dict(),
+            }
+        )
         return
     from foretoken.cli.colour import consoles
 
@@ -117,154 +162,101 @@ def write_beams(
     for score, tokens, told in zip(result.scores, result.sequences, result.texts, strict=True):
         err.print(f"[{score:.3f}]", style="dim", markup=False)
         out.print(told or " ".join(map(str, tokens)), markup=False)
-    err.print(
+    line = (
         f"{len(result.scores)} texts, {stats.grown} tokens deep in {stats.seconds:.2f} s; "
         f"{stats.target_forwards} target steps, {stats.mean_accepted_length:.2f} tokens per step, "
-        f"{stats.mean_width:.2f} beams per token",
-        style="dim",
+        f"{stats.mean_width:.2f} beams per token"
+    )
+    remark(err, line, session.engine.promise)
+
+
+def read_prompt(prompt: str | None, file: Path | None, messages: Path | None) -> Any:
+    """The prompt from an argument, a file or a pipe; from a file of messages, the messages."""
+    one_source(prompt, file, messages)
+    if messages is not None:
+        return read_messages(messages)
+    if file is not None:
+        text = read_text(file)
+    elif prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        text = sys.stdin.read()
+    else:
+        text = prompt or ""
+    if not text:
+        raise ConfigError(
+            "generate was called without a prompt, or with one that is empty.",
+            "a prompt comes as an argument, from --file or --messages, or from a pipe.",
+            "write for example: foretoken generate 'Once upon a time'.",
+        )
+    return text
+
+
+def one_source(prompt: str | None, file: Path | None, messages: Path | None) -> None:
+    """Refuse prompts from two places."""
+    given = {"a prompt": prompt, "--file": file, "--messages": messages}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{' and '.join(named)} were passed together.",
+            "generate writes after one prompt.",
+            f"pass {' or '.join(named)}, and put everything the model is to read in there.",
+        )
+
+
+def read_text(file: Path) -> str:
+    """The text of a file in UTF-8; any other file is refused with what it is."""
+    try:
+        found = file.read_bytes()
+    except OSError as problem:
+        raise ConfigError(
+            f"a prompt from {file}.",
+            f"the file cannot be read: {problem.strerror}.",
+            "pass a text file that exists.",
+        ) from problem
+    try:
+        return found.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        place = f"byte {problem.start} is 0x{found[problem.start]:02x}"
+        if found.startswith((b"\xff\xfe", b"\xfe\xff")):
+            kind, name = "looks like UTF-16 text", "UTF-16"
+        elif b"\0" in found:
+            raise ConfigError(
+                f"a prompt from {file}.",
+                f"the file is binary, no text ({place}).",
+                "pass a text file in UTF-8.",
+            ) from problem
+        else:
+            kind, name = f"looks like Latin-1 (Windows) text: {place}", "LATIN1"
+        raise ConfigError(
+            f"a prompt from {file}.",
+            f"the file is no UTF-8 text; it {kind}.",
+            f"convert it: iconv -f {name} -t UTF-8 {file} > prompt.txt, and pass that.",
+        ) from problem
+
+
+def read_messages(file: Path) -> Any:
+    """The messages of a JSON file: a list, or an object that holds one as "messages"."""
+    from foretoken.engine.chat import check_chat
+
+    try:
+        found = json.loads(read_text(file))
+    except ValueError as problem:
+        raise ConfigError(
+            f"chat messages from {file}.",
+            f"the file is no JSON: {problem}.",
+            'write for example [{"role": "user", "content": "Hello"}].',
+        ) from problem
+    return check_chat(
+        found["messages"] if isinstance(found, dict) and "messages" in found else found
     )
 
 
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from the argument, a file or a pipe."""
-    if file is not None:
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise ConfigError(
-                f"a prompt from {file}.",
-                f"the file cannot be read as UTF-8 text ({type(problem).__name__}).",
-                "pass a text file that exists.",
-            ) from problem
-    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
-        return sys.stdin.read()
-    if prompt is None:
-        raise ConfigError(
-            "generate was called without a prompt.",
-            "a prompt comes as an argument, from --file, or from a pipe.",
-            "write for example: foretoken generate 'Once upon a time'.",
-        )
-    return prompt
-
-
-def as_document(result: Result, method: str) -> dict[str, Any]:
-    """A result as plain values."""
+def as_document(result: Result, session: Session) -> dict[str, Any]:
+    """A result as plain values, with what the session promises about it."""
     return {
-        "method": method,
+        "method": session.method,
+        **session.engine.promise.to_dict(),
         "text": result.text,
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
         "stats": result.stats.to_dict(),
     }
-
-
-def summary(stats: Stats) -> str:
-    """One line of statistics."""
-    line = (
-        f"{stats.tokens} tokens in {stats.seconds:.2f} s, {stats.tokens_per_second:.1f} tokens/s; "
-        f"{stats.target_steps} target steps, {stats.mean_accepted_length:.2f} tokens per step"
-    )
-    if stats.drafted:
-        line += f"; {stats.accepted} of {stats.drafted} guesses accepted"
-    return line
-
-
-@app.command(epilog="Example: `foretoken chat --target ./model --draft ./small --temperature 0.7`")
-def chat(
-    target: o.Target = o.DEFAULT_TARGET,
-    draft: o.Draft = None,
-    method: o.MethodName = None,
-    set_: o.Settings = None,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: o.MaxNewTokens = 512,
-    temperature: o.Temperature = 0.0,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    repetition_penalty: o.RepetitionPenalty = 1.0,
-    presence_penalty: o.PresencePenalty = 0.0,
-    frequency_penalty: o.FrequencyPenalty = 0.0,
-    seed: o.Seed = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Colour what was guessed and what was corrected.")
-    ] = False,
-    device: o.Device = None,
-    dtype: o.Dtype = None,
-    exact_bits: o.ExactBits = False,
-    allow_pickle: o.AllowPickle = False,
-    trust_remote_code: o.TrustRemoteCode = False,
-) -> None:
-    """Talk to a model. An empty line or end of input leaves."""
-    session = o.open_session(
-        target=target,
-        draft=draft,
-        method=method,
-        given=set_,
-        device=device,
-        dtype=dtype,
-        exact_bits=exact_bits,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
-    sampling = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "seed": seed,
-    }
-    from foretoken.cli.colour import consoles, legend
-
-    out, err = consoles()
-    if show:
-        out.print(legend(session.method))
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    try:
-        converse(session, messages, sampling, (out, err), show)
-    finally:
-        session.save()
-
-
-def converse(
-    session: Session,
-    messages: list[dict[str, str]],
-    sampling: dict[str, Any],
-    screens: tuple[Console, Console],
-    show: bool,
-) -> None:
-    """Read a line, answer it, until the user has nothing more to say."""
-    from foretoken.cli.colour import paint
-
-    out, err = screens
-    while True:
-        try:
-            said = out.input("[bold]you[/bold] ")
-        except EOFError:
-            return
-        if not said.strip():
-            return
-        messages.append({"role": "user", "content": said})
-        prompt, stop = conversation(session.tokenizer, messages)
-        result = paint(session, prompt, {**sampling, "stop": stop}, out, show)
-        messages.append({"role": "assistant", "content": result.text.strip()})
-        err.print(summary(result.stats), style="dim")
-
-
-def conversation(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[Any, list[str] | None]:
-    """The prompt of a conversation, and the stop text it needs where no end token is trained.
-
-    Token ids from the tokenizer's chat template; without one, the frame the minis learned.
-    """
-    if getattr(tokenizer, "chat_template", None):
-        ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True
-        )["input_ids"]
-        return list(ids), None
-    from foretoken.minis.example import frame
-
-    lines = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
-    return frame("dialogue", "\n".join(lines)), ["\nUser:", "\n### "]

@@ -8,32 +8,28 @@ none is rejected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.asking import LAST, reading
-from foretoken.controllers.steady import Steady
+from foretoken.controllers.steady import Stopping
 from foretoken.errors import ConfigError, check_values
-from foretoken.heads import acceptance
-from foretoken.heads.store import check_fits
-from foretoken.types import (
-    NORMED,
-    Budget,
-    DecodeState,
-    LanguageModel,
-)
+from foretoken.heads import store
+from foretoken.heads.acceptance import AcceptanceHead
+from foretoken.types import Budget, DecodeState, FinalNorm, Go, Level
 
 
-class AcceptanceThreshold(Steady):
+class AcceptanceThreshold(Stopping):
     """Stop once 1 - a_1 ... a_n exceeds the threshold.
 
     The hidden layer that comes with the law of token n belongs to token n - 1, so n - 1 tokens are
     judged when n is drawn: the test is one token late, and token n, whose law is paid for, is kept.
     """
+
+    taps = (FinalNorm(),)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -57,31 +53,31 @@ class AcceptanceThreshold(Steady):
             )
 
     def __init__(self, config: Config) -> None:
+        super().__init__()
         self.config = config
-        self.head, self.card = acceptance.load(config.head)
+        self.head: AcceptanceHead
+        self.head, self.card = store.load(config.head, "acceptance")
         self.budget = Budget(config.depth, config.depth)
 
-    def read_from(self, draft: LanguageModel) -> None:
-        """Refuse a head that was trained for another draft model than this one."""
-        check_fits(self.card, self.config.head, draft.hidden_size, draft.vocab_size)
+    def bind(self, drafter: Any) -> None:
+        """Refuse a head that was trained for another draft than this one."""
+        model = drafter.model
+        store.check_fits(self.card, self.config.head, model.hidden_size, model.vocab_size)
 
-    def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
-        for row in rows:
-            row.control = _Round()
-        return [self.budget] * len(rows)
+    def fresh(self) -> Judged:
+        return Judged()
 
-    @reading(NORMED)
-    def keep_going(self, row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> int:
-        assert hidden is not None, "the drafter hands over what this rule is marked as reading"
-        current: _Round = row.control
+    def after(self, row: DecodeState, level: Level) -> Go:
+        assert level.hidden is not None, "a grower hands over what the rule taps"
+        current: Judged = row.private[self]
         if current.over:
-            return 0
+            return Go.STOP
         current.drawn += 1
-        if current.drawn > 1:  # the first hidden layer belongs to a committed token
-            current.unbroken *= self.chance(hidden[0])
+        if current.drawn > 1:  # the first hidden state belongs to a committed token
+            current.unbroken *= self.chance(level.hidden[0, 0])
         doubtful = 1.0 - current.unbroken > self.config.threshold
         current.over = doubtful and current.drawn >= self.config.shortest
-        return LAST if current.over else 1
+        return Go.LAST if current.over else Go.ON
 
     def chance(self, hidden: Tensor) -> float:
         """How likely the token at this position is accepted."""
@@ -92,7 +88,7 @@ class AcceptanceThreshold(Steady):
 
 
 @dataclass(slots=True)
-class _Round:
+class Judged:
     """One row's draft in the step under way."""
 
     drawn: int = 0  # tokens drawn, with the one asked for

@@ -7,20 +7,18 @@ arXiv 2410.18351, in their simplest form). The doubtful token is still drawn: it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.asking import LAST
-from foretoken.controllers.steady import Steady
+from foretoken.controllers.steady import Stopping
 from foretoken.errors import check_values
-from foretoken.types import Budget, DecodeState
+from foretoken.types import Budget, DecodeState, Go, Level
 
 MEASURES = ("probability", "entropy")
 
 
-class Confidence(Steady):
+class Confidence(Stopping):
     """Stop behind the first token whose law is too flat."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,20 +38,20 @@ class Confidence(Steady):
             )
 
     def __init__(self, config: Config | None = None) -> None:
+        super().__init__()
         self.config = config or self.Config()
         depth, nodes = self.config.depth, self.config.nodes
         self.budget = Budget(depth, depth if nodes is None else nodes)
 
-    def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
-        for row in rows:
-            row.control = False  # in doubt already
-        return [self.budget] * len(rows)
+    def fresh(self) -> bool:
+        """Whether the draft is in doubt already."""
+        return False
 
-    def keep_going(self, row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> int:
-        if row.control:
-            return 0
-        row.control = self.doubtful(law)
-        return LAST if row.control else 1
+    def after(self, row: DecodeState, level: Level) -> Go:
+        if row.private[self]:
+            return Go.STOP
+        row.private[self] = self.doubtful(level.laws[0])
+        return Go.LAST if row.private[self] else Go.ON
 
     def doubtful(self, law: Tensor) -> bool:
         """Whether the next token is too uncertain to draft beyond it."""

@@ -7,32 +7,28 @@ level that no branch gives much hope is still drawn, since its laws are paid for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.asking import LAST, reading
-from foretoken.controllers.steady import Steady
+from foretoken.controllers.steady import Stopping
 from foretoken.errors import ConfigError, check_values
-from foretoken.heads import decision
-from foretoken.heads.store import check_fits
-from foretoken.types import (
-    NORMED,
-    Budget,
-    DecodeState,
-    LanguageModel,
-)
+from foretoken.heads import decision, store
+from foretoken.types import Budget, DecodeState, FinalNorm, Go, Level
 
 
-class DecisionModel(Steady):
+class DecisionModel(Stopping):
     """Go on while the model's output for any branch is above the threshold."""
+
+    taps = (FinalNorm(),)
+    branches = True
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        head: str | Path = ""  # folder that `foretoken train acceptance --for mcsd` wrote
+        head: str | Path = ""  # folder that `foretoken train decision` wrote
         threshold: float = 0.4  # least output that is drafted on with; paper 0.4
         # A drafter with a shape of its own brings its size where nothing is said.
         depth: int = 10  # longest path; paper's code 10
@@ -43,8 +39,7 @@ class DecisionModel(Steady):
                 raise ConfigError(
                     "depths chosen by a decision model were asked for without a head.",
                     "the head is trained for one pair of models and kept in a folder.",
-                    "make one with `foretoken train acceptance --for mcsd --out DIR`, then pass "
-                    "head=DIR.",
+                    "make one with `foretoken train decision --out DIR`, then pass head=DIR.",
                 )
             check_values(
                 self,
@@ -54,29 +49,29 @@ class DecisionModel(Steady):
             )
 
     def __init__(self, config: Config) -> None:
+        super().__init__()
         self.config = config
-        self.head, self.card = decision.load(config.head)
+        self.head: decision.DecisionHead
+        self.head, self.card = store.load(config.head, "decision")
         depth, nodes = config.depth, config.nodes
         self.budget = Budget(depth, depth if nodes is None else nodes)
 
-    def read_from(self, draft: LanguageModel) -> None:
-        """Refuse a head that was trained for another draft model than this one."""
-        check_fits(self.card, self.config.head, draft.hidden_size, draft.vocab_size)
+    def bind(self, drafter: Any) -> None:
+        """Refuse a head that was trained for another draft than this one."""
+        model = drafter.model
+        store.check_fits(self.card, self.config.head, model.hidden_size, model.vocab_size)
 
-    def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
-        for row in rows:
-            row.control = False  # hopeless already
-        return [self.budget] * len(rows)
+    def fresh(self) -> bool:
+        """Whether no branch of the draft has any hope left."""
+        return False
 
-    @reading(NORMED, branches=True)
-    def keep_going(self, row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> int:
-        assert hidden is not None, "the drafter hands over what this rule is marked as reading"
-        if row.control:
-            return 0
-        # A chain's one branch comes without the dimension of branches.
-        laws, states = law.reshape(-1, law.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
-        row.control = not bool((self.outputs(laws, states) > self.config.threshold).any())
-        return LAST if row.control else 1
+    def after(self, row: DecodeState, level: Level) -> Go:
+        assert level.hidden is not None, "a grower hands over what the rule taps"
+        if row.private[self]:
+            return Go.STOP
+        outputs = self.outputs(level.laws, level.hidden[:, 0])
+        row.private[self] = not bool((outputs > self.config.threshold).any())
+        return Go.LAST if row.private[self] else Go.ON
 
     def outputs(self, laws: Tensor, states: Tensor) -> Tensor:
         """The model's output [n] for branches with these laws [n, V] and hidden layers [n, H]."""

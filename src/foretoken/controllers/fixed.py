@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from foretoken.controllers.steady import Steady
-from foretoken.errors import ConfigError
-from foretoken.types import (
-    Budget,
-    DecodeState,
-    endless,
-)
+from foretoken.errors import check_values
+from foretoken.types import Budget
 
 
 class Fixed(Steady):
@@ -28,18 +21,9 @@ class Fixed(Steady):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
         depth, nodes = self.config.depth, self.config.nodes
-        for name, value in (("depth", depth), ("nodes", nodes)):
-            if value is not None and value < 0:
-                raise ConfigError(
-                    f"{name}={value} was asked for.",
-                    f"{name} is 0 (no drafting) or more.",
-                    f"pass {name}=0 or more.",
-                )
+        check_values(
+            self.config,
+            ("depth", depth >= 0, "0 (no drafting) or more"),
+            ("nodes", nodes is None or nodes >= 0, "0 (no drafting) or more"),
+        )
         self.budget = Budget(depth, depth if nodes is None else nodes)
-
-    def budgets(self, rows: Sequence[DecodeState]) -> list[Budget]:
-        return [self.budget] * len(rows)
-
-    @endless
-    def keep_going(self, row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> bool:
-        return True

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from foretoken.coins import SeededCoins
+from foretoken.contract import LanguageModel
 from foretoken.datastore.codecs import Codec
 from foretoken.datastore.dense import Contents
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import ConfigError
 from foretoken.sampling import SamplingParams
-from foretoken.types import DecodeState, LanguageModel
+from foretoken.types import DecodeState, Layer
 from foretoken.warp import Warp
 
 FITTED = 20_000  # keys the projection is fitted to, the first ones
@@ -105,7 +106,7 @@ def states_of(target: LanguageModel, tokens: list[int], tap: int) -> Tensor:
         Warp(params, len(tokens), target.vocab_size),
     )
     with torch.inference_mode():
-        seen = target.prefill(row, (tap,))
+        [seen] = target.prefill([row], (Layer(tap),))
         target.free([row])
     assert seen is not None, "a target shows the layers it is asked for"
     return seen[:, 0].float().cpu().clone()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from foretoken.datastore.codecs import Codec
 from foretoken.datastore.continuations import Continuations, in_order
+from foretoken.datastore.disk import whole, writing
 from foretoken.datastore.segment import broken
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import CheckpointError, ConfigError
@@ -114,18 +114,16 @@ class KeyStore:
 
 
 def write(folder: str | Path, contents: Contents) -> None:
-    """A new key store in one rename: a killed writer leaves a folder ending in .part."""
+    """Write a new key store, whole or not at all."""
     folder = Path(folder)
     refuse_existing(folder)
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    with whole(folder) as part:
+        fill(part, contents)
+
+
+def fill(folder: Path, contents: Contents) -> None:
+    """Write the files of a key store and wait until they are on the disk."""
     arrays = contents.arrays()
-    for name, array in arrays.items():
-        with open(part / f"{name}.npy", "wb") as file:
-            np.save(file, array)
-            file.flush()
-            os.fsync(file.fileno())
     header = {
         "format": FORMAT,
         "vocab_size": contents.vocabulary.size,
@@ -135,13 +133,16 @@ def write(folder: str | Path, contents: Contents) -> None:
         "sums": {name: _sum(array) for name, array in arrays.items()},
         "shapes": {name: list(array.shape) for name, array in arrays.items()},
     }
-    with open(part / HEADER, "w", encoding="utf-8") as file:
-        json.dump(header, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    if folder.is_dir():
-        folder.rmdir()  # an empty one
-    os.replace(part, folder)
+    with writing(folder):
+        for name, array in arrays.items():
+            with open(folder / f"{name}.npy", "wb") as file:
+                np.save(file, array)
+                file.flush()
+                os.fsync(file.fileno())
+        with open(folder / HEADER, "w", encoding="utf-8") as told:
+            json.dump(header, told, indent=1)
+            told.flush()
+            os.fsync(told.fileno())
 
 
 def refuse_existing(folder: Path) -> None:

@@ -45,12 +45,23 @@ def read(path: Path) -> Iterator[str]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield _record(line, path, number)
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(
             f"texts from {path} were asked for.",
-            f"it cannot be read as UTF-8 text ({error.__class__.__name__}).",
-            "pass text files in UTF-8.",
+            f"it is no text in UTF-8: byte {error.object[error.start]:#04x} at {error.start} "
+            "begins no letter; it may be Latin-1, or no text at all.",
+            "write it anew in UTF-8, such as: iconv -f latin1 -t utf-8 OLD > NEW.",
         ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"texts from {path} were asked for.",
+        f"it cannot be read ({error.strerror or error}).",
+        "check the path and who may read it.",
+    )
 
 
 def _record(line: str, path: Path, number: int) -> str:
@@ -75,8 +86,11 @@ def _shown(file: Path, folder: Path) -> bool:
 
 def _is_text(file: Path) -> bool:
     """Whether the beginning of a file reads as text."""
-    with open(file, "rb") as opened:
-        start = opened.read(4096)
+    try:
+        with open(file, "rb") as opened:
+            start = opened.read(4096)
+    except OSError as error:
+        raise unreadable(file, error) from error
     try:
         start.decode("utf-8")
     except UnicodeDecodeError as error:

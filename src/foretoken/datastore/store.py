@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.datastore.continuations import Continuations, in_order
+from foretoken.datastore.disk import whole, writing
 from foretoken.datastore.segment import (
     DEPTH,
     Described,
@@ -41,22 +43,50 @@ class Datastore:
     """Texts that can be asked what followed a context in them."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Open; what is missing, damaged or of another format is refused."""
+        """Open; what is missing, empty, damaged or of another format is refused."""
         self.folder = Path(folder)
         self._open()
+        if not self.segments:
+            raise ConfigError(
+                f"the datastore {self.folder} was asked for.",
+                "it is empty: there is no text to look anything up in.",
+                "put some in: foretoken datastore add FOLDER TEXT...",
+            )
+
+    @classmethod
+    def to_fill(cls, folder: str | Path) -> Datastore:
+        """Open for `add`; an empty one is welcome."""
+        store = cls.__new__(cls)
+        store.folder = Path(folder)
+        store._open()
+        return store
 
     @classmethod
     def create(cls, folder: str | Path, vocabulary: Vocabulary) -> Datastore:
         """An empty datastore in a new or empty folder, or in place of an empty one."""
         folder = Path(folder)
-        if folder.exists() and not (folder.is_dir() and _is_empty(folder)):
-            raise ConfigError(
-                f"a new datastore in {folder} was asked for.",
-                "something is there already, and nothing is overwritten.",
-                "name another folder, or put more text into a datastore: foretoken datastore add.",
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        _commit(folder, vocabulary, [], 0)
+        refuse_existing(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            _commit(folder, vocabulary, [], 0)
+        return cls.to_fill(folder)
+
+    @classmethod
+    def build(
+        cls, folder: str | Path, vocabulary: Vocabulary, documents: Iterable[Sequence[int]]
+    ) -> Datastore:
+        """A new datastore of documents; its folder is there when it is whole, and not before."""
+        folder = Path(folder)
+        refuse_existing(folder)
+        with whole(folder) as part:
+            if not cls.create(part, vocabulary).add(documents):
+                raise ConfigError(
+                    f"a datastore in {folder} was to be built.",
+                    "the texts named hold no token.",
+                    "name texts that are not empty, or pass --traffic 5000.",
+                )
+            refuse_existing(folder)  # again: building takes its time
+            shutil.rmtree(folder, ignore_errors=True)
         return cls(folder)
 
     @property
@@ -131,21 +161,28 @@ class Datastore:
         """
         with _locked(self.folder):
             self._open()
-            _sweep(self.folder, [s.described.name for s in self.segments])
-            added = 0
-            made: list[Described] = [s.described for s in self.segments]
-            serial = self._serial
-            for tokens, count in _stretches(documents, self.vocabulary.size, segment_tokens):
-                name, serial = f"{serial:06d}", serial + 1
+            _sweep(self.folder)
+            try:
+                return self._added(documents, segment_tokens)
+            finally:
+                _sweep(self.folder)
+                self._open()
+
+    def _added(self, documents: Iterable[Sequence[int]], segment_tokens: int) -> int:
+        """Write segments and make them count."""
+        added, serial = 0, self._serial
+        made: list[Described] = [s.described for s in self.segments]
+        for tokens, count in _stretches(documents, self.vocabulary.size, segment_tokens):
+            name, serial = f"{serial:06d}", serial + 1
+            with writing(self.folder):
                 made.append(write_segment(self.folder, name, tokens, count, self.vocabulary.size))
-                added += count
+            added += count
+        with writing(self.folder):
             while _worth_merging(made, segment_tokens):
                 name, serial = f"{serial:06d}", serial + 1
                 made[-2:] = [self._merged(made[-2:], name)]
             if added:
                 _commit(self.folder, self.vocabulary, made, serial)
-            _sweep(self.folder, [d.name for d in made])
-            self._open()
         return added
 
     def _merged(self, parts: Sequence[Described], name: str) -> Described:
@@ -179,6 +216,16 @@ class Datastore:
         self._serial = int(manifest["serial"])
         described = [Described.read(entry) for entry in manifest["segments"]]
         self.segments = [Segment(self.folder, d, self.vocabulary.size) for d in described]
+
+
+def refuse_existing(folder: Path) -> None:
+    """Nothing is built over, but a datastore without documents."""
+    if folder.exists() and not (folder.is_dir() and _is_empty(folder)):
+        raise ConfigError(
+            f"a new datastore in {folder} was asked for.",
+            "something is there already, and nothing is overwritten.",
+            "name another folder, or put more text into a datastore: foretoken datastore add.",
+        )
 
 
 def _is_empty(folder: Path) -> bool:
@@ -286,8 +333,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return body
 
 
-def _sweep(folder: Path, names: Sequence[str]) -> None:
-    """Remove what no manifest names: leftovers of a killed writer, and merged segments."""
+def _sweep(folder: Path) -> None:
+    """Remove what the manifest does not name: leftovers of a failed writer, merged segments."""
+    names = {entry["name"] for entry in _read_manifest(folder)["segments"]}
     for path in folder.iterdir():
         if path.suffix in ENDINGS and path.stem not in names:
             path.unlink(missing_ok=True)
@@ -298,6 +346,8 @@ def _locked(folder: Path) -> Iterator[None]:
     """One writer at a time; the system lets go of the lock of a killed one."""
     import fcntl  # not on every system, and readers do without
 
-    with open(folder / LOCK, "a", encoding="utf-8") as file:
+    with writing(folder):
+        file = open(folder / LOCK, "a", encoding="utf-8")  # noqa: SIM115 (closed below)
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -12,22 +12,19 @@ from dataclasses import dataclass, field
 import torch
 
 from foretoken.errors import ConfigError
-from foretoken.lm.branches import BranchingLM, Columns, feed, prune
+from foretoken.lm.runtime.branches import BranchingLM, Columns, feed, prune
 from foretoken.trees.forest import BeamRow, Cut, Layer
-from foretoken.types import Budget, Draw, LanguageModel
+from foretoken.types import Budget, Draw, Memory, Shape, Traits
 from foretoken.warp.joint import joint_law
 
 
 class NoBeams:
     """Drafts nothing: plain beam sampling through the same loop."""
 
-    draws = frozenset({Draw.JOINT})
-    taps: tuple[int, ...] = ()
-    trees = True
-    valued = False
-    sparing = False
-    memoryless = True
-    hidden_from: LanguageModel | None = None
+    traits = Traits(frozenset({Draw.JOINT}), Shape.TREE, memory=Memory.NOTHING)
+    lossless = True
+    why = ""
+    law = "beam sampling"
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -71,6 +68,8 @@ class Drafted:
 class BeamModel(NoBeams):
     """One draft forward per layer over all rows."""
 
+    law = "dynamic-width beam sampling"
+
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(NoBeams.Config):
         samples: int = 0  # M: draws per layer; 0: as many as there are beams to be had
@@ -88,9 +87,9 @@ class BeamModel(NoBeams):
     def start(self, row: BeamRow) -> None:
         # A prompt beyond the draft model's positions is written without guesses.
         if self.lm.max_length is None or len(row.state.tokens) <= self.lm.max_length:
-            self.lm.prefill(row.state)
+            self.lm.prefill([row.state])
             columns: Columns = {}
-            row.draft = columns
+            row.state.private[self] = columns
 
     def propose(self, rows: Sequence[BeamRow], depths: Sequence[int]) -> list[tuple[Layer, ...]]:
         """Up to `depths[i]` layers below the beams of row i; their nodes enter its forest."""
@@ -111,7 +110,7 @@ class BeamModel(NoBeams):
                 self.lm,
                 [draft.row.state for draft in open_],
                 [draft.row.forest for draft in open_],
-                [draft.row.draft for draft in open_],
+                [draft.row.state.private[self] for draft in open_],
                 [draft.nodes for draft in open_],
             )
             for draft, scored in zip(open_, logits, strict=True):
@@ -120,21 +119,23 @@ class BeamModel(NoBeams):
 
     def settle(self, rows: Sequence[BeamRow], cuts: Sequence[Cut]) -> None:
         """Follow the rows, whose forests were cut."""
-        held = [(row, cut) for row, cut in zip(rows, cuts, strict=True) if row.draft is not None]
+        pairs = zip(rows, cuts, strict=True)
+        held = [(row.state, cut) for row, cut in pairs if self in row.state.private]
         if held:
             prune(
                 self.lm,
-                [row.state for row, _ in held],
-                [row.draft for row, _ in held],
+                [row for row, _ in held],
+                [row.private[self] for row, _ in held],
                 [cut for _, cut in held],
             )
 
     def finish(self, row: BeamRow) -> None:
+        row.state.private.pop(self, None)
         self.lm.free([row.state])
 
     def _reach(self, row: BeamRow, depth: int) -> int:
         """Layers that the draft model's positions allow."""
-        if row.draft is None:
+        if self not in row.state.private:
             return 0
         if self.lm.max_length is not None:
             written = row.state.prompt_len + row.length

@@ -9,34 +9,23 @@ tokens and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
-
-from foretoken.datastore.continuations import beginnings
+from foretoken.contract import Features, LanguageModel
 from foretoken.datastore.dense import KeyStore
 from foretoken.datastore.vocabulary import Vocabulary
-from foretoken.drafters.rows import RowDrafter
-from foretoken.errors import ConfigError
-from foretoken.trees.build import grafted, root
-from foretoken.types import (
-    Budget,
-    DecodeState,
-    Draft,
-    Draw,
-    KeepGoing,
-    LanguageModel,
-    Scores,
-    Verdict,
-)
+from foretoken.drafters.parts.datastore_source import drafted
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.errors import ConfigError, check_values
+from foretoken.types import Budget, DecodeState, Draft, Layer, Shape, Step, Traits
 
 
 class DenseRetrieval(RowDrafter):
     """A trie of what followed the nearest states."""
 
-    trees = True
+    traits = Traits(shape=Shape.TREE, context=1)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -53,12 +42,11 @@ class DenseRetrieval(RowDrafter):
                 "it looks states up in a folder, the option keys.",
                 "make one (foretoken datastore build --dense) and pass keys=FOLDER.",
             )
-        if settings.neighbours < 1 or settings.sharpness < 0.0:
-            raise ConfigError(
-                f"neighbours={settings.neighbours}, sharpness={settings.sharpness} was asked for.",
-                "neighbours is 1 or more, sharpness 0 (all weigh alike) or more.",
-                "pass for instance neighbours=32, sharpness=20.",
-            )
+        check_values(
+            settings,
+            ("neighbours", settings.neighbours >= 1, "1 or more"),
+            ("sharpness", settings.sharpness >= 0.0, "0 (all weigh alike) or more"),
+        )
         self.store = KeyStore(settings.keys)
         for name, here, there in (
             ("tokens", self.store.vocabulary.size, target.vocab_size),
@@ -70,41 +58,30 @@ class DenseRetrieval(RowDrafter):
                     f"they were made with a target of {here}.",
                     "make keys with this target: foretoken datastore build --dense.",
                 )
-        self.taps = (self.store.contents.tap,)
+        self.traits = replace(self.traits, taps=(Layer(self.store.contents.tap),))
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        row.draft = None if seen is None or len(seen) == 0 else seen[-1, 0].clone()
+    def start(self, row: DecodeState, seen: Features | None) -> None:
+        if seen is not None and len(seen):
+            row.private[self] = seen[-1, 0].clone()
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-        top = root(row.tokens[-1])
-        if row.draft is None:  # a prompt of one token: nothing was said after any state yet
-            return Draft(top, Draw.POINT)
-        found = self.store.find(
-            row.draft,
-            row.tokens[-1],
-            min(budget.depth, budget.nodes),
-            self.config.neighbours,
-            self.config.sharpness,
-        )
-        if found is None:
-            return Draft(top, Draw.POINT)
-        end = self.store.vocabulary.size
-        best = beginnings(found, budget.nodes, end, row.params.eos)
-        tree, _ = grafted(top, best.tokens, best.parents)
-        return Draft(tree, Draw.POINT)
+    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
+        found = None
+        if self in row.private:  # not after a prompt of one token: nothing was said after any state
+            found = self.store.find(
+                row.private[self],
+                row.tokens[-1],
+                min(budget.depth, budget.nodes),
+                self.config.neighbours,
+                self.config.sharpness,
+            )
+        return drafted(row, found, budget.nodes, self.store.vocabulary.size)
 
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
+    def observe(self, step: Step) -> None:
         """Keep the state after which the newest token was said."""
-        for row, score, verdict in zip(rows, scores, verdicts, strict=True):
+        for row, score, verdict in zip(step.rows, step.scores, step.verdicts, strict=True):
             assert score.hidden is not None, "the target shows the layer that was asked for"
-            row.draft = score.hidden[verdict.path[-1] if verdict.path else 0, 0].clone()
+            row.private[self] = score.hidden[verdict.path[-1] if verdict.path else 0, 0].clone()
 
-    def check_words(self, words: Mapping[str, int]) -> None:
+    def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         """Refuse keys made with another tokenizer than the target's."""
-        self.store.vocabulary.refuse_other(Vocabulary.of(words), self.config.keys)
+        self.store.vocabulary.refuse_other(Vocabulary.of(vocabulary), self.config.keys)

@@ -14,23 +14,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.drafters.chains import Chain, ChainDrafter
+from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.growers.chain import ChainGrowth
+from foretoken.drafters.growers.grower import Grower, Growth
+from foretoken.drafters.parts.part_of_target import EarlyExitModel
 from foretoken.errors import check_values
-from foretoken.lm.shadow import Shadow
-from foretoken.lm.views import Exits, exits, layers_of
-from foretoken.trees.worth import Trust
-from foretoken.types import Budget, DecodeState, Draft, LanguageModel, Scores, Verdict
+from foretoken.lm.views.layer_predictions import LayerPredictions
+from foretoken.lm.views.wrapping import layers_of
+from foretoken.trees.worth import Calibration
+from foretoken.types import Budget, DecodeState, Draft, Draw, Layer, Prices, Rows, Traits
 
 
-class DynamicExit(ChainDrafter):
+class ExitGrowth(ChainGrowth):
+    """One row's chain behind the exit that its counts chose."""
+
+    def __init__(self, row: DecodeState, depth: int, counts: Counts, confident: bool) -> None:
+        super().__init__(row, depth)
+        self.counts, self.confident = counts, confident
+        self.chances = [1.0]  # that the target comes as far as each node
+
+    def taken(self, logits: Tensor) -> bool:
+        """Unless the token was unlikely, before any sampling option: it stays drafted.
+
+        What is unlikely was learned at temperature 1, so that is what it is compared with.
+        """
+        counts, sure = self.counts, self.sure(logits)
+        self.chances.append(self.chances[-1] * counts.chance(sure))
+        if not self.confident or not counts.stops:
+            return True
+        return counts.go_on(len(self.tokens), sure, self.chances[-1])
+
+    def draft(self) -> Draft:
+        return replace(super().draft(), chances=tuple(self.chances))
+
+
+class DynamicExit(Grower):
     """A chain behind the layer that promises most tokens per layer run, or above their price."""
 
-    valued = sparing = True
+    traits = Traits(frozenset({Draw.POINT, Draw.IID}), prices=True)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -42,155 +69,142 @@ class DynamicExit(ChainDrafter):
         look_every: int = 4  # rounds between looks at all layers, at the head's price; paper 1
 
     def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
-        self.config = config or self.Config()
-        check(self.config)
-        considered = self.config.candidates
-        if considered is None:  # behind a deeper one even perfect drafts save less than half
-            considered = tuple(range(1, max(layers_of(target) // 2, 1) + 1))
-        self.view = exits(target, considered, self.config.look_back)
-        self.max_length = target.max_length
+        self.config = config = config or self.Config()
+        check(config)
+        self.exits = ChosenLayers(target, config)
+        super().__init__(self.exits)
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        row.draft = counts = Counts(self.view, self.config)
-        states = self.view.seen(row)
-        if states is not None and len(states):
-            counts.learn(self.view.shadows([states])[0])
-
-    def allowed(self, row: DecodeState, budget: Budget) -> int:
-        depth = super().allowed(row, budget)
-        if depth <= 0:
-            return 0
-        counts: Counts = row.draft
+    def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
+        counts, config = self.exits.counts(row), self.config
+        counts.asked = True
         counts.choose(budget)
         length = counts.length
-        if length and counts.learned and self.config.confident:
-            length = self.config.most  # confidence ends the draft
+        if length and counts.learned and config.confident:
+            length = config.most  # confidence ends the draft
         if length == 0:
-            self.view.attend(row)
-        return min(depth, length)
+            return None
+        return ExitGrowth(row, min(depth, length), counts, config.confident)
 
-    def grow(self, chains: Sequence[Chain]) -> list[Tensor]:
-        return self.view.grow(
-            [chain.row for chain in chains],
-            [chain.feed for chain in chains],
-            [chain.above for chain in chains],
-            [chain.row.draft.exit for chain in chains],
-        )
 
-    def go_on(self, chain: Chain, logits: Tensor) -> bool:
-        """Unless the token just taken was unlikely, before any sampling option: it stays drafted.
+class ChosenLayers(EarlyExitModel):
+    """As many of the target's first layers as each text's counts choose."""
 
-        What is unlikely was learned at temperature 1, so that is what it is compared with.
-        """
-        counts: Counts = chain.row.draft
-        if not self.config.confident or not counts.stops:
-            return True
-        sure = float(logits.float().softmax(-1)[chain.tokens[-1]])
-        return counts.go_on(len(chain.tokens), sure)
+    def __init__(self, target: LanguageModel, config: DynamicExit.Config) -> None:
+        layers, considered = layers_of(target), config.candidates
+        if considered is None:  # behind a deeper one even perfect drafts save less than half
+            considered = tuple(range(1, max(layers // 2, 1) + 1))
+        marks = (*sorted(considered), layers)
+        super().__init__(target, considered)
+        self.taps, self.context = tuple(Layer(mark - 1) for mark in marks), config.look_back
+        self.config = config
 
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
+    def counts(self, row: DecodeState) -> Counts:
+        counts: Counts = row.private[self]
+        return counts
+
+    def depth(self, row: DecodeState) -> int:
+        return self.counts(row).exit
+
+    def open(self, row: DecodeState, features: Features | None) -> bool:
+        row.private[self] = counts = Counts(self.view, self.config)
+        if features is not None and len(features):
+            counts.learn(self.view.predictions([features])[0])
+        return True
+
+    def keep(
+        self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]
     ) -> None:
-        """Learn from the root and the accepted nodes; what follows a rejected one is beside the
-        text."""
+        """Learn from the text that was scored, where the row had been asked for a draft."""
         learning, states = [], []
-        for row, score, verdict in zip(rows, scores, verdicts, strict=True):
-            counts: Counts = row.draft
-            counts.rounds += 1
-            if row.finish is not None or score.hidden is None:
-                continue
-            if (counts.rounds - 1) % self.config.look_every == 0:
+        for row, seen in zip(rows, features, strict=True):
+            counts = self.counts(row)
+            asked, counts.asked = counts.asked, False
+            if asked and seen is not None and counts.rounds % self.config.look_every == 0:
                 learning.append(counts)
-                states.append(score.hidden[[0, *verdict.path]])
+                states.append(seen)
+            counts.rounds += 1
         if learning:
-            for counts, shadow in zip(learning, self.view.shadows(states), strict=True):
-                counts.learn(shadow)
+            for counts, said in zip(learning, self.view.predictions(states), strict=True):
+                counts.learn(said)
 
 
 class Counts:
-    """What is known of one text: per exit, how often it was right, and how sure it was."""
+    """What is known of one text: per exit, how often it was right, and how sure it was.
 
-    __slots__ = ("budget", "config", "exit", "hits", "index", "learned", "length", "lengths",
-                 "marks", "misses", "reached", "rounds", "share", "steps", "sure_hits",
-                 "sure_misses", "threshold", "trust", "view")  # fmt: skip
+    `counted` [4, E] are hits, misses, and the sums of the confidence at hits and at misses.
+    """
 
-    def __init__(self, view: Exits, config: DynamicExit.Config) -> None:
-        self.config, self.view = config, view
-        self.marks = torch.tensor(view.marks, dtype=torch.float64)
-        self.hits, self.misses, self.sure_hits, self.sure_misses = self.marks.new_zeros(
-            4, len(view.marks)
-        )
-        self.share = self.marks.new_zeros(len(view.marks))
+    def __init__(self, view: Any, config: DynamicExit.Config) -> None:
+        self.config, self.layers = config, view.layers
+        self.depths: tuple[int, ...] = view.depths  # of the exits
+        self.marks = torch.tensor(view.depths, dtype=torch.float64)
+        self.counted = self.marks.new_zeros(4, len(self.marks))
+        self.share = self.counted[0]  # of tokens that were right
         self.lengths = torch.arange(config.most, dtype=torch.float64)
         self.steps = (self.marks + view.head) / (view.layers + view.head)  # of a whole forward
-        self.trust = [Trust() for _ in view.marks]
-        self.rounds, self.learned = 0, False
-        self.index, self.exit, self.length, self.threshold = 0, view.marks[0], 1, -math.inf
-        self.budget = Budget(0, 0)
-        self.reached = 1.0  # the chance that the target comes as far as the draft under way
+        self.calibration = [Calibration() for _ in self.depths]
+        self.rounds, self.learned, self.asked = 0, False, False
+        self.index, self.length, self.threshold = 0, 1, -math.inf
+        self.exit: int = self.depths[0]
+        self.prices: Prices | None = None
 
-    def learn(self, shadow: Shadow) -> None:
+    def learn(self, said: LayerPredictions) -> None:
         """Count what every exit said at each place against what the last layer said there."""
-        right = (shadow.tokens[:, :-1] == shadow.tokens[:, -1:]).double()  # [n, E]
-        sure = shadow.sure[:, :-1].double()
-        decay = self.config.decay
+        right = (said.tokens[:, :-1] == said.tokens[:, -1:]).double()  # [n, E]
+        sure = said.sure[:, :-1].double()
         fresh = torch.stack([right, 1 - right, sure * right, sure * (1 - right)]).sum(1).cpu()
-        self.hits = decay * self.hits + fresh[0]
-        self.misses = decay * self.misses + fresh[1]
-        self.sure_hits = decay * self.sure_hits + fresh[2]
-        self.sure_misses = decay * self.sure_misses + fresh[3]
-        self.learned = True
-        self.share = self.hits / (self.hits + self.misses).clamp_min(1e-9)
-        for said, hit in zip(sure.tolist(), right.tolist(), strict=True):
-            for trust, law, was in zip(self.trust, said, hit, strict=True):
-                trust.tried(law, 0, False, was)
+        self.counted = self.config.decay * self.counted + fresh
+        hits, misses = self.counted[:2]
+        self.share, self.learned = hits / (hits + misses).clamp_min(1e-9), True
+        for laws, hits in zip(sure.tolist(), right.tolist(), strict=True):
+            for calibration, law, hit in zip(self.calibration, laws, hits, strict=True):
+                calibration.tried(law, 0, False, hit)
 
     def choose(self, budget: Budget) -> None:
         """The exit and length of the next draft: of most tokens per layer run (token-per-layer,
         equation 4), or of most tokens above their price.
         """
-        self.budget, self.reached = budget, 1.0
+        self.prices = prices = budget.prices
         if not self.learned:
             return
         tokens = (self.share[:, None] ** self.lengths).cumsum(1)  # [E, d]
-        if budget.step_price:
-            longest = min(self.config.most, len(budget.node_prices))
-            nodes = self.lengths.new_tensor(budget.node_prices[:longest])
-            drafting = budget.step_price * self.lengths[:longest] * self.steps[:, None]
+        if prices is not None:
+            longest = min(self.config.most, len(prices.nodes))
+            nodes = self.lengths.new_tensor(prices.nodes[:longest])
+            drafting = prices.step * self.lengths[:longest] * self.steps[:, None]
             worth = tokens[:, :longest] - drafting - nodes
         else:
             longest = self.config.most
-            worth = tokens / (self.lengths * self.marks[:, None] + self.view.layers)
+            worth = tokens / (self.lengths * self.marks[:, None] + self.layers)
         self.index, self.length = divmod(int(worth.argmax()), longest)
-        self.exit = self.view.marks[self.index]
+        self.exit = self.depths[self.index]
         self.threshold = -math.inf  # nothing to tell right from wrong by, yet
-        hits, misses = float(self.hits[self.index]), float(self.misses[self.index])
+        hits, misses, sure_hits, sure_misses = self.counted[:, self.index].tolist()
         if hits > 0.0 and misses > 0.0:
-            right = float(self.sure_hits[self.index]) / hits
-            self.threshold = (right + float(self.sure_misses[self.index]) / misses) / 2
+            self.threshold = (sure_hits / hits + sure_misses / misses) / 2
 
     @property
     def stops(self) -> bool:
         """Whether confidence can end the draft under way."""
-        return self.learned and (bool(self.budget.step_price) or self.threshold > -math.inf)
+        return self.learned and (self.prices is not None or self.threshold > -math.inf)
 
-    def go_on(self, drafted: int, sure: float) -> bool:
+    def chance(self, sure: float) -> float:
+        """How likely a token of the probability `sure` is the target's, if all before it are."""
+        return self.calibration[self.index].chance(sure, 0, False)
+
+    def go_on(self, drafted: int, sure: float, reached: float) -> bool:
         """Whether a token may follow the last of `drafted` ones, of probability `sure`: above the
-        threshold, or where the next one pays.
+        threshold or, where tokens have prices, if the next one pays, given the chance that the
+        target comes as far as the last.
         """
-        prices = self.budget.node_prices
-        if not self.budget.step_price:
+        if self.prices is None:
             return sure >= self.threshold
-        if drafted + 1 >= len(prices):
+        nodes = self.prices.nodes
+        if drafted + 1 >= len(nodes):
             return False
-        self.reached *= self.trust[self.index].chance(sure, 0, False)
-        price = self.budget.step_price * float(self.steps[self.index])
-        price += prices[drafted + 1] - prices[drafted]
-        return self.reached * float(self.share[self.index]) >= price
+        price = self.prices.step * float(self.steps[self.index])
+        price += nodes[drafted + 1] - nodes[drafted]
+        return reached * float(self.share[self.index]) >= price
 
 
 def check(config: DynamicExit.Config) -> None:

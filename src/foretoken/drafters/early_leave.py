@@ -9,40 +9,68 @@ same guards a drafted chain: it leaves once every node of the accepted path agre
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.drafters.candidates import DraftCandidates
-from foretoken.drafters.rows import RowDrafter
+from foretoken.contract import LanguageModel, StoppingRule
+from foretoken.drafters.growers.chain import ChainGrowth
+from foretoken.drafters.growers.grower import Grower, Growth, Opened
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import ConfigError
-from foretoken.heads import exits as predictors
-from foretoken.lm.leaving import Leave
-from foretoken.lm.views import leaves
-from foretoken.trees.build import chain, root
-from foretoken.types import (
-    Budget,
-    DecodeState,
-    Draft,
-    Draw,
-    KeepGoing,
-    LanguageModel,
-    Scores,
-    Verdict,
-)
+from foretoken.heads import store
+from foretoken.heads.exits import ExitPredictors
+from foretoken.lm.views.early_exit_scoring import Leave
+from foretoken.lm.views.wrapping import early_exit_scoring
+from foretoken.trees.build import chain
+from foretoken.types import Budget, DecodeState, Draft, Draw, Scores, Step, TokenTree
 
 
-class EarlyLeave(RowDrafter):
+class CandidateGrowth(ChainGrowth):
+    """One row's chain of likeliest tokens, and the candidates behind the root and each of them."""
+
+    def __init__(self, row: DecodeState, depth: int, drafter: EarlyLeave) -> None:
+        super().__init__(row, depth)
+        self.drafter, self.count = drafter, drafter.head.candidates
+        self.candidates: list[Tensor] = []  # [K] of every node
+
+    def take(self, score: Scores, stop: StoppingRule | None) -> bool:
+        self.scored += 1
+        best = score.logits[0].topk(self.count).indices
+        self.candidates.append(best)
+        if self.scored > self.depth:
+            return False
+        self.tokens.append(int(best[0]))
+        return True
+
+    def draft(self) -> Draft:
+        tree = chain(self.row.tokens[-1], self.tokens)
+        self.drafter.wish(self.row, torch.stack(self.candidates), tree)
+        return Draft(tree, Draw.POINT)
+
+
+@dataclass(slots=True)
+class Schedule(Opened):
+    """One text's last exits, as layers run, and their sum over all rounds."""
+
+    exits: deque[int] = field(kw_only=True)
+    wish: Leave | None = None
+    rounds: int = 0
+    layers: int = 0
+
+
+class EarlyLeave(Grower):
     """Candidates from a draft model, predictors at scheduled layers."""
+
+    lossless = False
+    why = "tokens may come from a layer before the last one"
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         predictors: str = ""  # folder that `foretoken train exits` wrote; there is no default
-        sure_above: float = (
-            0.98  # of a predictor; above 1 it never fires; the paper's 0.5 is lossier
-        )
+        sure_above: float = 0.98  # of a predictor; above 1 it never fires; paper 0.5, lossier
         chain: int = 3  # tokens drafted as well; 0: one token per round, as in the paper's table
         recent: int = 5  # last exits that decide which further layers are active
         around: int = 2  # layers on each side of a recent exit
@@ -58,7 +86,8 @@ class EarlyLeave(RowDrafter):
                 "they are trained for one pair of models and kept in a folder.",
                 "make one with `foretoken train exits --out DIR`, then pass predictors=DIR.",
             )
-        self.head, card = predictors.load(config.predictors)
+        self.head: ExitPredictors
+        self.head, card = store.load(config.predictors, "exits")
         if card.vocab_size != target.vocab_size:
             raise ConfigError(
                 f"predictors of {config.predictors} were asked for.",
@@ -66,34 +95,27 @@ class EarlyLeave(RowDrafter):
                 f"{target.vocab_size}.",
                 "train some for this pair with `foretoken train exits --out DIR`.",
             )
-        self.view = leaves(target)
-        self.source = DraftCandidates(draft, self.head.candidates)
-        self.known = frozenset(self.head.layers) & frozenset(range(self.view.layers - 1))
+        super().__init__(OrdinaryModel(draft))
+        self.scoring = self.view = early_exit_scoring(target)
+        self.depth: int = self.view.layers
+        self.known = frozenset(self.head.layers) & frozenset(range(self.depth - 1))
         self.often = self.known & frozenset(self.head.often)
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        self.source.start(row)
-        row.draft = Schedule(deque(maxlen=self.config.recent))
+    def opened(self, row: DecodeState) -> Opened:
+        return Schedule(exits=deque(maxlen=self.config.recent))
 
-    def propose(
-        self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
-    ) -> list[Draft]:
-        drafts = {row.uid: Draft(root(row.tokens[-1]), Draw.POINT) for row in rows}
-        asking, lengths = [], []
-        for row, budget in zip(rows, budgets, strict=True):
-            length = min(self.config.chain, budget.depth, budget.nodes)
-            if min(budget.depth, budget.nodes) > 0 and self.source.fits(row, length):
-                asking.append(row)
-                lengths.append(length)
-        for row, guess in zip(asking, self.source.guess(asking, lengths), strict=True):
-            tree = chain(row.tokens[-1], guess.tokens)
-            drafts[row.uid] = Draft(tree, Draw.POINT)
-            schedule: Schedule = row.draft
-            if self.view.behind(row) < self.config.most_behind:
-                active = self.active(schedule)
-                schedule.wish = Leave(guess.candidates, active, self.judge, tree)
-                self.view.leave(row, schedule.wish)
-        return [drafts[row.uid] for row in rows]
+    def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
+        length = min(self.config.chain, budget.depth, budget.nodes)
+        if self.longest is not None and len(row.tokens) + length > self.longest:
+            return None
+        return CandidateGrowth(row, length, self)
+
+    def wish(self, row: DecodeState, candidates: Tensor, tree: TokenTree) -> None:
+        """Let the next scoring of a row leave early, unless too much would have to be fed again."""
+        schedule: Schedule = row.private[self]
+        if self.scoring.missing(row) < self.config.most_behind:
+            schedule.wish = Leave(candidates, self.active(schedule), self.judge, tree)
+            self.scoring.leave(row, schedule.wish)
 
     def judge(self, layer: int, features: Float[Tensor, "n F"]) -> list[bool]:
         """Whether the predictor of a layer fires, node by node."""
@@ -107,32 +129,13 @@ class EarlyLeave(RowDrafter):
         near = {exit - 1 + step for exit in schedule.exits for step in range(-around, around + 1)}
         return self.often | (self.known & near)
 
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
-        going = [(row, v.path) for row, v in zip(rows, verdicts, strict=True) if not row.finish]
-        self.source.commit([row for row, _ in going], [path for _, path in going])
-        for row in rows:
-            schedule: Schedule = row.draft
-            depth = self.view.layers if schedule.wish is None else schedule.wish.depth
-            schedule.wish = None
-            schedule.exits.append(depth)
-            schedule.rounds += 1
-            schedule.layers += depth
-
-    def finish(self, row: DecodeState) -> None:
-        self.source.free(row)
-
-
-@dataclass(slots=True)
-class Schedule:
-    """One text's last exits, as layers run, and their sum over all rounds."""
-
-    exits: deque[int]
-    wish: Leave | None = None
-    rounds: int = 0
-    layers: int = field(default=0)
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        for row in step.rows:
+            schedule: Schedule | None = row.private.get(self)
+            if schedule is not None:
+                depth = self.depth if schedule.wish is None else schedule.wish.depth
+                schedule.wish = None
+                schedule.exits.append(depth)
+                schedule.rounds += 1
+                schedule.layers += depth

@@ -13,104 +13,97 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import Tensor
 
-from foretoken.asking import taps_of
+from foretoken.contract import Drafter, DraftModel, Guided, LanguageModel, StoppingRule
 from foretoken.datastore.continuations import Continuations
-from foretoken.drafters.rows import RowDrafter
-from foretoken.drafters.source import Source, check_matching
-from foretoken.drafters.weighing import emitted
-from foretoken.errors import check_values
+from foretoken.drafters.parts.chances import affordable
+from foretoken.drafters.parts.datastore_source import DatastoreConfig, Source
+from foretoken.drafters.parts.members import Combination
+from foretoken.errors import PairingError, check_values
 from foretoken.trees.build import grafted
-from foretoken.trees.select import prune
-from foretoken.trees.worth import paying
 from foretoken.types import (
     Budget,
     DecodeState,
     Draft,
     Draw,
-    KeepGoing,
-    LanguageModel,
+    Go,
+    Level,
+    Memory,
+    Rows,
     Scores,
+    Shape,
+    Step,
+    Taps,
     TokenTree,
-    ValuedDrafter,
+    Traits,
     Verdict,
 )
 
 
-class GuidedRetrieval(RowDrafter):
+class GuidedRetrieval(Combination):
     """A drafter's tree with branches from a datastore."""
 
-    trees = True
-    valued = True
+    traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)
+    model: DraftModel  # of the drafter, where it has one
 
     @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        datastore: str | Path = ""  # folder of `foretoken datastore build`; has to be given
+    class Config(DatastoreConfig):
         plausible: int = 8  # likeliest first tokens a continuation may begin with; 0 keeps none
         draft_depth: int | None = None  # levels the drafter makes at most; None: as the budget says
-        max_match: int = 16  # longest end of the context looked up
-        min_match: int = 1  # shortest
-        occurrences: int = 256  # read per segment, evenly spaced
 
-    def __init__(
-        self, target: LanguageModel, inner: ValuedDrafter, config: Config | None = None
-    ) -> None:
+    def __init__(self, target: LanguageModel, inner: Drafter, config: Config | None = None) -> None:
         self.config = config or self.Config()
         settings = self.config
-        check_matching(settings.min_match, settings.max_match, settings.occurrences)
         deepest = settings.draft_depth
         check_values(
             settings,
             ("plausible", settings.plausible >= 0, "0 or more"),
             ("draft_depth", deepest is None or deepest >= 1, "1 or more, or None"),
         )
-        self.source = Source(settings.datastore, target.vocab_size)
+        if not (inner.traits.fixed and inner.traits.prices):
+            raise PairingError(
+                f"{type(inner).__name__} was asked to grow trees that are grafted on.",
+                "its candidates have to be fixed (point), and it has to say their chances.",
+                "use a drafter that grows best first, as method tree does.",
+            )
+        super().__init__(inner)
+        self.traits = replace(self.traits, shape=Shape.TREE)
+        if isinstance(inner, Guided):
+            self.model = inner.model
+        self.source = Source(settings, target.vocab_size)
         self.inner = inner
-        self.taps = inner.taps
         self.evidence = Evidence()
-        self._fused: dict[int, Fused] = {}  # by row, from a proposal to its verdict
-
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        self.inner.start(row, seen)
 
     def propose(
-        self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
+        self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
-        first = FirstLaws(keep_going)
+        first = FirstLaws(stop)
         most = self.config.draft_depth
         own = budgets
         if most is not None:
             own = [replace(budget, depth=min(budget.depth, most)) for budget in budgets]
-        grown = self.inner.propose(rows, own, first)
         drafts = []
-        for row, budget, found in zip(rows, budgets, grown, strict=True):
-            assert found.draw is Draw.POINT, "a tree of other candidates cannot be grown on"
-            fused = Fused(found.tree, self.inner.values(row))
-            law = first.seen.get(row.uid)
-            if law is not None:
-                retrieved = self.look_up(row, budget, law)
-                if retrieved is not None:
-                    self.graft(row, fused, retrieved, budget)
-            self._fused[row.uid] = fused
-            drafts.append(Draft(self.cut(row, fused, budget), Draw.POINT))
+        for row, budget, grown in zip(
+            rows, budgets, self.inner.propose(rows, own, first), strict=True
+        ):
+            fused = row.private[self] = Fused(grown)
+            law = first.seen.get(row)
+            found = None if law is None else self.look_up(row, budget, law)
+            if found is not None:
+                self.graft(row, fused, found, budget)
+            draft = affordable(Draft(fused.tree, Draw.POINT, chances=tuple(fused.chances)), budget)
+            fused.cut(draft)
+            drafts.append(draft)
         return drafts
 
     def look_up(self, row: DecodeState, budget: Budget, law: Tensor) -> Continuations | None:
         """What followed the context in the datastore and begins like the drafter would."""
-        settings = self.config
-        found = self.source.store.find(
-            row.tokens,
-            min(budget.depth, budget.nodes),
-            least=settings.min_match,
-            most=settings.max_match,
-            limit=settings.occurrences,
-        )
+        found = self.source.look_up(row, budget)
         if found is None:
             return None
-        likeliest = law.topk(min(settings.plausible, law.shape[-1])).indices
+        likeliest = law.topk(min(self.config.plausible, law.shape[-1])).indices
         return found.starting_with(likeliest.numpy(force=True))
 
     def graft(self, row: DecodeState, fused: Fused, found: Continuations, budget: Budget) -> None:
@@ -133,58 +126,44 @@ class GuidedRetrieval(RowDrafter):
             promise = min(share * unsaid.get(above, 1.0), 1.0)
             kind = self.evidence.place(found.length, rank, above in unsaid)
             chance = self.evidence.chance(kind, promise)
-            fused.values.append(fused.values[above] * chance)
+            fused.chances.append(fused.chances[above] * chance)
             fused.retrieved.append(Retrieved(node, above, promise, kind))
 
-    def cut(self, row: DecodeState, fused: Fused, budget: Budget) -> TokenTree:
-        """The best nodes of both sides, the drafter's first; the drafter is told which."""
-        pay, _ = paying(sorted(fused.values[1:], reverse=True), budget.node_prices)
-        tree, kept = prune(fused.tree, fused.values, min(budget.nodes, pay))
-        fused.own = [node for node in kept if node < fused.size]
-        self.inner.keep(row, fused.own)
-        return tree
-
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
+    def observe(self, step: Step) -> None:
         """Learn what retrieved nodes are worth; the drafter sees its own part of the tree."""
-        parts = [self._fused.pop(row.uid) for row in rows]
         own, seen, told = [], [], []
-        for fused, draft, score, verdict in zip(parts, drafts, scores, verdicts, strict=True):
-            said = emitted(draft.tree, verdict)
+        for row, draft, score, verdict, said in zip(
+            step.rows, step.drafts, step.scores, step.verdicts, step.emitted, strict=True
+        ):
+            fused: Fused = row.private[self]
             fused.teach(said, self.evidence)
-            size = len(fused.own)
-            own.append(Draft(first_nodes(draft.tree, size), Draw.POINT))
-            hidden = None if score.hidden is None else score.hidden[:size]
-            seen.append(Scores(score.logits[:size], hidden, score.p))
+            size = len(fused.grown.tree)
             path = tuple(node for node in verdict.path if node < size)
-            told.append(Verdict(path, said[len(path)]))
-        self.inner.observe(rows, own, seen, told)
+            left = verdict.path[len(path) :]
+            own.append(fused.grown)
+            hidden = None if score.hidden is None else score.hidden[:size]
+            seen.append(Scores(score.logits[:size], hidden, score.p, score.share))
+            told.append(Verdict(path, draft.tree.tokens[left[0]] if left else verdict.next_token))
+        super().observe(replace(step, drafts=tuple(own), scores=tuple(seen), verdicts=tuple(told)))
 
-    def finish(self, row: DecodeState) -> None:
-        self._fused.pop(row.uid, None)
-        self.inner.finish(row)
-
-    def check_words(self, words: Mapping[str, int]) -> None:
+    def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         """Refuse a datastore made with another tokenizer than the target's."""
-        self.source.check_words(words)
+        self.source.check_vocabulary(vocabulary)
+        super().check_vocabulary(vocabulary)
 
 
 class FirstLaws:
-    """A `keep_going` that keeps the first law it is shown of every row."""
+    """A stopping rule that keeps the first law it is shown of every row."""
 
-    def __init__(self, keep_going: KeepGoing) -> None:
-        self.keep_going = keep_going
-        self.taps = taps_of(keep_going)
-        self.seen: dict[int, Tensor] = {}
+    def __init__(self, stop: StoppingRule | None) -> None:
+        self.stop = stop
+        self.taps: Taps = () if stop is None else stop.taps
+        self.branches = stop is not None and stop.branches
+        self.seen: dict[DecodeState, Tensor] = {}
 
-    def __call__(self, row: DecodeState, law: Tensor, *hidden: Tensor) -> int:
-        self.seen.setdefault(row.uid, law)
-        return self.keep_going(row, law, *hidden)
+    def after(self, row: DecodeState, level: Level) -> Go:
+        self.seen.setdefault(row, level.laws[0])
+        return Go.ON if self.stop is None else self.stop.after(row, level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +179,17 @@ class Retrieved:
 class Fused:
     """One row's union of both trees, the drafter's nodes first."""
 
-    def __init__(self, tree: TokenTree, values: Sequence[float]) -> None:
-        self.tree, self.values = tree, list(values)
-        self.size = len(tree)  # of the drafter's tree
-        self.own: list[int] = []  # its nodes that were kept
+    def __init__(self, grown: Draft) -> None:
+        self.grown = grown  # the drafter's part
+        self.tree: TokenTree = grown.tree
+        self.chances = list(grown.chances or (1.0,))
+        self.size = len(grown.tree)
         self.retrieved: list[Retrieved] = []
+
+    def cut(self, draft: Draft) -> None:
+        """Leave the drafter the part that is in `draft`, as which the union is scored."""
+        if draft.origin is not None:
+            self.grown = self.grown.keep([node for node in draft.origin if node < self.size])
 
     def unsaid(self, place: Sequence[int], shares: Sequence[float]) -> dict[int, float]:
         """What a share of occurrences is worth below the nodes that the drafter looked at.
@@ -215,8 +200,8 @@ class Fused:
         left: dict[int, float] = {}
         for node in range(1, self.size):
             above = self.tree.parents[node]
-            if self.values[above] > 0.0:
-                left[above] = left.get(above, 1.0) - self.values[node] / self.values[above]
+            if self.chances[above] > 0.0:
+                left[above] = left.get(above, 1.0) - self.chances[node] / self.chances[above]
         others = dict.fromkeys(left, 1.0)
         for node, share in zip(place, shares, strict=True):
             above = self.tree.parents[node]
@@ -273,8 +258,3 @@ class Evidence:
         """A node whose parent was right, and whether it was right itself."""
         self.hits[place] = self.hits[place] * self.FADE + hit
         self.promised[place] = self.promised[place] * self.FADE + share
-
-
-def first_nodes(tree: TokenTree, size: int) -> TokenTree:
-    """The tree of the first nodes."""
-    return TokenTree(tree.tokens[:size], tree.parents[:size])

@@ -8,138 +8,178 @@ above. How many siblings a node gets depends on tokens drawn before them only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from foretoken.drafters.chains import Chain, ChainDrafter
-from foretoken.drafters.skip_search import SearchRules, SkipSearch
-from foretoken.errors import CapabilityError, check_values
-from foretoken.lm.views import skips
-from foretoken.types import DecodeState, Draft, Draw, LanguageModel, Scores, TokenTree, Verdict
+from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.growers.chain import ChainGrowth
+from foretoken.drafters.growers.grower import Grower, Growth
+from foretoken.drafters.growers.levels import distinct, without
+from foretoken.drafters.parts.part_of_target import PartOfTarget
+from foretoken.drafters.parts.skip_search import SkipConfig, SkipSearch
+from foretoken.errors import CapabilityError
+from foretoken.lm.views.wrapping import skipped_layers
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Draw,
+    Memory,
+    Ragged,
+    Rows,
+    Scores,
+    Shape,
+    Step,
+    Taps,
+    TokenTree,
+    Traits,
+)
 
 # children of a node by how sure the draft was of the first: (sure above, greedy, sampled)
 WIDTHS = ((0.95, 3, 1), (0.8, 5, 3), (0.5, 8, 5), (-1.0, 10, 10))
 
 
-class LayerSet(ChainDrafter):
-    """A chain that stops when unsure; nodes the budget grants beyond its depth are siblings."""
+class SiblingGrowth(ChainGrowth):
+    """One row's chain under way; nodes granted beyond its depth become siblings."""
 
-    trees = True
-    draws = frozenset({Draw.POINT, Draw.DISTINCT})
-    shared = True  # the set in use was found on other rows' texts too
+    def __init__(self, row: DecodeState, depth: int, nodes: int, stop_below: float) -> None:
+        super().__init__(row, depth)
+        self.spare, self.stop_below = nodes - depth, stop_below
+        self.notes: list[tuple[float, Tensor]] = []  # how sure each token was, and its logits
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        skip_ratio: float = 0.45  # of the sublayers between the first and the last layer
-        skip: tuple[int, ...] | None = None  # a set known to be good: nothing is searched
-        stop_below: float = 0.8  # a draft ends with a token less sure than this
-        window: int = 32  # first tokens of a text that a set is judged by
-        search_interval: int = 1  # rounds between tries; 0: never
-        bayes_interval: int = 0  # tries between those a Gaussian process suggests; 0: all random
-        most_tries: int = 1000
-        patience: int = 300  # tries in a row that find nothing better, then the search ends
-        good_enough: float = 0.95  # it ends as well when the draft guesses this share
-        seed: int = 1  # of the search
-
-    def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
-        self.config = config = config or self.Config()
-        self.view = skips(target)
-        self.max_length = target.max_length
-        check(config, self.view.units)
-        searching = config.skip is None and config.search_interval > 0
-        if searching and not self.view.searchable:
-            raise CapabilityError(
-                "a search for skipped layers was asked for with exact_bits=True.",
-                "it reads tokens far from their own columns, and sums would change their order.",
-                "pass skip=(...), a set found before, or search_interval=0, or drop exact_bits.",
-            )
-        rules = SearchRules(
-            ratio=config.skip_ratio,
-            window=config.window,
-            interval=config.search_interval,
-            bayes_interval=config.bayes_interval,
-            most_tries=config.most_tries,
-            patience=config.patience,
-            good_enough=config.good_enough,
-            seed=config.seed,
-        )
-        self.search = SkipSearch(self.view, rules, config.skip)
-
-    def grow(self, chains: Sequence[Chain]) -> list[Tensor]:
-        return self.view.grow(
-            [chain.row for chain in chains],
-            [chain.feed for chain in chains],
-            [chain.above for chain in chains],
-            self.search.skipped,
-        )
-
-    def go_on(self, chain: Chain, logits: Tensor) -> bool:
+    def taken(self, logits: Tensor) -> bool:
         """Not after a token that was unlikely before any sampling option; it stays drafted."""
-        sure = float(logits.float().softmax(-1)[chain.tokens[-1]])
-        chain.notes.append((sure, logits))
-        return sure >= self.config.stop_below
+        sure = self.sure(logits)
+        self.notes.append((sure, logits))
+        return sure >= self.stop_below
 
-    def draft(self, chain: Chain) -> Draft:
+    def draft(self) -> Draft:
         """The chain and its siblings."""
-        tokens, parents = [chain.row.tokens[-1]], [-1]
+        tokens, parents = [self.row.tokens[-1]], [-1]
         laws: list[Tensor | None] = [None]
-        beside = self.siblings(chain)
         above = 0
-        for depth, token in enumerate(chain.tokens):
-            if not chain.greedy:
-                laws[above] = chain.laws[depth]
-            children = [token, *beside[depth]]
+        for depth, (token, beside) in enumerate(zip(self.tokens, self.siblings(), strict=True)):
+            if not self.greedy:
+                laws[above] = self.laws[depth]
+            children = [token, *beside]
             parents += [above] * len(children)
             above = len(tokens)
             tokens += children
             laws += [None] * len(children)
         tree = TokenTree(tuple(tokens), tuple(parents))
-        if chain.greedy:
+        if self.greedy:
             return Draft(tree, Draw.POINT)
         return Draft(tree, Draw.DISTINCT, tuple(laws))
 
-    def siblings(self, chain: Chain) -> list[list[int]]:
+    def siblings(self) -> list[list[int]]:
         """Further candidates beside each token of the chain, the least sure places first."""
-        found: list[list[int]] = [[] for _ in chain.tokens]
-        left = chain.nodes - chain.depth  # what the budget grants beyond a chain
-        for depth in sorted(range(len(found)), key=lambda at: chain.notes[at][0]):
-            sure, logits = chain.notes[depth]
-            count = min(width(sure, chain.greedy) - 1, left)
-            if count > 0 and chain.greedy:
-                found[depth] = next_best(chain, logits, chain.tokens[depth], count)
-            elif count > 0:
-                found[depth] = drawn(chain, depth, count)
+        found: list[list[int]] = [[] for _ in self.tokens]
+        left = self.spare
+        for depth in sorted(range(len(found)), key=lambda at: self.notes[at][0]):
+            count = min(width(self.notes[depth][0], self.greedy) - 1, left)
+            if count > 0:
+                found[depth] = (self.next_best if self.greedy else self.drawn)(depth, count)
             left -= len(found[depth])
         return found
 
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
-        search = self.search
-        if search.done:
-            return
-        search.rounds += 1
-        if search.rounds % self.config.search_interval == 0:
-            row = next((row for row in rows if search.wants(row)), None)
-            if row is not None:
-                search.step(row)
+    def next_best(self, depth: int, count: int) -> list[int]:
+        """The `count` most likely tokens but the one taken, impossible ones left out."""
+        scores = self.row.warp.biased(self.notes[depth][1])
+        best = scores.topk(min(count + 1, len(scores)))
+        pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        taken = self.tokens[depth]
+        return [t for value, t in pairs if t != taken and value > float("-inf")][:count]
+
+    def drawn(self, depth: int, count: int) -> list[int]:
+        """Up to `count` further draws without replacement from the law the token came from."""
+        law = self.laws[depth]
+        assert law is not None, "sampled tokens come with their law"
+        left = without(law, self.tokens[depth])
+        return [] if left is None else distinct(left, count, self.row.coins)
+
+
+class LayerSet(Grower):
+    """A chain that stops when unsure; nodes the budget grants beyond its depth are siblings."""
+
+    traits = Traits(frozenset({Draw.POINT, Draw.DISTINCT}), Shape.TREE, memory=Memory.ENGINE)
+
+    Config = SkipConfig
+
+    def __init__(self, target: LanguageModel, config: SkipConfig | None = None) -> None:
+        self.config = config or self.Config()
+        self.layers = SomeLayers(target, self.config)
+        super().__init__(self.layers)
+
+    def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
+        return SiblingGrowth(row, depth, budget.nodes, self.config.stop_below)
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self.layers.learn(step.rows)
 
     def report(self) -> str:
         """What the search took and found."""
-        search = self.search
+        search = self.layers.latest
         if not search.tries:
             return ""
         return (
             f"the search for layers to skip took {search.cost.seconds:.1f} s and {search.tries} "
             f"tries{', and has ended' if search.done else ''}; the set in use guessed "
-            f"{search.best:.0%} of the {search.rules.window} tokens it was judged by"
+            f"{search.best:.0%} of the {search.config.window} tokens it was judged by"
         )
+
+
+class SomeLayers(PartOfTarget):
+    """The target less some sublayers as its own draft model.
+
+    One search serves all texts, except those whose seed has to give the same text in any company:
+    each of them has a search of its own, and begins anew.
+    """
+
+    def __init__(self, target: LanguageModel, config: SkipConfig) -> None:
+        super().__init__(target)
+        self.view, self.config = skipped_layers(target), config
+        config.check(self.view.units)
+        self.shared = self.latest = SkipSearch(self.view, config)
+        if not self.shared.done and not self.view.searchable:
+            raise CapabilityError(
+                "a search for skipped layers was asked for with exact_bits=True.",
+                "it reads tokens far from their own columns, and sums would change their order.",
+                "pass skip=(...), a set found before, or search_interval=0, or drop exact_bits.",
+            )
+
+    def search(self, row: DecodeState) -> SkipSearch:
+        """The search that a row's drafts follow."""
+        search: SkipSearch = row.private.get(self, self.shared)
+        return search
+
+    def learn(self, rows: Rows) -> None:
+        """A round of these rows went by: searches may try another set on what was written."""
+        followers: dict[SkipSearch, list[DecodeState]] = {}
+        for row in rows:
+            followers.setdefault(self.search(row), []).append(row)
+        for search, written in followers.items():
+            if search.round_passed(written):
+                self.latest = search
+
+    def open(self, row: DecodeState, features: Features | None) -> bool:
+        if row.repeatable:
+            row.private[self] = SkipSearch(self.view, self.config)
+        return True
+
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        together: dict[frozenset[int], list[int]] = {}
+        for at, row in enumerate(rows):
+            together.setdefault(self.search(row).skipped, []).append(at)
+        found: dict[int, Tensor] = {}
+        for skipped, places in together.items():
+            logits = self.view.draft(
+                [rows[at] for at in places],
+                [tokens[at] for at in places],
+                [parents[at] for at in places],
+                skipped,
+            )
+            found.update(zip(places, logits, strict=True))
+        return [Scores(found[at]) for at in range(len(rows))]
 
 
 def width(sure: float, greedy: bool) -> int:
@@ -148,37 +188,3 @@ def width(sure: float, greedy: bool) -> int:
         if sure > least:
             return fixed if greedy else sampled
     raise AssertionError("a probability lies above -1")
-
-
-def next_best(chain: Chain, logits: Tensor, taken: int, count: int) -> list[int]:
-    """The `count` most likely tokens but the one taken, impossible ones left out."""
-    scores = chain.row.warp.biased(logits)
-    best = scores.topk(min(count + 1, len(scores)))
-    pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    return [t for value, t in pairs if t != taken and value > float("-inf")][:count]
-
-
-def drawn(chain: Chain, depth: int, count: int) -> list[int]:
-    """Up to `count` further draws without replacement from the law the token came from."""
-    law = chain.laws[depth]
-    assert law is not None
-    left = law.clone()
-    left[chain.tokens[depth]] = 0.0
-    found: list[int] = []
-    while len(found) < count and float(mass := left.sum()) > 0.0:
-        found.append(chain.row.coins.draw(left / mass))
-        left[found[-1]] = 0.0
-    return found
-
-
-def check(config: LayerSet.Config, units: int) -> None:
-    """ConfigError for numbers that make no sense."""
-    wrong = [unit for unit in config.skip or () if not 0 <= unit < units]
-    check_values(
-        config,
-        ("skip_ratio", 0.0 <= config.skip_ratio < 1.0, "0 or more, below 1"),
-        ("skip", not wrong, f"sublayers from 0 to {units - 1}"),
-        ("window", config.window >= 1, "1 or more"),
-        ("search_interval", config.search_interval >= 0, "0 (never) or more"),
-        ("bayes_interval", config.bayes_interval >= 0, "0 (never) or more"),
-    )

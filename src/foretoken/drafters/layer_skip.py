@@ -1,22 +1,17 @@
-"""The first layers of the target guess for all of them (LayerSkip, arXiv 2404.16710).
-
-Draft and target share weights, cache and the work of the early layers: see `lm.exits`.
-"""
+"""The first layers of the target guess for all of them (LayerSkip, arXiv 2404.16710)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from foretoken.contract import LanguageModel
+from foretoken.drafters.parts.part_of_target import EarlyExitModel
+from foretoken.lm.views.wrapping import layers_of
+from foretoken.types import DecodeState
 
-from foretoken.drafters.chains import Chain, ChainDrafter
-from foretoken.lm.views import exits, layers_of
-from foretoken.types import LanguageModel
 
-
-class LayerSkip(ChainDrafter):
-    """A chain drafted behind a fixed layer."""
+class FirstLayers(EarlyExitModel):
+    """A draft model that stops behind a fixed layer."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -26,13 +21,7 @@ class LayerSkip(ChainDrafter):
         self.config = config or self.Config()
         chosen = self.config.exit_layer
         self.exit = max(1, layers_of(target) // 4) if chosen is None else chosen
-        self.view = exits(target, (self.exit,))
-        self.max_length = target.max_length
+        super().__init__(target, (self.exit,))
 
-    def grow(self, chains: Sequence[Chain]) -> list[Tensor]:
-        return self.view.grow(
-            [chain.row for chain in chains],
-            [chain.feed for chain in chains],
-            [chain.above for chain in chains],
-            [self.exit] * len(chains),
-        )
+    def depth(self, row: DecodeState) -> int:
+        return self.exit

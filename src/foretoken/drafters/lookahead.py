@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from foretoken.drafters.rows import RowDrafter
-from foretoken.errors import ConfigError
+from foretoken.contract import Features
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.errors import check_values
 from foretoken.trees.build import Trie
-from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing, Scores, Verdict
+from foretoken.types import Budget, DecodeState, Draft, Draw, Shape, Step, TokenTree, Traits
 
 STRIDE = 7919  # a prime: successive columns come from far apart
 
@@ -31,7 +31,7 @@ STRIDE = 7919  # a prime: successive columns come from far apart
 class Lookahead(RowDrafter):
     """One forward carries the guesses from the pool and the window that fills it."""
 
-    trees = True
+    traits = Traits(shape=Shape.TREE)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -42,28 +42,26 @@ class Lookahead(RowDrafter):
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
-        for name, least in (("ngram", 2), ("window", 0), ("guesses", 0)):
-            if getattr(self.config, name) < least:
-                raise ConfigError(
-                    f"{name}={getattr(self.config, name)} was asked for.",
-                    f"{name} is {least} or more.",
-                    f"pass {name}={least} or more, or leave it out.",
-                )
+        check_values(
+            self.config,
+            ("ngram", self.config.ngram >= 2, "2 or more"),
+            ("window", self.config.window >= 0, "0 or more"),
+            ("guesses", self.config.guesses >= 0, "0 or more"),
+        )
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        state = row.draft = _State()
+    def start(self, row: DecodeState, seen: Features | None) -> None:
+        state = row.private[self] = _State()
         for _ in range(self.config.window):
             state.columns.append(self.fresh(row))
         if self.config.from_text:
-            for size in range(
-                2, min(self.config.ngram, len(row.tokens) + 1)
-            ):  # the end of a short prompt says something too
+            # The end of a short prompt says something too.
+            for size in range(2, min(self.config.ngram, len(row.tokens) + 1)):
                 self.keep(row, row.tokens[-size:])
             self.read(row, 0)
 
     def fresh(self, row: DecodeState) -> list[int]:
         """A column from somewhere in the request's own text."""
-        state: _State = row.draft
+        state: _State = row.private[self]
         state.taken += 1
         size = len(row.tokens)
         at = state.taken * STRIDE
@@ -77,51 +75,47 @@ class Lookahead(RowDrafter):
 
     def keep(self, row: DecodeState, gram: Sequence[int]) -> None:
         """An n-gram enters the pool, or becomes the newest of its key again."""
-        entries = row.draft.pool.setdefault(gram[0], [])
+        entries = row.private[self].pool.setdefault(gram[0], [])
         rest = tuple(gram[1:])
         if rest in entries:
             entries.remove(rest)
         entries.insert(0, rest)
         del entries[self.config.guesses :]
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-        state: _State = row.draft
+    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
+        state: _State = row.private[self]
         trie = Trie(row.tokens[-1])
         if budget.depth > 0:
             window = self.config.window * (self.config.ngram - 1)
             room = max(budget.nodes - window, budget.nodes // 2)  # the window has its share
             for guess in state.pool.get(row.tokens[-1], ()):
                 trie.add(0, guess[: budget.depth], room)
-        state.newest = self.lay_out(state.columns, trie, budget)
+        self.lay_out(state.columns, trie, budget)
         return Draft(trie.tree(), Draw.POINT)
 
-    def lay_out(self, columns: Sequence[list[int]], trie: Trie, budget: Budget) -> list[int]:
-        """The window as branches; the node at the end of each column that found room."""
-        newest: list[int] = []
+    def lay_out(self, columns: Sequence[list[int]], trie: Trie, budget: Budget) -> None:
+        """The window as branches, as far as there is room."""
         first = 0  # node of the first token of the last column laid out
         deepest = budget.depth - self.config.ngram + 2  # columns that end within the depth
         for column in columns[: max(deepest, 0)]:
             if len(trie) - 1 + len(column) > budget.nodes:
                 break
             first = trie.add(first, column[:1], budget.nodes)
-            newest.append(trie.add(first, column[1:], budget.nodes))
-        return newest
+            trie.add(first, column[1:], budget.nodes)
 
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
-        ends = [
-            score.logits[row.draft.newest].argmax(-1)
-            for row, score in zip(rows, scores, strict=True)
+    def observe(self, step: Step) -> None:
+        newest = [
+            ends(draft.tree, row.private[self].columns)
+            for row, draft in zip(step.rows, step.drafts, strict=True)
         ]
-        said = iter(torch.cat(ends).tolist())
-        for row, verdict in zip(rows, verdicts, strict=True):
-            state: _State = row.draft
-            for at in range(len(state.newest)):
+        tops = [
+            score.logits[list(found.values())].argmax(-1)
+            for score, found in zip(step.scores, newest, strict=True)
+        ]
+        said = iter(torch.cat(tops).tolist())
+        for row, found, verdict in zip(step.rows, newest, step.verdicts, strict=True):
+            state: _State = row.private[self]
+            for at in found:
                 gram = [*state.columns[at], next(said)]
                 self.keep(row, gram)
                 state.columns[at] = gram[1:]  # which moves the column on by one position
@@ -133,6 +127,22 @@ class Lookahead(RowDrafter):
             state.read = len(row.tokens)
 
 
+def ends(tree: TokenTree, columns: Sequence[list[int]]) -> dict[int, int]:
+    """The last node of each column in the tree that was scored, which may hold a part of them."""
+    child: dict[tuple[int | None, int], int] = {
+        edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))
+    }
+    found: dict[int, int] = {}
+    first: int | None = 0
+    for at, column in enumerate(columns):
+        first = node = child.get((first, column[0]))
+        for token in column[1:]:
+            node = child.get((node, token))
+        if node is not None:
+            found[at] = node
+    return found
+
+
 @dataclass(slots=True)
 class _State:
     """What is known of one row."""
@@ -140,6 +150,5 @@ class _State:
     columns: list[list[int]] = field(default_factory=list)  # W trajectories of N - 1 tokens
     # first token -> the N - 1 tokens that followed it, the newest first
     pool: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
-    newest: list[int] = field(default_factory=list)  # last node of each column in the open draft
     taken: int = 0  # columns made from the text so far
     read: int = 0  # tokens whose n-grams are in the pool

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretoken.drafters.rows import RowDrafter
+from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.trees.build import root
-from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing
+from foretoken.types import Budget, DecodeState, Draft, Draw, Memory, Traits
 
 
 class Nothing(RowDrafter):
     """Proposes the root alone."""
+
+    traits = Traits(memory=Memory.NOTHING)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -19,5 +21,5 @@ class Nothing(RowDrafter):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
+    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
         return Draft(root(row.tokens[-1]), Draw.POINT)

@@ -8,18 +8,19 @@ that runs into the end of the text copies itself on, so that a loop of any perio
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
-from foretoken.drafters.rows import RowDrafter
-from foretoken.errors import ConfigError
-from foretoken.trees.build import chain, from_paths
-from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing
+from foretoken.contract import Features
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.errors import check_values
+from foretoken.trees.build import from_paths, root
+from foretoken.types import Budget, DecodeState, Draft, Draw, Memory, Shape, Traits
 
 
 class PromptLookup(RowDrafter):
     """A chain from the latest match, or a trie of the latest few."""
+
+    traits = Traits(memory=Memory.NOTHING)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -30,29 +31,24 @@ class PromptLookup(RowDrafter):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
         settings = self.config
-        if not 1 <= settings.min_ngram <= settings.max_ngram:
-            raise ConfigError(
-                f"min_ngram={settings.min_ngram}, max_ngram={settings.max_ngram} was asked for.",
-                "1 <= min_ngram <= max_ngram.",
-                "pass for instance min_ngram=1, max_ngram=3.",
-            )
-        if settings.matches < 1:
-            raise ConfigError(
-                f"matches={settings.matches} was asked for.",
-                "matches is 1 (a chain) or more (a tree).",
-                "pass matches=1 or more.",
-            )
-        self.trees = settings.matches > 1
+        fits = 1 <= settings.min_ngram <= settings.max_ngram
+        check_values(
+            settings,
+            ("min_ngram", fits, f"1 to max_ngram, which is {settings.max_ngram}"),
+            ("matches", settings.matches >= 1, "1 (a chain) or more (a tree)"),
+        )
+        if settings.matches > 1:
+            self.traits = replace(self.traits, shape=Shape.TREE)
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        row.draft = NgramIndex(self.config.min_ngram, self.config.max_ngram)
+    def start(self, row: DecodeState, seen: Features | None) -> None:
+        row.private[self] = NgramIndex(self.config.min_ngram, self.config.max_ngram)
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
+    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
         depth, nodes = min(budget.depth, budget.nodes), budget.nodes
-        index: NgramIndex = row.draft
+        index: NgramIndex = row.private[self]
         index.grow(row.tokens)
         if depth <= 0:
-            return Draft(chain(row.tokens[-1], ()), Draw.POINT)
+            return Draft(root(row.tokens[-1]), Draw.POINT)
         paths: list[list[int]] = []
         seen: set[tuple[int, ...]] = set()
         for start in index.matches(row.tokens, self.config.matches):

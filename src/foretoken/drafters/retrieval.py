@@ -10,49 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from foretoken.drafters.rows import RowDrafter
-from foretoken.drafters.source import Source, check_matching
-from foretoken.trees.build import grafted, root
-from foretoken.types import Budget, DecodeState, Draft, Draw, KeepGoing, LanguageModel
+from foretoken.contract import LanguageModel
+from foretoken.drafters.parts.datastore_source import DatastoreConfig, Source, drafted
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.types import Budget, DecodeState, Draft, Memory, Shape, Traits
 
 
 class Retrieval(RowDrafter):
     """A trie of what followed the longest match, its most frequent nodes first."""
 
-    trees = True
-    memoryless = True
+    traits = Traits(shape=Shape.TREE, memory=Memory.NOTHING)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        datastore: str | Path = ""  # folder of `foretoken datastore build`; has to be given
-        max_match: int = 16  # longest end of the context looked up; paper default
-        min_match: int = 1  # shortest; the paper stops at 2
-        occurrences: int = 256  # read per segment, evenly spaced; the paper reads the first 5000
+    class Config(DatastoreConfig):
+        pass
 
     def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
         self.config = config or self.Config()
-        settings = self.config
-        check_matching(settings.min_match, settings.max_match, settings.occurrences)
-        self.source = Source(settings.datastore, target.vocab_size)
+        self.source = Source(self.config, target.vocab_size)
 
-    def propose_one(self, row: DecodeState, budget: Budget, keep_going: KeepGoing) -> Draft:
-        settings = self.config
-        depth = min(budget.depth, budget.nodes)
-        found = self.source.store.find(
-            row.tokens,
-            depth,
-            least=settings.min_match,
-            most=settings.max_match,
-            limit=settings.occurrences,
-        )
-        if found is None:
-            return Draft(root(row.tokens[-1]), Draw.POINT)
-        best = self.source.beginnings(row, found, budget.nodes)
-        tree, _ = grafted(root(row.tokens[-1]), best.tokens, best.parents)
-        return Draft(tree, Draw.POINT)
+    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
+        found = self.source.look_up(row, budget)
+        return drafted(row, found, budget.nodes, self.source.store.vocabulary.size)
 
-    def check_words(self, words: Mapping[str, int]) -> None:
+    def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         """Refuse a datastore made with another tokenizer than the target's."""
-        self.source.check_words(words)
+        self.source.check_vocabulary(vocabulary)

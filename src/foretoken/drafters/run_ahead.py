@@ -1,8 +1,8 @@
 """A draft model whose chain grows on while its beginning is verified (PEARL, arXiv 2408.11850).
 
-`propose` takes forks of rows as well: the row's tokens, then drafted ones nobody has judged. Those
-must not be committed, so the draft model's tree stays open while the text grows along it. It is
-closed, with what the row has confirmed of it, once row and tree part.
+Chains are drafted for forks of rows as well: the row's tokens, then drafted ones that nobody has
+judged. Those must not be committed, so the draft model's tree stays open while the text grows along
+it. It is closed, with what the row has confirmed of it, once row and tree part.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
-from foretoken.drafters.chains import Chain, ChainDrafter
+from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import ConfigError
-from foretoken.types import Budget, DecodeState, LanguageModel
+from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
 LONGEST = 64  # nodes of a tree that is left open: closing it costs one forward over what is pending
 SCHEDULES = ("threads", "emulated")
 
 
-class RunAhead(ChainDrafter):
-    """One draft forward per depth; tokens that stand are never fed twice."""
+class RunAhead(OrdinaryModel):
+    """A draft model for chains, one behind the other; tokens that stand are never fed twice."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         overlap: str = "threads"  # models at the same time; "emulated": in turn, and time modelled
 
-    def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
-        self.lm = draft_lm
-        self.max_length = draft_lm.max_length
+    def __init__(self, lm: LanguageModel, config: Config | None = None) -> None:
+        super().__init__(lm)
+        self.hidden_size = 0  # states of tokens that nobody has judged are shown to no rule
         self.config = config or self.Config()
         if self.config.overlap not in SCHEDULES:
             raise ConfigError(
@@ -38,44 +37,51 @@ class RunAhead(ChainDrafter):
                 "pass overlap=threads where each model has cores or a device of its own.",
             )
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        # A prompt beyond the draft model's positions is decoded plainly: `allowed` stays at zero.
-        if self.lm.max_length is None or len(row.tokens) <= self.lm.max_length:
-            self.lm.prefill(row)
-        row.draft = Open(row)
+    def open(self, row: DecodeState, features: Features | None) -> bool:
+        if not super().open(row, features):
+            return False
+        row.private[self] = Open(row)
+        return True
 
-    def allowed(self, row: DecodeState, budget: Budget) -> int:
-        """As for any chain; nothing follows an end token that is pending."""
-        return 0 if row.tokens[-1] in row.params.eos else super().allowed(row, budget)
-
-    def grow(self, chains: Sequence[Chain]) -> list[Tensor]:
-        trees: list[Open] = [one.row.draft for one in chains]
-        new = [(one, tree) for one, tree in zip(chains, trees, strict=True) if one.fed == 0]
-        self.settle([tree for one, tree in new if not tree.leads_to(one.row.tokens)])
-        for one, tree in new:
-            one.feed = tree.missing(one.row.tokens)
-        feeds = [one.feed for one in chains]
-        logits = self.lm.grow(
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        trees: list[Open] = [row.private[self] for row in rows]
+        new = [
+            (r, tree) for r, tree, (above,) in zip(rows, trees, parents, strict=True) if above < 0
+        ]
+        self.settle([tree for row, tree in new if not tree.leads_to(row.tokens)])
+        feeds = [
+            tree.missing(row.tokens) if above < 0 else fed
+            for row, tree, fed, (above,) in zip(rows, trees, tokens, parents, strict=True)
+        ]
+        scores = self.lm.grow(
             [tree.then for tree in trees],
             feeds,
             [tree.below(len(feed)) for tree, feed in zip(trees, feeds, strict=True)],
         )
         for tree, feed in zip(trees, feeds, strict=True):
             tree.fed += feed
-        return [scored[-1:] for scored in logits]
+        return [Scores(score.logits[-1:]) for score in scores]
+
+    def keep(
+        self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]
+    ) -> None:
+        return None  # trees stay open until rows leave them
 
     def settle(self, trees: Sequence[Open]) -> None:
-        """Commit what the rows have confirmed of their open trees."""
-        opened = [tree for tree in trees if tree.fed]
-        if opened:
-            paths = [range(1, tree.confirmed()) for tree in opened]
-            self.lm.commit([tree.then for tree in opened], paths)
-        for tree in opened:
+        """Commit what the rows have confirmed of their open trees; begin them anew.
+
+        Of a row that has not grown since, because its step failed, nothing is.
+        """
+        grown = [tree for tree in trees if tree.fed and len(tree.row.tokens) > tree.root + 1]
+        if grown:
+            paths = [range(1, tree.confirmed()) for tree in grown]
+            self.lm.commit([tree.then for tree in grown], paths)
+        for tree in trees:
             tree.fed = []
 
-    def finish(self, row: DecodeState) -> None:
-        self.lm.free([row])
-        row.draft = None
+    def close(self, row: DecodeState) -> None:
+        row.private.pop(self, None)
+        super().close(row)
 
 
 @dataclass(slots=True)
@@ -99,7 +105,7 @@ class Open:
     def missing(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Nodes that are not fed yet; where no tree is open, one begins at the row's last token."""
         if not self.fed:
-            self.then = replace(self.row, tokens=list(self.row.tokens), draft=None)
+            self.then = replace(self.row, tokens=list(self.row.tokens))
         return tuple(tokens[self.root + len(self.fed) :])
 
     def below(self, count: int) -> range:
@@ -110,6 +116,5 @@ class Open:
     def confirmed(self) -> int:
         """Nodes, root included, that are the row's tokens now; its last one stays uncached."""
         text = self.row.tokens[self.root : -1]
-        assert text, "a row grows by a token between two proposals"
         pairs = enumerate(zip(text, self.fed, strict=False))
         return next((i for i, (a, b) in pairs if a != b), min(len(text), len(self.fed)))

@@ -10,26 +10,31 @@ newest occurrences (`SuffixIndex`), and of equally frequent tokens the newest le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from foretoken.drafters.suffix_index import Followers, SuffixIndex
-from foretoken.drafters.weighing import WeighingDrafter
-from foretoken.errors import ConfigError
+from foretoken.contract import Features
+from foretoken.drafters.parts.chances import affordable
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.drafters.parts.suffix_index import Followers, SuffixIndex
+from foretoken.errors import check_values
 from foretoken.trees.build import root
 from foretoken.types import (
     Budget,
     DecodeState,
     Draft,
-    Scores,
+    Draw,
+    Memory,
+    Shape,
+    Step,
     TokenTree,
-    Verdict,
+    Traits,
 )
 
 
-class SuffixDecoding(WeighingDrafter):
+class SuffixDecoding(RowDrafter):
     """A tree or a chain from frequencies, as long as the match deserves."""
+
+    traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -47,84 +52,73 @@ class SuffixDecoding(WeighingDrafter):
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
         settings = self.config
-        for name, least in (("max_match", 1), ("max_spec", 1), ("factor", 0), ("min_prob", 0),
-                            ("occurrences", 1), ("remember", 0)):  # fmt: skip
-            if getattr(settings, name) < least:
-                raise ConfigError(
-                    f"{name}={getattr(settings, name)} was asked for.",
-                    f"{name} is {least} or more.",
-                    f"pass {name}={least} or more, or leave it out.",
-                )
-        self.trees = settings.branching
+        check_values(
+            settings,
+            *(
+                (name, getattr(settings, name) >= least, f"{least} or more")
+                for name, least in (("max_match", 1), ("max_spec", 1), ("factor", 0),
+                                    ("min_prob", 0), ("occurrences", 1), ("remember", 0))
+            ),
+        )  # fmt: skip
+        shape = Shape.TREE if settings.branching else Shape.CHAIN
+        memory = Memory.ENGINE if settings.remember else Memory.ROW
+        self.traits = replace(self.traits, shape=shape, memory=memory)
         self.answers = SuffixIndex(settings.remember)
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        row.draft = SuffixIndex()
-        row.draft.extend(row.tokens)
+    def start(self, row: DecodeState, seen: Features | None) -> None:
+        own = row.private[self] = SuffixIndex()
+        own.extend(row.tokens)
 
-    def weigh(self, row: DecodeState, budget: Budget) -> tuple[TokenTree, list[float]]:
-        own: SuffixIndex = row.draft
-        best = Guess(root(row.tokens[-1]), [1.0])
-        if min(budget.depth, budget.nodes) > 0:
-            # The request's own suffix is an occurrence as well, one that nothing has followed yet.
-            best = self.speculate(own, row, budget, unfinished=1)
-            if len(self.answers):
-                other = self.speculate(self.answers, row, budget)
-                best = other if other.score > best.score else best
-        return best.tree, best.values
+    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
+        if min(budget.depth, budget.nodes) <= 0:
+            return Draft(root(row.tokens[-1]), Draw.POINT, chances=(1.0,))
+        # The request's own suffix is an occurrence as well, one that nothing has followed yet.
+        score, best = self.speculate(row.private[self], row, budget, unfinished=1)
+        if len(self.answers):
+            other, draft = self.speculate(self.answers, row, budget)
+            best = draft if other > score else best
+        return affordable(best, budget)
 
     def speculate(
         self, index: SuffixIndex, row: DecodeState, budget: Budget, unfinished: int = 0
-    ) -> Guess:
-        """The draft with the best score over all match lengths; ties go to the longer match."""
+    ) -> tuple[float, Draft]:
+        """The most accepted tokens that a draft promises over all match lengths, and that draft;
+        ties go to the longer match.
+        """
         settings = self.config
         context = row.tokens[-settings.max_match :]
         found = index.matches(context, settings.max_match, settings.occurrences)
-        best = Guess(root(row.tokens[-1]), [1.0])
+        best, score = Draft(root(row.tokens[-1]), Draw.POINT, chances=(1.0,)), 0.0
         for length in sorted({length for _, length in found}, reverse=True):
             # 1e-6: a factor such as 0.1 must not lose a node to rounding
             nodes = int(settings.factor * length + settings.offset + 1e-6)
             nodes = min(nodes, settings.max_spec, budget.nodes)
-            if nodes <= best.score:  # no node is worth more than one, and shorter matches get fewer
+            if nodes <= score:  # no node is worth more than one, and shorter matches get fewer
                 break
             places = [place for place, matched in found if matched >= length]
             following = Followers(index, places, min(nodes, budget.depth), row.params.eos)
             total = following.total + unfinished
             choose = following.best if settings.branching else following.chain
             kept = choose(nodes, settings.min_prob * total)
-            values = [1.0, *(following.counts[node] / total for node in kept)]
-            if sum(values) - 1.0 > best.score:
-                best = Guess(_cut(row.tokens[-1], following, kept), values)
-        return best
+            chances = (1.0, *(following.counts[node] / total for node in kept))
+            if sum(chances) - 1.0 > score:
+                score = sum(chances) - 1.0
+                tree = _cut(row.tokens[-1], following, kept)
+                best = Draft(tree, Draw.POINT, chances=chances)
+        return score, best
 
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
-        for row in rows:
-            row.draft.extend(row.tokens[len(row.draft) :])
+    def observe(self, step: Step) -> None:
+        for row in step.rows:
+            own: SuffixIndex = row.private[self]
+            own.extend(row.tokens[len(own) :])
 
     def finish(self, row: DecodeState) -> None:
+        super().finish(row)
         # Rows that were broken off are not remembered; nor are those that only measure costs.
-        if self.config.remember and row.finish is not None:
+        whole = row.finish is not None and row.finish.reason not in ("cancelled", "error")
+        if self.config.remember and whole:
             self.answers.extend(row.new_tokens)
             self.answers.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A draft, and how often each of its paths was followed."""
-
-    tree: TokenTree
-    values: list[float]
-
-    @property
-    def score(self) -> float:
-        """The accepted tokens it promises."""
-        return sum(self.values) - 1.0
 
 
 def _cut(token: int, following: Followers, kept: Sequence[int]) -> TokenTree:

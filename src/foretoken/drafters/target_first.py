@@ -11,39 +11,62 @@ first step of a row, and any step behind a token nobody has scored, drafts an or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.drafters.levels import Growth, distinct, likeliest
-from foretoken.drafters.sampled_tree import FixedShape, Form
+from foretoken.drafters.growers.grower import Growth, Opened
+from foretoken.drafters.growers.levels import distinct, likeliest
+from foretoken.drafters.growers.sampled_tree import FixedShape, Form, SampledGrowth
+from foretoken.drafters.growers.tree_growth import ranking
 from foretoken.trees.build import root
 from foretoken.types import (
     Budget,
     DecodeState,
     Draft,
     Draw,
-    KeepGoing,
-    LanguageModel,
     Scores,
+    Shape,
+    Step,
+    Traits,
     Verdict,
 )
-from foretoken.warp import Warp
 
 
 @dataclass(slots=True)
-class _RowState:
-    warp: Warp
-    growth: Growth | None = None
-    pending: Tensor | None = None  # [V] the target's law after the last token, where it is known
+class KnownNext(Opened):
+    """A row, and the law of its next token where that is known."""
+
+    judged: tuple[Draft, Scores, Verdict] | None = None  # of the last step, not yet looked at
+    pending: Tensor | None = None  # [V] of the target
+
+
+class TargetGrowth(SampledGrowth):
+    """One row's tree whose first layer is the target's own."""
+
+    def __init__(self, row: DecodeState, widths: tuple[int, ...], law: Tensor) -> None:
+        super().__init__(row, widths, Draw.TARGET)
+        first = likeliest(law, widths[0]) if self.greedy else distinct(law, widths[0], row.coins)
+        self.laws[0] = law
+        below = [self.add(token, 0) for token in first]
+        self.frontier += [node for node in below if self.tokens[node] not in row.params.eos]
+        self.level = 1
+        self.complete = len(widths) == 1 or len(self.frontier) == 1  # or every candidate is an end
+
+    def read(self, logits: Tensor) -> tuple[list[int], Tensor]:
+        nodes, laws = super().read(logits)
+        if nodes and nodes[0] == 0:  # the root has the target's candidates already
+            return nodes[1:], laws[1:]
+        return nodes, laws
 
 
 class TargetFirst(FixedShape):
     """k = (W, k1, ..., kL): W tokens of the target, below each of them a tree of the draft's."""
 
-    memoryless = False
-    FORM: Form = (2, 4, 4, 1, 1)  # where none was told
+    FORM: Form = (2, 4, 4, 1, 1)
+    kind = Draw.TARGET
+    # Ordinary chains of a row's first step included: no other rule goes on from where they end.
+    traits = Traits(frozenset({Draw.TARGET}), Shape.TREE)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -51,101 +74,42 @@ class TargetFirst(FixedShape):
         # or 4 chains for mcsd-dynamic, narrowed to the budget
         k: Form | None = None
 
-    def __init__(self, draft_lm: LanguageModel, config: Config | None = None) -> None:
-        self.config = config or self.Config()
-        super().__init__(draft_lm, self.config.k, self.FORM, Draw.DISTINCT)
-        # IID chains are ordinary drafts; DISTINCT says that the first layer is the target's.
-        self.draws = frozenset({Draw.IID, Draw.POINT, Draw.DISTINCT})
+    def opened(self, row: DecodeState) -> Opened:
+        return KnownNext()
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
-        super().start(row, seen)
-        row.draft = _RowState(row.draft.warp)
-
-    def propose(
-        self, rows: Sequence[DecodeState], budgets: Sequence[Budget], keep_going: KeepGoing
-    ) -> list[Draft]:
-        growing: list[Growth] = []
-        for row, budget in zip(rows, budgets, strict=True):
-            state: _RowState = row.draft
-            state.growth = self.begin(row, state, self.levels(self.allowed(row, budget)))
-            if state.growth is not None and state.growth.level < len(state.growth.widths):
-                growing.append(state.growth)
-        self.complete(growing, keep_going)
-        return [self.draft(row) for row in rows]
-
-    def begin(self, row: DecodeState, state: _RowState, widths: tuple[int, ...]) -> Growth | None:
-        """The root, with the target's candidates below it where its law is known."""
-        if not widths:
-            return None
-        law = state.pending
-        if law is None:
-            return Growth(row, state.warp, (1,) * len(widths), [row.tokens[-1]])
-        growth = Growth(row, state.warp, widths, [row.tokens[-1]])
-        greedy = row.warp.greedy
-        first = likeliest(law, widths[0]) if greedy else distinct(law, widths[0], row.coins)
-        growth.laws[0] = law
-        below = [growth.add(token, 0) for token in first]
-        growth.level, growth.fed[0] = 1, 0
-        growth.frontier = [0, *(n for n in below if growth.tokens[n] not in row.params.eos)]
-        if len(growth.frontier) == 1:
-            growth.level = len(widths)  # every candidate ends the text
-        return growth
-
-    def bearing(self, growth: Growth, laws: dict[int, Tensor]) -> dict[int, Tensor]:
-        first = growth.laws[0]  # the root has the target's candidates already
-        return {n: law for n, law in laws.items() if n or first is None}
-
-    def draft(self, row: DecodeState) -> Draft:
-        state: _RowState = row.draft
-        growth, law = state.growth, state.pending
-        if growth is None:  # the law may not be drawn from twice: the verifier has to have it
-            tree = root(row.tokens[-1])
-            return Draft(tree, Draw.POINT) if law is None else Draft(tree, Draw.DISTINCT, (law,))
+    def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
+        widths, law = self.levels(depth, budget.nodes), self.known(row)
         if law is not None:
-            return Draft(growth.tree(), Draw.DISTINCT, tuple(growth.laws))
-        if row.warp.greedy:
-            return Draft(growth.tree(), Draw.POINT)
-        return Draft(growth.tree(), Draw.IID, tuple(growth.laws))
+            return TargetGrowth(row, widths, law)
+        kind = Draw.POINT if row.warp.greedy else Draw.IID
+        return SampledGrowth(row, (1,) * len(widths), kind)
 
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
-        for row, draft, score, verdict in zip(rows, drafts, scores, verdicts, strict=True):
-            state: _RowState = row.draft
-            if row.finish is None:
-                state.pending = self.law_after(row, state, draft, score, verdict)
-            if state.growth is not None and state.growth.count == 0:
-                state.growth = None  # the draft model was not asked
-        super().observe(rows, drafts, scores, verdicts)
+    def undrafted(self, row: DecodeState) -> Draft:
+        law = self.known(row)
+        if law is None:
+            return super().undrafted(row)
+        # The law may not be drawn from twice: the verifier has to have it.
+        return Draft(root(row.tokens[-1]), Draw.TARGET, (law,))
 
-    def law_after(
-        self, row: DecodeState, state: _RowState, draft: Draft, score: Scores, verdict: Verdict
-    ) -> Tensor | None:
-        """What the next token has to follow: the target's law, or what a rejection leaves of it."""
-        tree = draft.tree
-        last = verdict.path[-1] if verdict.path else 0
-        children = tree.children()
-        found = [n for n in children[last] if tree.tokens[n] == verdict.next_token]
-        if not found:
+    def known(self, row: DecodeState) -> Tensor | None:
+        """The law of the row's next token. Asked while proposing, not before: it may run a caller's
+        processor, and an exception there ends that row alone.
+        """
+        state: KnownNext | None = row.private.get(self)
+        if state is None:
             return None
-        node = found[0]
-        if row.warp.greedy:  # candidates rank by the law before the temperature
-            path = [tree.tokens[n] for n in tree.path(node)]
-            before = row.tokens[: len(row.tokens) - len(path)]
-            return state.warp.law(before, score.logits[node], path)
-        assert score.p is not None
-        p = score.p[node]
-        if not children[node] or draft.q is None:
-            return p
-        q = draft.q[node]
-        assert q is not None, "children have a law"
-        left = (p - q).clamp_min(0.0)
-        mass = left.sum()
-        return left / mass if float(mass) > 0.0 else p
+        if state.judged is not None:
+            state.pending = law_after(row, *state.judged)
+            state.judged = None
+        return state.pending
+
+    def observe(self, step: Step) -> None:
+        judged = zip(step.rows, step.drafts, step.scores, step.verdicts, strict=True)
+        for row, draft, score, verdict in judged:
+            state: KnownNext | None = row.private.get(self)
+            if state is not None and row.finish is None:
+                state.judged = draft, score, verdict
+        super().observe(step)
 
 
 class TargetFork(TargetFirst):
@@ -157,3 +121,27 @@ class TargetFork(TargetFirst):
 
     FORM = 4  # W; the paper's runs have 4 to 24
     DEPTH = 6  # the first layer and the paper's five drafted ones
+
+
+def law_after(row: DecodeState, draft: Draft, score: Scores, verdict: Verdict) -> Tensor | None:
+    """What the next token has to follow: the target's law, or what a rejection leaves of it."""
+    tree = draft.tree
+    last = verdict.path[-1] if verdict.path else 0
+    children = tree.children()
+    found = [n for n in children[last] if tree.tokens[n] == verdict.next_token]
+    if not found:
+        return None
+    node = found[0]
+    if row.warp.greedy:  # candidates rank by the law before the temperature
+        path = [tree.tokens[n] for n in tree.path(node)]
+        before = row.tokens[: len(row.tokens) - len(path)]
+        return ranking(row).law(before, score.logits[node], path)
+    assert score.p is not None
+    p = score.p[node]
+    if not children[node] or draft.q is None:
+        return p
+    q = draft.q[node]
+    assert q is not None, "children have a law"
+    left = (p - q).clamp_min(0.0)
+    mass = left.sum()
+    return left / mass if float(mass) > 0.0 else p

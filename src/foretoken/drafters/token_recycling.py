@@ -19,9 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foretoken.drafters.adjacency import Adjacency
-from foretoken.drafters.weighing import WeighingDrafter, emitted, trials
-from foretoken.errors import ConfigError
+from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.parts.adjacency import Adjacency
+from foretoken.drafters.parts.chances import affordable, trials
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.errors import check_values
 from foretoken.trees.counts import Counts
 from foretoken.trees.select import best_first_shape, best_nodes
 from foretoken.trees.templates import Form, Template, level_order, paths_of_counts
@@ -29,10 +31,12 @@ from foretoken.types import (
     Budget,
     DecodeState,
     Draft,
-    LanguageModel,
-    Scores,
+    Draw,
+    Memory,
+    Shape,
+    Step,
     TokenTree,
-    Verdict,
+    Traits,
 )
 
 # Children of each node, level by level: the released template of 80 nodes below the root.
@@ -46,8 +50,10 @@ PAPER = paths_of_counts(
 )
 
 
-class TokenRecycling(WeighingDrafter):
+class TokenRecycling(RowDrafter):
     """One matrix for all rows, one template for all trees."""
+
+    traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -61,12 +67,7 @@ class TokenRecycling(WeighingDrafter):
     def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
         self.config = config or self.Config()
         settings = self.config
-        if settings.keep < 1:
-            raise ConfigError(
-                f"keep={settings.keep} was asked for.",
-                "keep counts the followers remembered per token: 1 or more.",
-                "pass keep=8 or leave it out.",
-            )
+        check_values(settings, ("keep", settings.keep >= 1, "1 or more followers per token"))
         self.known = Adjacency(target.vocab_size, settings.keep)
         if settings.memory is not None and Path(settings.memory).exists():
             self.known.load(settings.memory)
@@ -79,32 +80,28 @@ class TokenRecycling(WeighingDrafter):
         if path is not None:
             self.known.save(path)
 
-    def start(self, row: DecodeState, seen: Tensor | None) -> None:
+    def start(self, row: DecodeState, seen: Features | None) -> None:
         if self.config.from_prompt:
             for token, follower in pairwise(row.tokens):
                 self.known.hint(token, follower)
 
-    def weigh(self, row: DecodeState, budget: Budget) -> tuple[TokenTree, list[float]]:
-        parents, ranks = self.shapes.within(budget)
-        tree, own = self.known.fill(row.tokens[-1], parents, ranks, row.params.eos)
-        row.draft = tree, own
-        values = [1.0]
-        for parent, rank in zip(tree.parents[1:], own[1:], strict=True):
-            values.append(values[parent] * self.shapes.rates[rank])
-        return tree, values
+    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
+        parents, shape = self.shapes.within(budget)
+        tree, ranks = self.known.fill(row.tokens[-1], parents, shape, row.params.eos)
+        row.private[self] = tree, ranks  # another tree may be scored in its place
+        chances = [1.0]
+        for parent, rank in zip(tree.parents[1:], ranks[1:], strict=True):
+            chances.append(chances[parent] * self.shapes.rates[rank])
+        return affordable(Draft(tree, Draw.POINT, chances=tuple(chances)), budget)
 
-    def observe(
-        self,
-        rows: Sequence[DecodeState],
-        drafts: Sequence[Draft],
-        scores: Sequence[Scores],
-        verdicts: Sequence[Verdict],
-    ) -> None:
+    def observe(self, step: Step) -> None:
         tokens: list[int] = []
         tops: list[Tensor] = []
-        for row, draft, score, verdict in zip(rows, drafts, scores, verdicts, strict=True):
-            tree, ranks = row.draft  # its own: a fusion of drafters may have scored another one
-            self.shapes.update(tree, ranks, emitted(draft.tree, verdict))
+        for row, draft, score, said in zip(
+            step.rows, step.drafts, step.scores, step.emitted, strict=True
+        ):
+            tree, ranks = row.private[self]
+            self.shapes.update(tree, ranks, said)
             nodes = {token: node for node, token in enumerate(draft.tree.tokens)}  # the last wins
             logits = score.logits
             if len(nodes) < len(logits):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretoken.engine.loop import Engine
+from foretoken.contract import LanguageModel
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.engine.step import Parts
 from foretoken.errors import CapabilityError, ConfigError, nearest
-from foretoken.methods import CONTROLLERS, VERIFIERS, Method, resolve
+from foretoken.methods import CONTROLLERS, VERIFIERS, Method, needs_draft, resolve
 from foretoken.methods import method as method_row
-from foretoken.types import LanguageModel
+from foretoken.values import fits, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,10 @@ class ConfigField:
     """One option of a method's parts."""
 
     name: str
-    part: str  # "drafter", "verifier" or "controller"
-    type: str
+    part: str  # "model", "drafter", "verifier" or "controller"
+    kind: str  # its type, as written
     default: Any
+    owner: type  # the Config it is a field of
 
 
 def assemble(
@@ -33,9 +35,10 @@ def assemble(
     *,
     controller: str | None = None,
     verifier: str | None = None,
+    max_rows: int = 16,
     **config: Any,
-) -> Engine:
-    """The engine of a method; `config` holds fields of its drafter, verifier and controller.
+) -> Any:
+    """The engine of a method; `config` holds fields of its model, drafter, rule and controller.
 
     A controller that needs measured costs gets them later (`engine.measure`), not here.
     """
@@ -46,35 +49,51 @@ def assemble(
     _require_options(row, config)
     if row.inner_chains and "sources" not in config and target_lm.caps.tree != "mask":
         row = replace(row, inner=row.inner_chains)
-    models = {"target": target_lm, "draft": draft_lm}
-    inner = []
-    for name in row.inner:
-        given = [models[role] for role in method_row(name).models]
-        try:
-            inner.append(parts[name](*given, config=parts[name].Config(**options[name])))
-        except CapabilityError:
-            if name not in row.optional:
-                raise
-    given = [models[role] for role in row.models]
-    settings = parts["drafter"].Config(**options["drafter"])
-    drafter = parts["drafter"](*given, *inner, config=settings)
-    rule = parts["verifier"](parts["verifier"].Config(**options["verifier"]))
-    control = parts["controller"]
-    fields = _fields(control).keys()
-    for name in {"trees", "valued", "sparing", "arms"} & fields:  # these follow from the drafter
-        options["controller"].setdefault(name, getattr(drafter, name))
+    loaded = {"target": target_lm, "draft": draft_lm}
+    made = {part: cls.Config(**options[part]) for part, cls in parts.items()}
+    drafter = _drafter(row, "", parts, made, loaded)
+    fields = _fields(parts["controller"]).keys()
     if {"depth", "nodes"} <= fields:  # a constant budget: the drafter's own size
         asked = options["controller"]
         size = drafter.fitting(asked.get("depth"), asked.get("nodes"))
         if size is not None:
             asked |= {"depth": size.depth, "nodes": size.nodes}
-    return Engine(
-        target_lm,
+            made["controller"] = parts["controller"].Config(**asked)
+    engine: Parts = resolve(row.engine)(
+        loaded["target"],
         drafter,
-        rule,
-        control(control.Config(**options["controller"])),
-        loop=resolve(f"engine.{row.loop}"),
+        parts["verifier"](made["verifier"]),
+        parts["controller"](made["controller"]),
+        max_rows=max_rows,
     )
+    return engine
+
+
+def _drafter(
+    row: Method, prefix: str, parts: dict[str, Any], made: dict[str, Any], loaded: dict[str, Any]
+) -> Any:
+    """A row's drafter and, before it, those it is given.
+
+    One that scores through a view of the target replaces the target of whatever is built next.
+    """
+    inner = []
+    for name in row.inner:
+        try:
+            inner.append(_drafter(method_row(name), f"{name} ", parts, made, loaded))
+        except CapabilityError:
+            if name not in row.optional:
+                raise
+    given = [loaded[role] for role in row.handed()]
+    if row.model == "draft":
+        given = [OrdinaryModel(*given)]
+    elif row.model:
+        part = prefix + "model"
+        kind = (row.head,) if row.head else ()
+        given = [parts[part](*given, *kind, config=made[part])]
+    part = prefix + "drafter"
+    drafter = parts[part](*given, *inner, config=made[part])
+    loaded["target"] = getattr(drafter, "view", None) or loaded["target"]
+    return drafter
 
 
 def check_options(
@@ -98,14 +117,13 @@ def config_fields(
 ) -> dict[str, ConfigField]:
     """Every option the method takes with this controller and this verifier, by name."""
     row = method_row(method_name)
-    parts = _parts(row, controller, verifier)
     found: dict[str, ConfigField] = {}
-    for part, cls in parts.items():
+    for part, cls in _parts(row, controller, verifier).items():
         for name, option in _fields(cls).items():
             assert name not in found, f"{name} is an option of two parts of {method_name}"
             default = row.defaults.get(name, option.default)
-            role = "drafter" if part in row.inner else part
-            found[name] = ConfigField(name, role, str(option.type), default)
+            role = part.split()[-1]
+            found[name] = ConfigField(name, role, str(option.type), default, cls.Config)
     return found
 
 
@@ -117,7 +135,7 @@ def _row(name: str, config: Mapping[str, Any]) -> Method:
         return row
     sources = [method_row(source) for source in chosen]
     for source in sources:
-        if source.needs_draft or source.inner or source.loop != row.loop:
+        if needs_draft(source) or source.inner or source.engine != row.engine:
             raise ConfigError(
                 f"{source.name!r} was asked for as a source of {name!r}.",
                 "sources look guesses up, without a model of their own.",
@@ -128,7 +146,7 @@ def _row(name: str, config: Mapping[str, Any]) -> Method:
 
 
 def _parts(row: Method, controller: str | None, verifier: str | None) -> dict[str, Any]:
-    """The classes a method is made of, by the part they play; inner drafters by their rows."""
+    """The classes a method is made of, by the part they play; of inner rows with their name."""
     if row.writes == "beams" and controller not in (None, row.controller):
         raise ConfigError(
             f"controller {controller!r} was asked for with method {row.name!r}.",
@@ -136,11 +154,20 @@ def _parts(row: Method, controller: str | None, verifier: str | None) -> dict[st
             f"use controller={row.controller!r} and choose its depth.",
         )
     return {
-        **{name: resolve(method_row(name).drafter) for name in row.inner},
-        "drafter": resolve(row.drafter),
+        **_guessing(row, ""),
         "verifier": resolve(_named("verifier", verifier or row.verifier, VERIFIERS)),
         "controller": resolve(_named("controller", controller or row.controller, CONTROLLERS)),
     }
+
+
+def _guessing(row: Method, prefix: str) -> dict[str, Any]:
+    """Model and drafter of a row, and of the rows inside it."""
+    found: dict[str, Any] = {}
+    for name in row.inner:
+        found |= _guessing(method_row(name), f"{name} ")
+    if row.model not in ("", "draft"):
+        found[prefix + "model"] = resolve(row.model)
+    return {**found, prefix + "drafter": resolve(row.drafter)}
 
 
 def _named(part: str, name: str, known: dict[str, str]) -> str:
@@ -155,7 +182,7 @@ def _named(part: str, name: str, known: dict[str, str]) -> str:
 
 def require_draft(row: Method, draft: Any) -> None:
     """A method that guesses with a second model is refused without one."""
-    if row.needs_draft and draft is None:
+    if needs_draft(row) and draft is None:
         raise ConfigError(
             f"method {row.name!r} was asked for without a draft model.",
             f"{row.name!r} guesses with a second, smaller model of the same vocabulary.",
@@ -165,7 +192,7 @@ def require_draft(row: Method, draft: Any) -> None:
 
 def _check_draft(row: Method, target: LanguageModel, draft: LanguageModel | None) -> None:
     require_draft(row, draft)
-    if draft is not None and not row.needs_draft:
+    if draft is not None and not needs_draft(row):
         raise ConfigError(
             f"method {row.name!r} was asked for with a draft model.",
             f"{row.name!r} uses no second model; it would be loaded for nothing.",
@@ -222,27 +249,10 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     """`value` as the type its field declares; lists become tuples."""
     if isinstance(value, list):
         value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
-    if not _fits(value, hint):
-        told = getattr(hint, "__name__", str(hint))
-        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is not None:
-            told = str(hint)
+    if not fits(value, hint):
         raise ConfigError(
             f"{name}={value!r} was asked for.",
-            f"{name} is of type {told}.",
+            f"{name} is {told(hint)}.",
             f"pass a {name} of that type.",
         )
     return value
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, one) for one in typing.get_args(hint))
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        inner = typing.get_args(hint)[0]  # tuple[inner, ...]
-        return isinstance(value, tuple) and all(_fits(item, inner) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)

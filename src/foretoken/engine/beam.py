@@ -10,24 +10,27 @@ smaller ones the width depends on what was accepted, as published (arXiv 2409.16
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from foretoken.engine.loop import Engine
-from foretoken.lm.branches import BranchingLM, feed, prune
+from foretoken.contract import Controller
+from foretoken.engine.promise import Promise, check_candidates, check_scoring, promise_of
+from foretoken.lm.runtime.branches import BranchingLM, feed, prune
 from foretoken.trees.forest import Beam, BeamRow, Cut, Layer, Written
-from foretoken.types import LanguageModel
+from foretoken.types import Traits
 from foretoken.verifiers.beams import Beams, LayerVerdict
 from foretoken.warp.joint import joint_law
 
 
 class BeamDrafter(Protocol):
     """Guesses forests."""
+
+    traits: Traits
 
     def start(self, row: BeamRow) -> None: ...
     def propose(self, rows: Sequence[BeamRow], depths: Sequence[int]) -> list[tuple[Layer, ...]]:
@@ -39,6 +42,26 @@ class BeamDrafter(Protocol):
         ...
 
     def finish(self, row: BeamRow) -> None: ...
+
+
+@dataclass(eq=False)
+class BeamEngine:
+    """Target, drafter, rule and controller of beams; one batch at a time."""
+
+    target: BranchingLM
+    drafter: BeamDrafter
+    verifier: Beams
+    controller: Controller
+    max_rows: int = 16
+
+    def __post_init__(self) -> None:
+        check_candidates(self.drafter, self.verifier)
+        check_scoring(self.target, self.drafter)
+
+    @property
+    def promise(self) -> Promise:
+        """The law that texts of this engine follow."""
+        return promise_of(self.drafter, self.verifier, self.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +98,19 @@ class BeamRecord:
     target_seconds: float
 
 
-def decode(requests: Iterable[BeamRow], engine: Engine, max_rows: int = 16) -> Iterator[BeamRecord]:
+def decode(
+    requests: Iterable[BeamRow], engine: BeamEngine, max_rows: int | None = None
+) -> Generator[BeamRecord]:
     """Run rows to their end, at most `max_rows` together. Closing it early frees every row."""
     waiting, running = deque(requests), list[BeamRow]()
-    drafter = cast(BeamDrafter, engine.drafter)
     try:
         while waiting or running:
-            while waiting and len(running) < max_rows:
-                row = waiting.popleft()
-                running.append(row)
-                with torch.inference_mode():
-                    engine.target.prefill(row.state)
-                    drafter.start(row)
             with torch.inference_mode():
+                while waiting and len(running) < (max_rows or engine.max_rows):
+                    row = waiting.popleft()
+                    running.append(row)
+                    engine.target.prefill([row.state])
+                    engine.drafter.start(row)
                 record = step(running, engine)
             leave([row for row in running if not row.beams], engine)
             running = [row for row in running if row.beams]
@@ -96,20 +119,21 @@ def decode(requests: Iterable[BeamRow], engine: Engine, max_rows: int = 16) -> I
         leave(running, engine)
 
 
-def leave(rows: Sequence[BeamRow], engine: Engine) -> None:
+def leave(rows: Sequence[BeamRow], engine: BeamEngine) -> None:
     """Forget rows that ended."""
     for row in rows:
-        cast(BeamDrafter, engine.drafter).finish(row)
+        engine.drafter.finish(row)
     engine.target.free([row.state for row in rows])
 
 
-def step(rows: Sequence[BeamRow], engine: Engine) -> BeamRecord:
+def step(rows: Sequence[BeamRow], engine: BeamEngine) -> BeamRecord:
     """One round. Every beam grows by at least one token."""
-    lm = cast(BranchingLM, engine.target)
-    drafter, rule = cast(BeamDrafter, engine.drafter), cast(Beams, engine.verifier)
+    lm, drafter = engine.target, engine.drafter
     began = perf_counter()
     budgets = engine.controller.budgets([row.state for row in rows])
-    depths = [clip(row, budget.depth, lm) for row, budget in zip(rows, budgets, strict=True)]
+    depths = [
+        clip(row, budget.depth, lm.max_length) for row, budget in zip(rows, budgets, strict=True)
+    ]
     layers = drafter.propose(rows, depths)
     drafted = perf_counter()
     wanted = [nodes_of(row, drawn) for row, drawn in zip(rows, layers, strict=True)]
@@ -123,7 +147,7 @@ def step(rows: Sequence[BeamRow], engine: Engine) -> BeamRecord:
     scored = perf_counter()
     rounds, kept = [], []
     for row, drawn, nodes, said in zip(rows, layers, wanted, logits, strict=True):
-        done, beams = judge(row, drawn, dict(zip(nodes, said, strict=True)), rule)
+        done, beams = judge(row, drawn, dict(zip(nodes, said, strict=True)), engine.verifier)
         rounds.append(done)
         if beams:
             kept.append((row, row.settle(beams)))
@@ -138,11 +162,11 @@ def step(rows: Sequence[BeamRow], engine: Engine) -> BeamRecord:
     )
 
 
-def clip(row: BeamRow, depth: int, lm: LanguageModel) -> int:
+def clip(row: BeamRow, depth: int, longest: int | None) -> int:
     """A depth that neither outruns the row's cap nor the model's positions."""
     depth = min(depth, row.room - 1)  # a round adds one token beyond its last layer
-    if lm.max_length is not None:
-        depth = min(depth, lm.max_length - row.state.prompt_len - row.length)
+    if longest is not None:
+        depth = min(depth, longest - row.state.prompt_len - row.length)
     return max(depth, 0)
 
 
@@ -222,14 +246,14 @@ def drawn_beams(
 
 def complete(row: BeamRow, beams: Sequence[Beam], grown: int) -> list[Beam]:
     """Put complete texts aside; the beams that go on."""
-    params = row.state.params
-    full = row.length + grown >= params.max_new_tokens
+    most, why = row.state.limit
+    full = row.length + grown >= most
     left = []
     for beam in beams:
-        stopped = row.forest.tokens[beam.node] in params.eos
+        stopped = row.forest.tokens[beam.node] in row.state.params.eos
         if not stopped and not full:
             left.append(beam)
             continue
         text = (*row.state.new_tokens, *row.forest.text(beam.node))
-        row.written.append(Written(text, beam.log_likelihood, "stop" if stopped else "length"))
+        row.written.append(Written(text, beam.log_likelihood, "stop" if stopped else why))
     return left

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn, Unpack
 
 from foretoken.engine.beam import BeamRecord, Round, decode
+from foretoken.engine.promise import Promise
 from foretoken.engine.requests import Prompt, Sampling, as_batch
+from foretoken.engine.scheduling import turn_of
 from foretoken.engine.session import Session
 from foretoken.engine.text import decoder, text_of
 from foretoken.errors import ConfigError
@@ -77,8 +81,14 @@ class BeamResult:
     sequences: list[list[int]]  # new tokens, the one that ended the text included
     scores: list[float]  # mean log-likelihood per token under the target, untempered
     texts: list[str]  # without end tokens; empty ones where there is no tokenizer
-    finish_reasons: list[str]  # "stop" or "length"
+    finish_reasons: list[str]  # "stop", "length" or "context", as in Result
     stats: BeamStats
+    promise: Promise  # the law that the texts follow
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the texts follow the law that is promised of beams."""
+        return self.promise.lossless
 
     @property
     def text(self) -> str:
@@ -99,7 +109,7 @@ class BeamSession(Session):
     def generate(
         self,
         prompt: Any,
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         num_beams: int | None = None,
         **sampling: Unpack[Sampling],
     ) -> Any:
@@ -113,10 +123,15 @@ class BeamSession(Session):
         results = self.generate_rows(prompts, max_new_tokens, num_beams, **sampling)
         return results if batch else results[0]
 
+    async def agenerate(self, *given: Any, **named: Any) -> Any:
+        """`generate` for asyncio: other tasks go on; batches of beams wait for one another."""
+        call = asyncio.get_running_loop().run_in_executor
+        return await call(self.pool, partial(self.generate, *given, **named))
+
     def generate_rows(
         self,
         prompts: list[Prompt],
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         num_beams: int | None = None,
         **sampling: Unpack[Sampling],
     ) -> list[Any]:
@@ -129,8 +144,8 @@ class BeamSession(Session):
             )
         rows = self.beam_rows(prompts, max_new_tokens, num_beams, **sampling)
         stats = {row.state.uid: BeamStats() for row in rows}
-        before = perf_counter()
-        with closing(decode(rows, self.engine, self.max_rows)) as records:
+        with turn_of(self.target, *self.models), closing(decode(rows, self.engine)) as records:
+            before = perf_counter()
             for record in records:
                 now = perf_counter()
                 for row, done in zip(record.rows, record.rounds, strict=True):
@@ -142,13 +157,12 @@ class BeamSession(Session):
     def beam_rows(
         self,
         prompts: list[Prompt],
-        max_new_tokens: int,
+        max_new_tokens: int | None,
         num_beams: int | None,
         **sampling: Unpack[Sampling],
     ) -> list[BeamRow]:
         """Checked rows, ready for `engine.beam.decode`."""
-        rule: Any = self.engine.verifier
-        width = rule.config.num_beams if num_beams is None else num_beams
+        width = self.engine.verifier.config.num_beams if num_beams is None else num_beams
         check_beams(width, self.target.vocab_size)
         states = self.rows(prompts, max_new_tokens, **sampling)
         return [BeamRow(state, width) for state in states]
@@ -162,6 +176,7 @@ class BeamSession(Session):
             texts=[self._written(text.tokens, text.reason) for text in best],
             finish_reasons=[text.reason for text in best],
             stats=stats,
+            promise=self.engine.promise,
         )
 
     def _written(self, tokens: Sequence[int], reason: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import closing
 from time import perf_counter
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from foretoken.coins import SeededCoins
-from foretoken.engine.loop import Engine
+from foretoken.controllers.fixed import Fixed
+from foretoken.engine.engine import Engine
+from foretoken.engine.step import Parts, commit, judge, learn, propose, score
 from foretoken.trees.build import chain
 from foretoken.types import (
     Budget,
@@ -18,9 +21,12 @@ from foretoken.types import (
     DecodeState,
     Draft,
     Draw,
+    Prices,
     SamplingParams,
+    Shape,
+    Step,
+    StepTimes,
     Verdict,
-    endless,
 )
 from foretoken.warp import Warp
 
@@ -29,6 +35,9 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 PERIOD = 17  # the scratch text repeats itself, so that look-up drafters find something
 REPEATS = 5
 SLOW_SIZES = 16  # larger ones are extrapolated where a round would take too long
+
+
+TOO_DEAR = Prices(1e9, (0.0, *[1e9] * max(SIZES)), 1e9)  # nothing is worth these
 
 
 @torch.inference_mode()
@@ -44,29 +53,32 @@ def measure_costs(
     if room is not None:
         context = max(1, min(context, room // 2))
     sizes = list(SIZES)
-    watch = _Stopwatch(engine)
+    trees = engine.drafter.traits.shape is Shape.TREE
+    watch = Stopwatch(engine)
     began = perf_counter()
     rounds, done = 1 + REPEATS, 0
     while done < rounds:
-        with closing(_Scratch(engine, context)) as scratch:
+        with closing(ScratchRow(engine, context)) as scratch:
             for depth in DEPTHS:
-                budget = Budget(depth, 4 * depth if engine.drafter.trees else depth)
+                budget = Budget(depth, 4 * depth if trees else depth)
                 if depth <= max_depth and scratch.fits(1 + budget.nodes):
                     watch.step(scratch, budget)
+            if engine.drafter.traits.prices:
+                watch.ask(scratch, Budget(max_depth, max_depth, TOO_DEAR))
             for size in sizes:
                 if scratch.fits(size):
                     watch.score(scratch, size)
         done += 1
         if done == 1:  # the first round warms every shape up
             took = perf_counter() - began
-            if took > seconds / 3 and not engine.drafter.trees:
+            if took > seconds / 3 and not trees:
                 sizes = [size for size in sizes if size <= SLOW_SIZES]
             rounds = 1 + max(1, min(REPEATS, int(seconds / max(took, 1e-9)) - 1))
     return watch.table()
 
 
-class _Scratch:
-    """A row nobody reads."""
+class ScratchRow:
+    """A row that exists for measuring only; its text repeats itself."""
 
     def __init__(self, engine: Engine, context: int) -> None:
         self.engine = engine
@@ -74,91 +86,102 @@ class _Scratch:
         self.pattern = [(3 + 7 * i) % vocab for i in range(PERIOD)]
         tokens = [self.pattern[i % PERIOD] for i in range(context)]
         params = SamplingParams(max_new_tokens=10**6)
-        self.row = DecodeState(
-            tokens, context, params, SeededCoins(0), Warp(params, context, vocab)
-        )
-        engine.drafter.start(self.row, engine.target.prefill(self.row, engine.drafter.taps))
+        warp = Warp(params, context, vocab)
+        self.row = DecodeState(tokens, context, params, SeededCoins(0), warp)
+        traits = engine.drafter.traits
+        [seen] = engine.target.prefill([self.row], traits.taps, last=traits.context)
+        engine.drafter.start(self.row, seen)
 
     def fits(self, nodes: int) -> bool:
         room = self.engine.target.max_length
         return room is None or len(self.row.tokens) - 1 + nodes <= room
 
-    def go_on(self) -> None:
-        """The text grows by one token, whatever was scored."""
-        self.row.tokens.append(self.pattern[len(self.row.tokens) % PERIOD])
+    def go_on(self) -> int:
+        """The next token of the text, whatever was scored."""
+        return self.pattern[len(self.row.tokens) % PERIOD]
 
     def close(self) -> None:
-        self.engine.drafter.finish(self.row)
-        self.engine.target.free([self.row])
+        self.engine.leave([self.row])
 
 
-class _Stopwatch:
+class Stopwatch:
     """Collects times; the first of each kind is a warm-up."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        # Lengths are measured one by one, whatever a controller would stop at.
+        self.parts = Parts(engine.target, engine.drafter, engine.verifier, Fixed())
         self.target: dict[int, list[float]] = defaultdict(list)
         self.draft: dict[int, list[float]] = defaultdict(list)
         self.other: list[float] = []
+        self.asking: list[float] = []
 
-    def step(self, scratch: _Scratch, budget: Budget) -> None:
+    def step(self, scratch: ScratchRow, budget: Budget) -> None:
         """A whole step with a draft of this size, of which nothing is accepted."""
-        engine, row = self.engine, scratch.row
+        rows, parts = [scratch.row], self.parts
         began = perf_counter()
-        drafts = engine.drafter.propose([row], [budget], always)
+        drafts = propose(rows, [budget], parts)
         drafted = perf_counter()
-        scores = engine.target.score([row], drafts, engine.drafter.taps)
-        _wait_for(scores[0].logits)
+        scores = score(rows, drafts, parts)
+        wait_for(scores[0].logits)
         scored = perf_counter()
-        tree = drafts[0].tree
-        scores[0].p = row.warp.laws(row.tokens, tree, scores[0].logits)
-        engine.verifier.verify(drafts[0], scores[0], row.coins)
-        engine.target.commit([row], [()])
-        verified = perf_counter()
-        scratch.go_on()
-        verdict = Verdict((), row.tokens[-1])
-        again = perf_counter()
-        engine.drafter.observe([row], drafts, scores, [verdict])
-        observed = perf_counter()
-        deepest = max(tree.depths())
+        judge(rows, drafts, scores, parts)
+        verdicts = [Verdict((), scratch.go_on())]
+        emitted = commit(rows, drafts, verdicts, parts)
+        ended = perf_counter()
+        nodes = len(drafts[0].tree)
+        times = StepTimes(
+            1, nodes, len(scratch.row.tokens), drafted - began, scored - drafted, ended - scored
+        )
+        step = Step(
+            tuple(rows), tuple(drafts), tuple(scores), tuple(verdicts), tuple(emitted), times
+        )
+        learn(step, parts)
+        deepest = max(drafts[0].tree.depths())
         if deepest:
-            self.draft[deepest].append((drafted - began) + (observed - again))
-        self.target[len(tree)].append(scored - drafted)
-        self.other.append(verified - scored)
+            self.draft[deepest].append(times.draft)
+        self.target[nodes].append(times.target)
+        self.other.append(times.other)
 
-    def score(self, scratch: _Scratch, size: int) -> None:
+    def ask(self, scratch: ScratchRow, budget: Budget) -> None:
+        """A proposal where nothing is worth its price: what asking alone costs."""
+        began = perf_counter()
+        drafts = propose([scratch.row], [budget], self.parts)
+        self.asking.append(perf_counter() - began)
+        self.target_once(scratch, drafts[0])
+
+    def score(self, scratch: ScratchRow, size: int) -> None:
         """One target forward over a chain of `size` nodes."""
         row, pattern, at = scratch.row, scratch.pattern, len(scratch.row.tokens)
         guess = [pattern[(at + i) % PERIOD] for i in range(size - 1)]
         draft = Draft(chain(row.tokens[-1], guess), Draw.POINT)
+        self.target[size].append(self.target_once(scratch, draft))
+
+    def target_once(self, scratch: ScratchRow, draft: Draft) -> float:
+        """Seconds of one target forward over a draft, of which nothing is accepted."""
+        rows = [scratch.row]
         began = perf_counter()
-        scores = self.engine.target.score([row], [draft], self.engine.drafter.taps)
-        _wait_for(scores[0].logits)
-        self.target[size].append(perf_counter() - began)
-        self.engine.target.commit([row], [()])
-        scratch.go_on()
+        scores = score(rows, [draft], self.parts)
+        wait_for(scores[0].logits)
+        took = perf_counter() - began
+        commit(rows, [draft], [Verdict((), scratch.go_on())], self.parts)
+        return took
 
     def table(self) -> CostTable:
         return CostTable(
-            {size: _settled(times) for size, times in sorted(self.target.items())},
-            {depth: _settled(times) for depth, times in sorted(self.draft.items())},
-            _settled(self.other or [0.0]),
+            {size: settled(times) for size, times in sorted(self.target.items())},
+            {depth: settled(times) for depth, times in sorted(self.draft.items())},
+            settled(self.other or [0.0]),
+            settled(self.asking or [0.0]),
         )
 
 
-@endless
-def always(row: DecodeState, law: Tensor, hidden: Tensor | None = None) -> int:
-    """Lengths are measured one by one, whatever a controller would stop at."""
-    return 1
-
-
-def _settled(times: list[float]) -> float:
+def settled(times: Sequence[float]) -> float:
     """Lower quartile without the warm-up: what disturbs a forward only ever makes it longer."""
     times = sorted(times[1:] or times)
     return times[(len(times) - 1) // 4]
 
 
-def _wait_for(values: Tensor) -> None:
+def wait_for(values: Tensor) -> None:
     """On a GPU, the end of the work and not of its launch."""
     if values.is_cuda:
         torch.cuda.synchronize(values.device)

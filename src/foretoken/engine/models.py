@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from foretoken.contract import KeepsIds
 from foretoken.engine.assemble import assemble, require_draft
-from foretoken.engine.loop import Engine
 from foretoken.errors import ConfigError
-from foretoken.methods import Method
+from foretoken.methods import Method, needs_draft
 from foretoken.methods import method as method_row
-from foretoken.types import KeepsIds
 
 
 def check_request(method: str, draft: Any, max_rows: int) -> Method:
@@ -27,12 +27,12 @@ def check_request(method: str, draft: Any, max_rows: int) -> Method:
     return row
 
 
-def check_tokenizers(words: Any, source: Any, load_tokenizer: Any) -> None:
+def check_tokenizers(tokenizer: Any, source: Any, load_tokenizer: Any) -> None:
     """Equal ids must mean equal text; how many there are is checked when the parts are joined."""
-    if words is None or not isinstance(source, str | Path):
+    if tokenizer is None or not isinstance(source, str | Path):
         return
     other = load_tokenizer(source)
-    if other is not None and other.get_vocab() != words.get_vocab():
+    if other is not None and other.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
             f"the draft {source} has a tokenizer of its own.",
             "guesses are token ids, and these tokenizers give the same ids other meanings.",
@@ -40,15 +40,19 @@ def check_tokenizers(words: Any, source: Any, load_tokenizer: Any) -> None:
         )
 
 
-def check_words(engine: Engine, words: Any) -> None:
+def check_vocabulary(engine: Any, tokenizer: Any) -> None:
     """A drafter that keeps ids from elsewhere compares what they mean with the target's."""
-    if words is not None and isinstance(engine.drafter, KeepsIds):
-        engine.drafter.check_words(words.get_vocab())
+    if tokenizer is not None and isinstance(engine.drafter, KeepsIds):
+        engine.drafter.check_vocabulary(tokenizer.get_vocab())
 
 
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a text: of the generation settings, else the config, else the tokenizer."""
+def end_tokens(model: Any, tokenizer: Any, given: Any = None) -> frozenset[int]:
+    """The ids that end a text: of the generation config, else the config, else the tokenizer.
+
+    They count even where the rest of the generation config is left aside (`given` is False).
+    """
     for owner in (
+        given,
         getattr(model, "generation_config", None),
         model.config.get_text_config(decoder=True),
         tokenizer,
@@ -64,22 +68,26 @@ def engine_over(
     method: str,
     draft: Any,
     *,
-    words: Any = None,
+    tokenizer: Any = None,
     loading: Mapping[str, Any] | None = None,
     lm_options: Mapping[str, Any] | None = None,
     **parts: Any,
-) -> tuple[Engine, Any]:
+) -> tuple[Any, Any]:
     """The engine over a loaded target, and its draft (None for a method that needs none)."""
-    from foretoken.lm.cached import CachedLM
     from foretoken.lm.load import load_model, load_tokenizer
+    from foretoken.lm.opening import open_lm
 
-    target_lm = CachedLM(model, name="target", **(lm_options or {}))
-    draft_lm = None
-    if method_row(method).needs_draft:
-        kernels = {k: v for k, v in (lm_options or {}).items() if k == "kernels"}
-        draft_lm = CachedLM(load_model(draft, **(loading or {})), name="draft", **kernels)
-    engine = assemble(method, target_lm, draft_lm, **parts)
-    if draft_lm is not None:
-        check_tokenizers(words, draft, load_tokenizer)
-    check_words(engine, words)
+    with ExitStack() as refused:
+        target_lm = open_lm(model, name="target", **(lm_options or {}))
+        refused.callback(target_lm.close)
+        draft_lm = None
+        if needs_draft(method_row(method)):
+            kernels = {k: v for k, v in (lm_options or {}).items() if k == "kernels"}
+            draft_lm = open_lm(load_model(draft, **(loading or {})), name="draft", **kernels)
+            refused.callback(draft_lm.close)
+        engine = assemble(method, target_lm, draft_lm, **parts)
+        if draft_lm is not None:
+            check_tokenizers(tokenizer, draft, load_tokenizer)
+        check_vocabulary(engine, tokenizer)
+        refused.pop_all()  # what was opened stays open
     return engine, draft_lm

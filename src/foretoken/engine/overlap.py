@@ -13,11 +13,9 @@ while the models run, by the verifier once both are done, never by two at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -25,20 +23,11 @@ import torch
 from torch import Tensor
 
 from foretoken.coins import Coins
-from foretoken.engine import loop
-from foretoken.engine.loop import Engine, clip
+from foretoken.engine.engine import Engine
+from foretoken.engine.step import commit, plan, propose, score
 from foretoken.errors import CapabilityError
 from foretoken.trees.build import chain, root
-from foretoken.types import (
-    DecodeState,
-    Draft,
-    Draw,
-    Laws,
-    Scores,
-    StepRecord,
-    StepTimes,
-    Verdict,
-)
+from foretoken.types import DecodeState, Draft, Draw, Laws, Rows, Scores, Step, StepTimes, Verdict
 
 Propose = Callable[[], list[Draft]]
 Score = Callable[[], list[Scores]]
@@ -55,67 +44,102 @@ class Phase:
     hidden: float = 0.0
 
 
-Both = Callable[[Propose, Score], Phase]
+@dataclass(eq=False)
+class OverlapEngine(Engine):
+    """An engine with both models at work in every step; its threads end when it is idle."""
 
+    pending: dict[int, Draft] = field(default_factory=dict)  # unjudged tokens of rows, by uid
+    workers: Workers | None = None
 
-def decode(
-    requests: Iterable[DecodeState], engine: Engine, max_rows: int = 16
-) -> Iterator[StepRecord]:
-    """As `loop.decode`, with both models at work in every step; threads end with the generator."""
-    how: str = engine.drafter.config.overlap  # type: ignore[attr-defined]
-    with {"threads": at_once, "emulated": in_turn}[how](engine) as both:
-        advance = partial(step, both=both, pending={})
-        yield from loop.decode(requests, engine, max_rows, advance)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overlap == "threads":
+            refuse_one_device(self.target, self.drafter.model.lm)  # type: ignore[attr-defined]
 
+    @property
+    def overlap(self) -> str:
+        """How both models run: in threads of their own, or in turn with the overlap modelled."""
+        how: str = self.drafter.model.config.overlap  # type: ignore[attr-defined]
+        return how
 
-def step(
-    rows: Sequence[DecodeState], engine: Engine, both: Both, pending: dict[int, Draft]
-) -> StepRecord:
-    """One round; `pending` holds each row's unjudged tokens from one round to the next."""
-    lm, drafter, controller = engine.target, engine.drafter, engine.controller
-    began = perf_counter()
-    held = [pending.pop(row.uid, Draft(root(row.tokens[-1]), Draw.POINT)) for row in rows]
-    forks = [fork(row, draft) for row, draft in zip(rows, held, strict=True)]
-    budgets = [clip(f, b, lm) for f, b in zip(forks, controller.budgets(rows), strict=True)]
-    idle = all(min(budget.depth, budget.nodes) == 0 for budget in budgets)
-    phase = (one_after_the_other if idle else both)(
-        lambda: drafter.propose(forks, budgets, controller.keep_going),
-        lambda: lm.score(rows, held, drafter.taps),
-    )
-    verdicts, emitted = [], []
-    for row, draft, ahead, score in zip(rows, held, phase.ahead, phase.scores, strict=True):
-        laws = row.warp.laws(row.tokens, draft.tree, score.logits)
-        judged, score.p = behind(draft, ahead, laws)
-        verdict = engine.verifier.verify(judged, score, row.coins)
-        score.p = laws
-        controller.update(row, judged, verdict)
-        if len(verdict.path) == len(draft.tree):  # the first new token stands
-            verdict = Verdict(verdict.path[:-1], ahead.tree.tokens[1])
-            pending[row.uid] = rest(ahead)
-        verdicts.append(verdict)
-    lm.commit(rows, [verdict.path for verdict in verdicts])
-    for row, draft, verdict in zip(rows, held, verdicts, strict=True):
-        accepted = [draft.tree.tokens[node] for node in verdict.path]
-        emitted.append(row.extend([*accepted, verdict.next_token]))
-        if row.finish is not None:
-            pending.pop(row.uid, None)
-    drafter.observe(rows, held, phase.scores, verdicts)
-    spent = perf_counter() - began
-    models = phase.draft + phase.target
-    times = StepTimes(
-        rows=len(rows),
-        nodes=sum(len(draft.tree) for draft in held),
-        context=max(len(row.tokens) for row in rows),
-        draft=phase.draft,
-        target=phase.target,
-        other=max(spent - models, 0.0),
-        hidden=phase.hidden,
-    )
-    controller.timed(times)
-    record = StepRecord(tuple(rows), tuple(held), tuple(verdicts), tuple(emitted), times)
-    for listener in engine.listeners:
-        listener(record)
-    return record
+    def advance(self, rows: Rows) -> Step:
+        """One round: pending tokens are scored while the drafter goes on behind them."""
+        began = perf_counter()
+        held = [self.pending.get(row.uid, Draft(root(row.tokens[-1]), Draw.POINT)) for row in rows]
+        forks = [fork(row, draft) for row, draft in zip(rows, held, strict=True)]
+        budgets = plan(rows, forks, self)
+        idle = all(min(budget.depth, budget.nodes) == 0 for budget in budgets)
+        phase = (one_after_the_other if idle else self.both)(
+            lambda: propose(forks, budgets, self),
+            lambda: score(rows, held, self),
+        )
+        judged, verdicts = self.judge(rows, held, phase)
+        emitted = commit(rows, held, verdicts, self)
+        spent = perf_counter() - began
+        models = phase.draft + phase.target
+        times = StepTimes(
+            rows=len(rows),
+            nodes=sum(len(draft.tree) for draft in held),
+            context=max(len(row.tokens) for row in rows),
+            draft=phase.draft,
+            target=phase.target,
+            other=max(spent - models, 0.0),
+            hidden=phase.hidden,
+        )
+        step = Step(
+            tuple(rows), tuple(held), tuple(phase.scores), tuple(verdicts), tuple(emitted), times
+        )
+        self.drafter.observe(step)
+        self.controller.observe(
+            replace(
+                step,
+                drafts=tuple(draft for draft, _ in judged),
+                verdicts=tuple(verdict for _, verdict in judged),
+            )
+        )
+        return step
+
+    def judge(
+        self, rows: Rows, held: Sequence[Draft], phase: Phase
+    ) -> tuple[list[tuple[Draft, Verdict]], list[Verdict]]:
+        """Pending tokens and the first new one judged together, and what that says of the pending
+        ones; where all stand, the other new ones are pending next.
+        """
+        drafts, laws = [], []
+        for row, draft, ahead, said in zip(rows, held, phase.ahead, phase.scores, strict=True):
+            laws.append(row.warp.laws(row.tokens, draft.tree, said.logits))
+            judged, said.p = behind(draft, ahead, laws[-1])
+            drafts.append(judged)
+        found = self.verifier.verify(rows, drafts, phase.scores)
+        verdicts = []
+        for row, draft, ahead, said, law, verdict in zip(
+            rows, held, phase.ahead, phase.scores, laws, found, strict=True
+        ):
+            said.p = law
+            self.pending.pop(row.uid, None)
+            if len(verdict.path) == len(draft.tree):  # the first new token stands
+                verdict = Verdict(verdict.path[:-1], ahead.tree.tokens[1])
+                self.pending[row.uid] = rest(ahead)
+            verdicts.append(verdict)
+        return list(zip(drafts, found, strict=True)), verdicts
+
+    def both(self, propose: Propose, score: Score) -> Phase:
+        """Draft and target at the same time, or in turn where that is only modelled."""
+        if self.overlap == "emulated":
+            phase = one_after_the_other(propose, score)
+            return replace(phase, hidden=min(phase.draft, phase.target))
+        if self.workers is None:
+            self.workers = Workers()
+        return self.workers.both(propose, score)
+
+    def leave(self, rows: Rows) -> None:
+        """As in any engine; what was pending goes, and the workers with the last row."""
+        for row in rows:
+            self.pending.pop(row.uid, None)
+        super().leave(rows)
+        if self.workers is not None and not self.running:
+            self.workers.close()
+            self.workers = None
 
 
 def fork(row: DecodeState, draft: Draft) -> DecodeState:
@@ -163,44 +187,35 @@ class Unscored:
         return self.laws.draw(node, coins) if node < self.end else 0
 
 
-@contextmanager
-def at_once(engine: Engine) -> Iterator[Both]:
-    """A worker thread for each model, with half of torch's threads each.
+class Workers:
+    """A thread for each model, with half of torch's threads each.
 
     How many threads torch uses is kept per thread. A fresh thread takes over the number set last,
     by whomever, once it is first asked for: hence the order here and in `settle_in`.
     """
-    refuse_one_device(engine)
-    before = torch.get_num_threads()
-    with (
-        ThreadPoolExecutor(1, "foretoken-draft") as drafting,
-        ThreadPoolExecutor(1, "foretoken-target") as scoring,
-    ):
-        for worker in (drafting, scoring):
+
+    def __init__(self) -> None:
+        self.drafting = ThreadPoolExecutor(1, "foretoken-draft")
+        self.scoring = ThreadPoolExecutor(1, "foretoken-target")
+        before = torch.get_num_threads()
+        for worker in (self.drafting, self.scoring):
             worker.submit(settle_in, max(1, before // 2)).result()
         torch.set_num_threads(before)
 
-        def both(propose: Propose, score: Score) -> Phase:
-            began = perf_counter()
-            jobs = drafting.submit(timed, propose), scoring.submit(timed, score)
-            try:
-                (ahead, _), (scores, target) = jobs[0].result(), jobs[1].result()
-            finally:
-                wait(jobs)  # rows may only be freed when nobody works on them
-            return Phase(ahead, scores, max(perf_counter() - began - target, 0.0), target)
+    def both(self, propose: Propose, score: Score) -> Phase:
+        """Both jobs at once; done when both are, for rows are only freed when nobody works."""
+        began = perf_counter()
+        jobs = self.drafting.submit(timed, propose), self.scoring.submit(timed, score)
+        try:
+            (ahead, _), (scores, target) = jobs[0].result(), jobs[1].result()
+        finally:
+            wait(jobs)
+        return Phase(ahead, scores, max(perf_counter() - began - target, 0.0), target)
 
-        yield both
-
-
-@contextmanager
-def in_turn(engine: Engine) -> Iterator[Both]:
-    """The same step on one device: what the shorter of both takes would have passed unnoticed."""
-
-    def both(propose: Propose, score: Score) -> Phase:
-        phase = one_after_the_other(propose, score)
-        return replace(phase, hidden=min(phase.draft, phase.target))
-
-    yield both
+    def close(self) -> None:
+        """End both threads."""
+        self.drafting.shutdown()
+        self.scoring.shutdown()
 
 
 def one_after_the_other(propose: Propose, score: Score) -> Phase:
@@ -225,9 +240,9 @@ def timed(job: Callable[[], Any]) -> tuple[Any, float]:
     return done, perf_counter() - began
 
 
-def refuse_one_device(engine: Engine) -> None:
+def refuse_one_device(target: Any, draft: Any) -> None:
     """Two models on one GPU wait for each other, whoever starts them."""
-    places = [getattr(lm, "device", None) for lm in (engine.target, engine.drafter.lm)]  # type: ignore[attr-defined]
+    places = [getattr(lm, "device", None) for lm in (target, draft)]
     if places[0] is not None and places[0] == places[1] and places[0].type != "cpu":
         raise CapabilityError(
             "overlap='threads' was asked for with draft and target on one device.",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
-from foretoken.types import DecodeState, StepRecord
+from foretoken.types import DecodeState, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class StepTrace:
     emitted: tuple[int, ...]  # accepted tokens, then the correction or bonus
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Stats:
     """One row's counters. Seconds are wall time the row was running, its prompt included.
 
@@ -84,6 +83,19 @@ class Stats:
         deepest = max(self.drafted_at_depth, default=0)
         return [self.accepted_at_depth[d] / self.drafted_at_depth[d] for d in range(1, deepest + 1)]
 
+    def __str__(self) -> str:
+        """One line for a reader."""
+        line = (
+            f"{self.tokens} tokens in {self.seconds:.2f} s, {self.tokens_per_second:.1f} tokens/s; "
+            f"{self.target_steps} target steps, {self.mean_accepted_length:.2f} tokens per step"
+        )
+        if self.drafted:
+            line += f"; {self.accepted} of {self.drafted} guesses accepted"
+        return line
+
+    def __repr__(self) -> str:
+        return f"<Stats: {self}>"
+
     def add(self, trace: StepTrace) -> None:
         """Count one step."""
         self.target_steps += 1
@@ -116,48 +128,40 @@ class Stats:
         }
 
 
-def traces(record: StepRecord) -> list[StepTrace]:
-    """What a step did to each of its rows."""
-    found = []
-    for draft, verdict, emitted in zip(record.drafts, record.verdicts, record.emitted, strict=True):
-        tree = draft.tree
-        found.append(
-            StepTrace(
-                drafted=len(tree) - 1,
-                depth=len(tree) - 1 if tree.is_chain else max(tree.depths()),
-                accepted=min(len(verdict.path), len(emitted)),  # a stop can cut the path short
-                emitted=tuple(emitted),
-            )
-        )
-    return found
+def trace_of(step: Step, at: int) -> StepTrace:
+    """What a step did to the row at a place."""
+    tree, emitted = step.drafts[at].tree, step.emitted[at]
+    return StepTrace(
+        drafted=len(tree) - 1,
+        depth=len(tree) - 1 if tree.is_chain else max(tree.depths()),
+        accepted=min(len(step.verdicts[at].path), len(emitted)),  # a stop can cut the path short
+        emitted=tuple(emitted),
+    )
 
 
 class Recorder:
-    """Collects statistics and traces per row. A loop listener, or fed with yielded records."""
+    """Collects statistics and traces per row, told of every step."""
 
     def __init__(self, rows: Iterable[DecodeState]) -> None:
         self.stats = {row.uid: Stats() for row in rows}
         self.steps: dict[int, list[StepTrace]] = {uid: [] for uid in self.stats}
-        self._mark = perf_counter()
 
-    def __call__(self, record: StepRecord) -> None:
-        now, times = perf_counter(), record.times
-        passed = now - self._mark
-        waiting = max(passed - times.draft - times.target - times.other, 0.0)
-        fresh = [row for row in record.rows if not self.steps[row.uid]]
-        for row, trace in zip(record.rows, traces(record), strict=True):
-            stats = self.stats[row.uid]
-            if fresh:  # what the step's own clock did not see was spent on new rows' prompts
-                stats.target_seconds += waiting
-                stats.prefill_seconds += waiting if row in fresh else 0.0
-            stats.seconds += passed
-            stats.draft_seconds += times.draft
-            stats.target_seconds += times.target
-            stats.hidden_seconds += times.hidden
-            stats.add(trace)
-            self.steps[row.uid].append(trace)
-        self._mark = now
+    def __call__(self, step: Step) -> None:
+        """Take in a step of these rows."""
+        for at in range(len(step.rows)):
+            self.row(step, at)
 
-    def resume(self) -> None:
-        """Forget the time since the last step: the caller held the generator, not the engine."""
-        self._mark = perf_counter()
+    def row(self, step: Step, at: int) -> None:
+        """Take in what a step did to one of them."""
+        row, times = step.rows[at], step.times
+        stats, steps = self.stats[row.uid], self.steps[row.uid]
+        waited = row.prefill if not steps else times.prefill  # for its own prompt, or for others'
+        if not steps:
+            stats.prefill_seconds = row.prefill
+        stats.seconds += times.whole + waited
+        stats.draft_seconds += times.draft
+        stats.target_seconds += times.target + waited
+        stats.hidden_seconds += times.hidden
+        trace = trace_of(step, at)
+        stats.add(trace)
+        steps.append(trace)

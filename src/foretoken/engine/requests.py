@@ -9,10 +9,11 @@ from typing import Any, TypedDict
 
 from torch import Tensor
 
+from foretoken.engine.chat import Message, chat_ids, is_chat
 from foretoken.errors import ConfigError, nearest
 from foretoken.types import SamplingParams
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Sequence[Message]  # a text, token ids, or chat messages
 
 
 class Sampling(TypedDict, total=False):
@@ -70,10 +71,15 @@ def check_sampling(options: Mapping[str, Any]) -> None:
             )
 
 
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that were given; None leaves one to the generation config, or to its default."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def sampling_params(
-    options: Mapping[str, Any], vocab_size: int, eos: frozenset[int], room: int | None
+    options: Mapping[str, Any], vocab_size: int, eos: frozenset[int]
 ) -> SamplingParams:
-    """Checked parameters of one row without its seed; `room` is what the context leaves."""
+    """Checked parameters of one row without its seed."""
     check_sampling(options)
     processors = options.get("processors")
     if processors is not None and not callable(processors):
@@ -92,10 +98,7 @@ def sampling_params(
         token_id(token, vocab_size, "banned_tokens") for token in given.get("banned_tokens") or ()
     )
     given["eos"] = frozenset() if options.get("ignore_eos") else eos
-    params = SamplingParams(**given)
-    if room is None or params.max_new_tokens <= room:
-        return params
-    return SamplingParams(**{**given, "max_new_tokens": room})
+    return SamplingParams(**given)
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -142,7 +145,7 @@ def as_batch(prompt: Any) -> tuple[list[Prompt], bool]:
     if not isinstance(prompt, Sequence):
         raise ConfigError(
             f"a prompt of type {type(prompt).__name__} was passed.",
-            "a prompt is a text, a list of token ids, or a list of either.",
+            "a prompt is a text, a list of token ids, a list of chat messages, or a list of these.",
             "pass one of these.",
         )
     if not prompt:
@@ -151,7 +154,7 @@ def as_batch(prompt: Any) -> tuple[list[Prompt], bool]:
             "a model continues something: at least one token, at least one prompt.",
             "pass a text, token ids, or a list of prompts.",
         )
-    if isinstance(prompt[0], str | Sequence | Tensor):
+    if isinstance(prompt[0], str | Sequence | Tensor) and not is_chat(prompt):
         return [p.tolist() if isinstance(p, Tensor) else p for p in prompt], True
     return [prompt], False
 
@@ -168,10 +171,12 @@ def prompt_ids(
                 "pass tokenizer= to load, or a list of token ids.",
             )
         prompt = tokenizer(prompt)["input_ids"]
+    elif is_chat(prompt):
+        prompt = chat_ids(prompt, tokenizer, which)
     if not isinstance(prompt, Sequence):
         raise ConfigError(
             f"{which} is a {type(prompt).__name__}.",
-            "a prompt is a text or a list of token ids.",
+            "a prompt is a text, a list of token ids, or a list of chat messages.",
             "pass one of these; do not mix prompts and ids in one list.",
         )
     ids = [token_id(token, vocab_size, which) for token in prompt]

@@ -1,144 +1,219 @@
-"""The front door: load a model once, then generate, stream and batch with it."""
+"""A session: a loaded model with a method around it, that any number of threads may call."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, Unpack
 
 from foretoken.coins import SeededCoins
-from foretoken.engine.assemble import assemble, check_options
-from foretoken.engine.loop import Engine
+from foretoken.contract import Remembers
+from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import raise_error
+from foretoken.engine.generation_config import GenerationDefaults
+from foretoken.engine.load_log import log_costs
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.models import check_request, check_words, end_tokens, engine_over
-from foretoken.engine.record import Recorder, Stats, StepTrace
+from foretoken.engine.models import check_request, check_vocabulary
+from foretoken.engine.record import Recorder
 from foretoken.engine.requests import (
-    SAMPLING,
     Prompt,
     Sampling,
     as_batch,
     check_sampling,
+    given_options,
     prompt_ids,
     row_seeds,
     sampling_params,
 )
+from foretoken.engine.results import Piece, Result
+from foretoken.engine.scheduling import Scheduler, owner_of, turn_of
 from foretoken.engine.text import RowText, decoder, silent_stops, text_of
 from foretoken.errors import ConfigError
-from foretoken.methods import Method, default_method
-from foretoken.methods import method as method_row
-from foretoken.types import DecodeState, Remembers, SamplingParams
+from foretoken.lm.views.view import innermost
+from foretoken.methods import Method, needs_draft, resolve
+from foretoken.types import DecodeState, SamplingParams, Step
 from foretoken.warp import Warp
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one prompt became."""
-
-    text: str  # new text only, without end tokens and stop texts
-    tokens: list[int]  # new tokens, the one that ended the row included
-    finish_reason: str  # "stop" or "length"
-    stats: Stats
-    steps: list[StepTrace]  # what was guessed, accepted and emitted in each step
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one step added."""
-
-    text: str  # may lag behind the tokens: half characters and possible stop texts wait
-    tokens: list[int]
-    accepted: int  # how many of the tokens were guessed; the last one is the target's own
-    corrected: bool  # the target's own token stands where another one was guessed
-
-
 class Stream(Iterator[Piece]):
-    """Pieces of one row while it is written; `result` holds the whole once it has ended."""
+    """Pieces of one row while it is written; `result` holds the whole once it has ended.
+
+    The row goes on while others of the session are decoded; pieces wait until they are asked for.
+    """
 
     def __init__(self, session: Session, row: DecodeState) -> None:
         self.session, self.row = session, row
         self.recorder = Recorder([row])
-        self._pieces = self._write()
+        self.pieces: deque[Piece] = deque()
+        self.begun = False
 
     def __next__(self) -> Piece:
-        return next(self._pieces)
+        if not self.begun:
+            self.begun = True
+            self.session.scheduler.submit([self.row], self.watch)
+        if not self.pieces and self.row.finish is None:
+            try:
+                self.session.scheduler.wait(
+                    lambda: bool(self.pieces) or self.row.finish is not None
+                )
+            except BaseException:
+                self.close()
+                raise
+        if self.pieces:
+            return self.pieces.popleft()
+        self.session.scheduler.drop([self.row])
+        if self.row.error is not None:
+            raise self.row.error
+        raise StopIteration
+
+    def watch(self, step: Step, at: int) -> None:
+        """Keep what a step added."""
+        row = self.row
+        self.recorder.row(step, at)
+        text = row.ended if isinstance(row.ended, RowText) else None
+        trace = self.recorder.steps[row.uid][-1]
+        told = "" if text is None else text.take()
+        if text is not None and row.finish is not None:
+            told += text.close()
+        own = len(trace.emitted) > trace.accepted
+        corrected = own and trace.accepted < trace.depth
+        self.pieces.append(Piece(told, list(trace.emitted), trace.accepted, corrected))
 
     def close(self) -> None:
         """Stop here and forget the row."""
-        self._pieces.close()
+        if self.begun:
+            self.session.scheduler.drop([self.row])
+        self.begun = True
+        self.pieces.clear()
+        self.session.engine.cancel(self.row)
 
     @property
     def result(self) -> Result:
         """What was written so far, with its statistics."""
         return self.session.result(self.row, self.recorder)
 
-    def _write(self) -> Generator[Piece, None, None]:
-        row, session = self.row, self.session
-        text = row.ended if isinstance(row.ended, RowText) else None
-        self.recorder.resume()
-        with closing(session.engine.run([row], session.max_rows)) as records:
-            for record in records:
-                self.recorder(record)
-                trace = self.recorder.steps[row.uid][-1]
-                told = "" if text is None else text.take()
-                if text is not None and row.finish is not None:
-                    told += text.close()
-                own = len(trace.emitted) > trace.accepted
-                yield Piece(
-                    told,
-                    list(trace.emitted),
-                    trace.accepted,
-                    own and trace.accepted < trace.depth,
-                )
-                self.recorder.resume()
-
 
 class Session:
-    """A target, a method around it, and a tokenizer if there is one."""
+    """A target, a method around it, and a tokenizer if there is one.
+
+    Threads and asyncio tasks may call it at the same time: their requests join one batch, and each
+    text is the one it would be alone.
+    """
 
     writes = "text"
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Any,
         *,
         method: str,
         tokenizer: Any = None,
         draft: Any = None,
         eos: frozenset[int] = frozenset(),
-        max_rows: int = 16,
+        generation: GenerationDefaults | None = None,
     ) -> None:
         self.engine, self.method, self.tokenizer = engine, method, tokenizer
         self.target, self.draft = engine.target, draft
         self.eos = frozenset(token for token in eos if 0 <= token < self.target.vocab_size)
-        self.max_rows = max_rows
-        self._costs_known = not engine.controller.needs_costs
+        self.generation = generation
+        self.scheduler = Scheduler(engine, *self.models)
+        self.preparing = threading.Lock()
+        self.prepared = not engine.controller.needs_costs
 
-    def generate(self, prompt: Any, max_new_tokens: int = 256, **sampling: Unpack[Sampling]) -> Any:
+    @property
+    def models(self) -> list[Any]:
+        """Target and draft, views of the target aside."""
+        return [lm for lm in (self.target, self.draft) if lm is not None]
+
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads in which asyncio tasks wait for their rows: enough to fill the batch."""
+        return ThreadPoolExecutor(self.max_rows, thread_name_prefix="foretoken")
+
+    @property
+    def max_rows(self) -> int:
+        """Rows decoded together; others wait."""
+        rows: int = self.engine.max_rows
+        return rows
+
+    def __repr__(self) -> str:
+        roles = {"target": self.target, "draft": self.draft}
+        models = [
+            f"{role}={type(owner_of(lm)).__name__}" for role, lm in roles.items() if lm is not None
+        ]
+        words = "without a tokenizer" if self.tokenizer is None else "with a tokenizer"
+        told = ", ".join([f"method={self.method!r}", *models, words, str(self.engine.promise)])
+        return f"{type(self).__name__}({told})"
+
+    def generate(
+        self, prompt: Any, max_new_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> Any:
         """Write after one prompt (a Result) or after each of a batch (a list of Results, in order).
 
-        A prompt is a text or a list of token ids. With `seed=s`, row i of a batch uses s + i: what
-        it writes is what the prompt alone writes with that seed.
+        A prompt is a text, a list of token ids, or chat messages. With `seed=s`, row i of a batch
+        uses s + i: what it writes is what the prompt alone writes with that seed.
         """
         prompts, batch = as_batch(prompt)
         results = self.generate_rows(prompts, max_new_tokens, **sampling)
         return results if batch else results[0]
 
+    async def agenerate(
+        self, prompt: Any, max_new_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> Any:
+        """`generate` for asyncio: other tasks go on, and their requests join the same batch.
+
+        A task that is cancelled ends its rows.
+        """
+        prompts, batch = as_batch(prompt)
+        call = asyncio.get_running_loop().run_in_executor
+        rows = await call(self.pool, partial(self.rows, prompts, max_new_tokens, **sampling))
+        try:
+            results = await call(self.pool, self.write, rows)
+        except asyncio.CancelledError:
+            for row in rows:
+                self.engine.cancel(row)
+            raise
+        return results if batch else results[0]
+
     def generate_rows(
-        self, prompts: list[Prompt], max_new_tokens: int = 256, **sampling: Unpack[Sampling]
-    ) -> list[Result]:
+        self, prompts: list[Prompt], max_new_tokens: int | None = None, **sampling: Unpack[Sampling]
+    ) -> list[Any]:
         """One Result per prompt, decoded together, at most `max_rows` at a time."""
-        rows = self.rows(prompts, max_new_tokens, **sampling)
+        return self.write(self.rows(prompts, max_new_tokens, **sampling))
+
+    def write(self, rows: list[DecodeState]) -> list[Any]:
+        """Decode checked rows; one Result each."""
         self.prepare()
         recorder = Recorder(rows)
-        with closing(self.engine.run(rows, self.max_rows)) as records:
-            for record in records:
-                recorder(record)
+        self.decode(rows, recorder.row)
         return [self.result(row, recorder) for row in rows]
 
+    def decode(
+        self, rows: list[DecodeState], watch: Callable[[Step, int], None] = lambda step, at: None
+    ) -> None:
+        """Run rows to their end; an exception that ends one ends and frees all, and is raised.
+
+        `watch` is told each step of one of them, and its place in the step.
+        """
+        try:
+            self.scheduler.submit(rows, watch)
+            self.scheduler.wait(
+                lambda: (
+                    all(row.finish is not None for row in rows)
+                    or any(row.error is not None for row in rows)
+                )
+            )
+        finally:
+            self.scheduler.drop(rows)
+        raise_error(rows)
+
     def stream(
-        self, prompt: Any, max_new_tokens: int = 256, **sampling: Unpack[Sampling]
+        self, prompt: Any, max_new_tokens: int | None = None, **sampling: Unpack[Sampling]
     ) -> Stream:
         """Pieces of one prompt's text as they are committed; joined, they are `generate`'s text.
 
@@ -166,9 +241,15 @@ class Session:
 
     def close(self) -> None:
         """Give loaded models back as they were: their own kernels, their own mode."""
-        for lm in (self.target, self.draft):
-            if lm is not None:
-                lm.close()
+        for lm in self.models:
+            lm.close()
+
+    def refresh(self, full: bool = True) -> int:
+        """Take over weights that were changed since the model was loaded; how many there were.
+
+        Every request looks at a sample of each weight; this looks at all of them.
+        """
+        return sum(lm.refresh(full=full) for lm in self.models)
 
     def save(self) -> None:
         """Keep what the method has learnt, where it learns and its options name a file."""
@@ -178,23 +259,27 @@ class Session:
     def using(self, method: str, **parts: Any) -> Session:
         """The same models with another method around them; `parts` as in `load`."""
         row = check_request(method, self.draft, self.max_rows)
-        draft = self.draft if row.needs_draft else None
-        engine = assemble(method, self.target, draft, **parts)
-        check_words(engine, self.tokenizer)
+        draft = self.draft if needs_draft(row) else None
+        parts = {"max_rows": self.max_rows, **parts}
+        engine = assemble(method, innermost(self.target), draft, **parts)
+        check_vocabulary(engine, self.tokenizer)
         return session_class(row)(
             engine,
             method=method,
             tokenizer=self.tokenizer,
             draft=self.draft,
             eos=self.eos,
-            max_rows=self.max_rows,
+            generation=self.generation,
         )
 
     def rows(
-        self, prompts: list[Prompt], max_new_tokens: int = 256, **sampling: Unpack[Sampling]
+        self, prompts: list[Prompt], max_new_tokens: int | None = None, **sampling: Unpack[Sampling]
     ) -> list[DecodeState]:
-        """Checked rows, ready for the loop; one bad prompt refuses the batch before any work."""
-        options = {"max_new_tokens": max_new_tokens, **sampling}
+        """Checked rows, ready for the engine; one bad prompt refuses the batch before any work."""
+        for lm in self.models:
+            lm.check_usable()
+            lm.refresh()
+        options = given_options({"max_new_tokens": max_new_tokens, **sampling})
         check_sampling(options)
         seeds = row_seeds(sampling.get("seed"), len(prompts))
         made = []
@@ -207,10 +292,10 @@ class Session:
         return made
 
     def _row(self, ids: list[int], options: dict[str, Any], seed: int | None) -> DecodeState:
-        longest = self.target.max_length
-        room = None if longest is None else longest - len(ids) + 1  # the last token is not fed
-        vocab = self.target.vocab_size
-        params = sampling_params(options, vocab, self.eos, room)
+        longest, vocab = self.target.max_length, self.target.vocab_size
+        if self.generation is not None:
+            options = self.generation.options(options, ids, self.eos, vocab)
+        params = replace(sampling_params(options, vocab, self.eos), seed=seed)
         return DecodeState(
             tokens=ids,
             prompt_len=len(ids),
@@ -218,6 +303,7 @@ class Session:
             coins=SeededCoins(seed),
             warp=Warp(params, len(ids), vocab),
             ended=self._watch(params),
+            longest=None if longest is None else longest + 1,  # the last token is not fed
         )
 
     def _watch(self, params: SamplingParams) -> RowText | None:
@@ -240,6 +326,7 @@ class Session:
             finish_reason=row.finish.reason if row.finish else "length",
             stats=recorder.stats[row.uid],
             steps=recorder.steps[row.uid],
+            promise=self.engine.promise,
         )
 
     def _text(self, row: DecodeState) -> str:
@@ -255,86 +342,19 @@ class Session:
 
     def prepare(self) -> None:
         """Measure, once, what the controller has to know before the first step."""
-        if not self._costs_known:
-            self.engine.controller.learn(measure_costs(self.engine))
-            self._costs_known = True
+        with self.preparing:
+            if not self.prepared:
+                with turn_of(self.target, *self.models):
+                    costs = measure_costs(self.engine)
+                log_costs(costs)
+                self.engine.controller.learn(costs)
+                self.prepared = True
+
+
+SESSIONS = {"text": "engine.session:Session", "beams": "engine.beam_session:BeamSession"}
 
 
 def session_class(row: Method) -> type[Session]:
     """The kind of session a method needs: of one text per prompt, or of several."""
-    if row.writes == "beams":
-        from foretoken.engine.beam_session import BeamSession
-
-        return BeamSession
-    return Session
-
-
-def load(
-    target: Any,
-    method: str | None = None,
-    draft: Any = None,
-    tokenizer: Any = None,
-    device: Any = None,
-    dtype: Any = None,
-    *,
-    controller: str | None = None,
-    verifier: str | None = None,
-    exact_bits: bool = False,
-    kernels: str = "auto",
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-    max_rows: int = 16,
-    **config: Any,
-) -> Session:
-    """A session over `target` (directory, hub name or loaded model), decoding with `method`.
-
-    Without `method` it is `chain` where there is a draft, and `auto` where there is none.
-    `config` holds fields of the method's drafter, verifier and controller. What cannot work is
-    refused here, before any weight is read where that can be known. A method that needs no draft
-    leaves `draft` alone.
-    """
-    method = default_method(draft) if method is None else method
-    check_options(method, controller=controller, verifier=verifier, **config)
-    from foretoken.lm.load import check_source, load_model, load_tokenizer
-
-    if isinstance(target, str | Path):
-        check_source(target, allow_pickle)
-    check_request(method, draft, max_rows)
-
-    loading = {
-        "device": device,
-        "dtype": dtype,
-        "allow_pickle": allow_pickle,
-        "trust_remote_code": trust_remote_code,
-    }
-    model = load_model(target, **loading)
-    words = load_tokenizer(target, tokenizer)
-    engine, draft_lm = engine_over(
-        model,
-        method,
-        draft,
-        words=words,
-        loading=loading,
-        lm_options={"exact_bits": exact_bits, "kernels": kernels},
-        controller=controller,
-        verifier=verifier,
-        **config,
-    )
-    return session_class(method_row(method))(
-        engine,
-        method=method,
-        tokenizer=words,
-        draft=draft_lm,
-        eos=end_tokens(model, words),
-        max_rows=max_rows,
-    )
-
-
-def generate(
-    target: Any, prompt: Any, method: str | None = None, draft: Any = None, **options: Any
-) -> Any:
-    """Load, write once and forget: `options` are those of `load` and of `Session.generate`."""
-    sampling = {name: value for name, value in options.items() if name in SAMPLING}
-    check_sampling(sampling)
-    loading = {name: value for name, value in options.items() if name not in SAMPLING}
-    return load(target, method, draft, **loading).generate(prompt, **sampling)
+    found: type[Session] = resolve(SESSIONS[row.writes])
+    return found

@@ -6,17 +6,13 @@ is ready one draft forward after the token was drawn, at no further cost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foretoken.heads import store
-
-KIND = "acceptance"
+from foretoken.heads.table import HeadConfig
 
 
 class ResidualBlock(nn.Module):
@@ -33,31 +29,26 @@ class ResidualBlock(nn.Module):
 
 
 class AcceptanceHead(nn.Module):
-    """Residual blocks, then two logits: rejected, accepted.
+    """Residual blocks, then two logits: rejected, accepted."""
 
-    The released code repeats one block, so its blocks share weights; `shared` is for such heads.
-    """
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config(HeadConfig):
+        blocks: int = 3
+        shared: bool = False  # one block, repeated: the released code's
+        temperature: float = 1.0  # this and the shift are found after training: m / t + s
+        shift: float = 0.0
 
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        blocks: int = 3,
-        shared: bool = False,
-        temperature: float = 1.0,
-        shift: float = 0.0,
-    ) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.depth, self.shared = blocks, shared
-        made = [ResidualBlock(hidden_size) for _ in range(1 if shared else blocks)]
-        self.blocks = nn.ModuleList(made)
-        self.out = nn.Linear(hidden_size, 2)
-        self.temperature, self.shift = temperature, shift  # calibration, found after training
+        self.config = config
+        made = 1 if config.shared else config.blocks
+        self.blocks = nn.ModuleList([ResidualBlock(config.hidden_size) for _ in range(made)])
+        self.out = nn.Linear(config.hidden_size, 2)
 
     def forward(self, hidden: Float[Tensor, "*n H"]) -> Float[Tensor, "*n 2"]:
         """Logits before calibration."""
-        for i in range(self.depth):
-            hidden = self.blocks[0 if self.shared else i](hidden)
+        for i in range(self.config.blocks):
+            hidden = self.blocks[0 if self.config.shared else i](hidden)
         logits: Tensor = self.out(hidden)
         return logits
 
@@ -65,35 +56,5 @@ class AcceptanceHead(nn.Module):
         """The calibrated probability that the token is accepted."""
         logits = self(hidden.to(self.out.weight.dtype))
         margin = logits[..., 1] - logits[..., 0]
-        chance: Tensor = (margin / self.temperature + self.shift).sigmoid()
+        chance: Tensor = (margin / self.config.temperature + self.config.shift).sigmoid()
         return chance
-
-
-def save(
-    folder: str | Path, head: AcceptanceHead, vocab_size: int, notes: Mapping[str, Any]
-) -> Path:
-    """Write a head so that `load` finds it."""
-    card = store.Card(
-        kind=KIND,
-        hidden_size=head.out.in_features,
-        vocab_size=vocab_size,
-        options={
-            "blocks": head.depth,
-            "shared": head.shared,
-            "temperature": head.temperature,
-            "shift": head.shift,
-        },
-        notes=notes,
-    )
-    return store.save(folder, head, card)
-
-
-def load(folder: str | Path) -> tuple[AcceptanceHead, store.Card]:
-    """The head of a folder, frozen, and its card."""
-    card = store.read_card(folder, KIND)
-    try:
-        head = AcceptanceHead(card.hidden_size, **card.options)
-    except TypeError as error:
-        raise store.broken(folder, KIND, f"unknown options ({error})") from error
-    store.load_into(head, folder, KIND)
-    return head, card

@@ -8,18 +8,15 @@ best token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from foretoken.heads import store
+from foretoken.heads.table import HeadConfig
 
-KIND = "decision"
 MODELS = ("soft", "hard")
 TOP = 10  # probabilities of the draft law that are read beside its entropy
 
@@ -27,14 +24,19 @@ TOP = 10  # probabilities of the draft law that are read beside its entropy
 class DecisionHead(nn.Module):
     """A small network of ReLUs; its shape follows from what it reads."""
 
-    def __init__(self, hidden_size: int, vocab_size: int, *, model: str = "soft") -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config(HeadConfig):
+        model: str = "soft"  # or "hard"
+
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.hidden_size, self.vocab_size, self.model = hidden_size, vocab_size, model
+        self.config, self.model = config, config.model
+        width = config.hidden_size
         sizes: tuple[int, ...]
-        if model == "soft":  # 768-512-256-1 in the paper
-            sizes = (hidden_size, max(2 * hidden_size // 3, 1), max(hidden_size // 3, 1), 1)
+        if config.model == "soft":  # 768-512-256-1 in the paper
+            sizes = (width, max(2 * width // 3, 1), max(width // 3, 1), 1)
         else:  # 11-44-1
-            seen = 1 + min(TOP, vocab_size)
+            seen = 1 + min(TOP, config.vocab_size)
             sizes = (seen, 4 * seen, 1)
         layers: list[nn.Module] = []
         for narrow, wide in pairwise(sizes):
@@ -58,26 +60,3 @@ def certainty(laws: Float[Tensor, "n V"]) -> Float[Tensor, "n F"]:
     top = laws.topk(min(TOP, laws.shape[-1])).values.float()
     entropy = -laws.xlogy(laws).sum(-1, keepdim=True).float()
     return torch.cat([entropy, top], -1)
-
-
-def save(folder: str | Path, head: DecisionHead, notes: Mapping[str, Any]) -> Path:
-    """Write a head so that `load` finds it."""
-    card = store.Card(
-        kind=KIND,
-        hidden_size=head.hidden_size,
-        vocab_size=head.vocab_size,
-        options={"model": head.model},
-        notes=notes,
-    )
-    return store.save(folder, head, card)
-
-
-def load(folder: str | Path) -> tuple[DecisionHead, store.Card]:
-    """The head of a folder, frozen, and its card."""
-    card = store.read_card(folder, KIND)
-    try:
-        head = DecisionHead(card.hidden_size, card.vocab_size, **card.options)
-    except TypeError as error:
-        raise store.broken(folder, KIND, f"unknown options ({error})") from error
-    store.load_into(head, folder, KIND)
-    return head, card

@@ -6,35 +6,37 @@ that law changed since the layer asked before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from foretoken.heads import store
-
-KIND = "exits"
+from foretoken.heads.table import HeadConfig
 
 
 class ExitPredictors(nn.Module):
     """One MLP of `hidden` units per layer in `layers`."""
 
-    def __init__(
-        self,
-        layers: Sequence[int],
-        *,
-        candidates: int = 4,
-        hidden: int = 512,
-        often: Sequence[int] | None = None,
-    ) -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config(HeadConfig):
+        layers: tuple[int, ...]
+        candidates: int = 4  # likely tokens that are looked at
+        hidden: int = 512
+        often: tuple[int, ...] | None = None  # always asked: where exits happen; None: every layer
+
+    def __init__(self, config: Config) -> None:
         super().__init__()
-        self.layers, self.candidates, self.hidden = tuple(layers), candidates, hidden
-        self.often = tuple(layers if often is None else often)  # always asked: where exits happen
-        made = {str(layer): predictor(3 * candidates, hidden) for layer in layers}
+        self.config, self.layers, self.candidates = config, config.layers, config.candidates
+        width = 3 * config.candidates
+        made = {str(layer): predictor(width, config.hidden) for layer in config.layers}
         self.predictors = nn.ModuleDict(made)
+
+    @property
+    def often(self) -> tuple[int, ...]:
+        """The layers that are always asked."""
+        return self.layers if self.config.often is None else self.config.often
 
     def forward(self, layer: int, features: Float[Tensor, "*n F"]) -> Float[Tensor, "*n"]:
         """Logits of leaving behind `layer`."""
@@ -51,37 +53,3 @@ class ExitPredictors(nn.Module):
 
 def predictor(width: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-
-
-def save(
-    folder: str | Path,
-    head: ExitPredictors,
-    hidden_size: int,
-    vocab_size: int,
-    notes: Mapping[str, Any],
-) -> Path:
-    """Write predictors so that `load` finds them."""
-    card = store.Card(
-        kind=KIND,
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        options={
-            "layers": list(head.layers),
-            "candidates": head.candidates,
-            "hidden": head.hidden,
-            "often": list(head.often),
-        },
-        notes=notes,
-    )
-    return store.save(folder, head, card)
-
-
-def load(folder: str | Path) -> tuple[ExitPredictors, store.Card]:
-    """The predictors of a folder, frozen, and their card."""
-    card = store.read_card(folder, KIND)
-    try:
-        head = ExitPredictors(**card.options)
-    except TypeError as error:
-        raise store.broken(folder, KIND, f"unknown options ({error})") from error
-    store.load_into(head, folder, KIND)
-    return head, card

@@ -17,42 +17,49 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.heads.table import head_row, resolve
 
 CARD = "head.json"
 VERSION = 1  # of the folder's form
-COMMANDS = {"decision": "acceptance --for mcsd"}  # what makes a kind, where the name is another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """What a folder's weights are, and which models they fit."""
 
-    kind: str  # "acceptance", "exits", ...: the module that reads them
+    kind: str  # the name of its row in HEADS
     hidden_size: int  # of the model whose hidden layers the head reads
     vocab_size: int  # of the tokens it was trained on
-    options: Mapping[str, Any] = field(default_factory=dict)  # arguments of the module
+    options: Mapping[str, Any] = field(default_factory=dict)  # the rest of the module's Config
     notes: Mapping[str, Any] = field(default_factory=dict)  # how it was trained, what it reached
     version: int = VERSION
+    weights: str = ""  # the file, named by its digest
 
 
-def save(folder: str | Path, head: nn.Module, card: Card) -> Path:
-    """Write weights, then the card that names them; an older head goes once the new one stands."""
+def save(folder: str | Path, name: str, head: Any, notes: Mapping[str, Any]) -> Path:
+    """Write a head of the row `name`: weights, then the card that names them.
+
+    An older head goes once the new one stands.
+    """
+    options = dataclasses.asdict(head.config)
+    sizes = {size: options.pop(size) for size in ("hidden_size", "vocab_size")}
     folder = Path(folder)
     weights = {name: value.detach().contiguous() for name, value in head.state_dict().items()}
     partial = folder / ".partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(weights, partial)
-        name = f"head-{digest(partial)}.safetensors"
-        move(partial, folder / name)
-        text = json.dumps({**dataclasses.asdict(card), "weights": name}, indent=2)
+        file = f"head-{digest(partial)}.safetensors"
+        move(partial, folder / file)
+        card = Card(kind=name, options=options, notes=notes, weights=file, **sizes)
+        text = json.dumps(dataclasses.asdict(card), indent=2)
         partial.write_text(text + "\n", encoding="utf-8")
         move(partial, folder / CARD)
         for other in folder.glob("head-*.safetensors"):
-            if other.name != name:
+            if other.name != file:
                 other.unlink()
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
@@ -63,22 +70,29 @@ def save(folder: str | Path, head: nn.Module, card: Card) -> Path:
     return folder
 
 
+def load(folder: str | Path, name: str) -> tuple[Any, Card]:
+    """The head of a folder, frozen, and its card."""
+    module, card = resolve(head_row(name).module), read_card(folder, name)
+    options = {key: _tuples(value) for key, value in card.options.items()}
+    sizes = {"hidden_size": card.hidden_size, "vocab_size": card.vocab_size}
+    try:
+        head = module(module.Config(**sizes, **options))
+    except TypeError as error:
+        raise broken(folder, name, f"unknown options ({error})") from error
+    try:
+        head.load_state_dict(read_weights(folder, card))
+    except RuntimeError as error:
+        raise broken(folder, name, f"weights and options differ ({error})") from error
+    return head.eval().requires_grad_(False), card
+
+
 def read_card(folder: str | Path, kind: str) -> Card:
     """The card of a head of this kind; CheckpointError where there is none."""
     found = _document(Path(folder), kind)
-    found.pop("weights", None)
     if found.get("kind") != kind:
-        raise CheckpointError(
-            f"the {kind} head in {folder} was asked for.",
-            f"the folder holds a head of the kind {found.get('kind')!r}.",
-            f"pass the folder of a head that `{command(kind)}` wrote.",
-        )
-    if found.get("version") != VERSION:
-        raise CheckpointError(
-            f"the {kind} head in {folder} was asked for.",
-            f"its folder has version {found.get('version')!r}; this foretoken reads {VERSION}.",
-            f"train it again with `{command(kind)}`, or use a foretoken of its time.",
-        )
+        raise broken(folder, kind, f"the folder holds a head of the kind {found.get('kind')!r}")
+    if (version := found.get("version")) != VERSION:
+        raise broken(folder, kind, f"it has version {version!r}; this foretoken reads {VERSION}")
     names = {entry.name for entry in dataclasses.fields(Card)}
     try:
         return Card(**{name: value for name, value in found.items() if name in names})
@@ -86,11 +100,10 @@ def read_card(folder: str | Path, kind: str) -> Card:
         raise broken(folder, kind, f"head.json lacks something: {error}") from error
 
 
-def read_weights(folder: str | Path, kind: str) -> dict[str, Tensor]:
+def read_weights(folder: str | Path, card: Card) -> dict[str, Tensor]:
     """The weights the card names, on the CPU."""
-    folder = Path(folder)
-    name = str(_document(folder, kind).get("weights"))
-    path = folder / Path(name).name
+    kind, name = card.kind, card.weights
+    path = Path(folder) / Path(name).name
     if not path.is_file():
         raise broken(folder, kind, f"its weights {name} are missing")
     if digest(path) not in path.name:
@@ -99,15 +112,6 @@ def read_weights(folder: str | Path, kind: str) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise broken(folder, kind, f"{name} cannot be read ({error})") from error
-
-
-def load_into(head: nn.Module, folder: str | Path, kind: str) -> nn.Module:
-    """`head`, built from the card's options, with the folder's weights; ready to be asked."""
-    try:
-        head.load_state_dict(read_weights(folder, kind))
-    except RuntimeError as error:
-        raise broken(folder, kind, f"weights and options differ ({error})") from error
-    return head.eval().requires_grad_(False)
 
 
 def check_fits(card: Card, folder: str | Path, hidden_size: int, vocab_size: int) -> None:
@@ -122,13 +126,8 @@ def check_fits(card: Card, folder: str | Path, hidden_size: int, vocab_size: int
                 f"{given}.",
                 f"the head was trained for a model whose {what} is {its}.",
                 f"use the model it was trained for, or train a head for this one with "
-                f"`{command(card.kind)}`.",
+                f"`foretoken train {card.kind}`.",
             )
-
-
-def command(kind: str) -> str:
-    """The command that trains heads of a kind."""
-    return f"foretoken train {COMMANDS.get(kind, kind)}"
 
 
 def broken(folder: str | Path, kind: str, why: str) -> CheckpointError:
@@ -136,8 +135,13 @@ def broken(folder: str | Path, kind: str, why: str) -> CheckpointError:
     return CheckpointError(
         f"the {kind} head in {folder} was asked for.",
         f"{why}.",
-        f"train it again with `{command(kind)} --out {folder}`, or pass another folder.",
+        f"pass the folder of a finished one; `foretoken train {kind} --out DIR` makes it.",
     )
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of JSON as the tuples they were."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def digest(path: Path) -> str:
@@ -157,11 +161,7 @@ def _document(folder: Path, kind: str) -> dict[str, Any]:
     """head.json as it stands."""
     path = folder / CARD
     if not path.is_file():
-        raise CheckpointError(
-            f"the {kind} head in {folder} was asked for.",
-            f"there is no {CARD} in that folder.",
-            f"pass the folder of a finished head; `{command(kind)} --out DIR` makes one.",
-        )
+        raise broken(folder, kind, f"there is no {CARD} in that folder")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

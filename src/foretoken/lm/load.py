@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from foretoken import shipped
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -112,7 +113,8 @@ def same_model(model: PreTrainedModel, device: Any, dtype: Any) -> PreTrainedMod
 
 
 def locate(source: Any, what: str) -> Path | str:
-    """A directory that exists, or a hub name that can be asked for."""
+    """A directory that exists (of a shipped model: by its name), or a hub name to be asked for."""
+    source = shipped.resolve(source)
     if not isinstance(source, str | Path):
         raise ConfigError(
             f"a {type(source).__name__} was passed as {what}.",

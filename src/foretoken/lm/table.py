@@ -13,10 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.lm.leaving import Leave
-from foretoken.lm.shadow import Watched
-from foretoken.lm.table_views import TableExits, TableLeaves, TableSkips, disturbed, left_early
-from foretoken.types import NORMED, Caps, DecodeState, Draft, Scores, TokenTree
+from foretoken.types import Caps, DecodeState, Draft, Layer, Ragged, Rows, Scores, Taps
 
 
 @dataclass(slots=True)
@@ -26,16 +23,10 @@ class Memory:
     cached: list[int]
     tokens: list[int] = field(default_factory=list)  # open tree, root first
     parents: list[int] = field(default_factory=list)
-    early: Memory | None = None  # a tree drafted by the first layers
-    depth: int = 0  # layers that have seen the open tree; zero: all
-    scratch: bool = False  # the open tree is drafted afresh by whoever scores
-    wanted: tuple[int, ...] = ()  # depths whose hidden states the scores are to bring
-    leave: Leave | None = None  # the next scoring may end before the last layer
-    shown: Tensor | None = None  # [n, L, V]: hidden states of the prompt's end, if asked for
 
-    def opened(self, depth: int, wanted: tuple[int, ...]) -> Memory:
-        """The same cached tokens under an empty tree."""
-        return Memory(self.cached, depth=depth, wanted=wanted)
+    def forget(self) -> None:
+        """Drop the open tree."""
+        self.tokens, self.parents = [], []
 
 
 class TableLM:
@@ -58,11 +49,12 @@ class TableLM:
         self.vocab_size = self.hidden_size = logits.shape[-1]
         self.caps = caps or Caps()
         self.max_length: int | None = None
+        self.lossless = True
+        self.verified = float("inf")  # a table is right at any length
         self.layers = layers  # what its early exits and views are shares of
         self.disturbance = disturbance  # of logits when all layers are missing
         self.forwards = 0  # calls of score and grow, for accounting tests
         self.layers_run = 0.0  # by these and by views
-        self.watched: Watched | None = None  # hidden states that a view wants of every prompt
         self._rows: dict[int, Memory] = {}
 
     @classmethod
@@ -84,76 +76,55 @@ class TableLM:
         """Logits of the next token: the whole truth about this model."""
         return self._look_up(self.logits, tokens)
 
-    def exits(self, marks: Sequence[int], look_back: int | None = None) -> TableExits:
-        """Early exits, see `lm.views`."""
-        return TableExits(self, marks, look_back)
-
-    def skips(self) -> TableSkips:
-        """Drafting without some sublayers, see `lm.views`."""
-        return TableSkips(self)
-
-    def leaves(self) -> TableLeaves:
-        """Forwards that end early, see `lm.views`."""
-        return TableLeaves(self)
+    def behind(self, depth: int) -> Float[Tensor, "*context V"]:
+        """The table behind `depth` of its layers: disturbed, always the same for the same depth."""
+        if depth == self.layers:
+            return self.logits
+        generator = torch.Generator().manual_seed(depth)
+        noise = torch.randn(self.logits.shape, generator=generator, dtype=torch.float64)
+        return self.logits + self.disturbance * (1.0 - depth / self.layers) * noise
 
     def prefill(
-        self, row: DecodeState, taps: tuple[int, ...] = ()
-    ) -> Float[Tensor, "S L V"] | None:
-        assert row.uid not in self._rows, "prefill of a row that is already cached"
-        assert row.tokens, "prefill of an empty row"
-        self._rows[row.uid] = memory = Memory(list(row.tokens[:-1]))
-        if self.watched is not None:
-            wanted, last = self.watched.taps, self.watched.last
-            ends = range(max(1, len(row.tokens) - last), len(row.tokens))
-            memory.shown = self._hidden([row.tokens[:end] for end in ends], wanted)
-        if not taps:
-            return None
-        return self._tapped([row.tokens[:end] for end in range(1, len(row.tokens))], taps)
+        self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None
+    ) -> list[Float[Tensor, "S L V"] | None]:
+        fed = []
+        for row in rows:
+            new = row.uid not in self._rows
+            assert row.tokens, "prefill of an empty row"
+            assert new or self.missing(row), "prefill of a row that is already cached"
+            memory = self._rows.setdefault(row.uid, Memory([]))
+            assert not memory.tokens, "prefill beside an open tree"
+            held, stop = len(memory.cached), len(row.tokens) - 1
+            stop = stop if limit is None else min(stop, held + limit)
+            self._catch_up(memory, row.tokens[:stop])
+            first = held if last is None else max(held, stop - last)
+            contexts = [row.tokens[: end + 1] for end in range(first, stop)]
+            fed.append(self._tapped(contexts, taps) if taps else None)
+        return fed
 
-    def score(
-        self, rows: Sequence[DecodeState], drafts: Sequence[Draft], taps: tuple[int, ...] = ()
-    ) -> list[Scores]:
+    def missing(self, row: DecodeState) -> int:
+        memory = self._rows.get(row.uid)
+        return len(row.tokens) - 1 - (0 if memory is None else len(memory.cached))
+
+    def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
+        for row in rows:
+            self._memory(row).forget()
         trees = [draft.tree for draft in drafts]
-        wanted = [self._drop_early(row, tree) for row, tree in zip(rows, trees, strict=True)]
-        scores = self.grow_scores(rows, [t.tokens for t in trees], [t.parents for t in trees], taps)
-        for row, score, depths in zip(rows, scores, wanted, strict=True):
-            if depths:
-                score.hidden = self._hidden(self._contexts(row), depths)
-            memory = self._memory(row)
-            wish, memory.leave = memory.leave, None
-            if wish is not None:
-                score.logits = left_early(self, wish, self._contexts(row))
-        return scores
+        return self.grow(rows, [t.tokens for t in trees], [t.parents for t in trees], taps)
 
-    def grow(
-        self,
-        rows: Sequence[DecodeState],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]],
-    ) -> list[Float[Tensor, "n V"]]:
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         assert len({row.uid for row in rows}) == len(rows), "one row twice in a forward"
         self.forwards += 1
         self.layers_run += self.layers
-        return [
-            self._grow_row(row, self._memory(row), new, above, self.logits)
-            for row, new, above in zip(rows, tokens, parents, strict=True)
-        ]
-
-    def grow_scores(
-        self,
-        rows: Sequence[DecodeState],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]],
-        taps: tuple[int, ...],
-    ) -> list[Scores]:
-        scores = [Scores(logits) for logits in self.grow(rows, tokens, parents)]
-        if taps:
-            for row, score in zip(rows, scores, strict=True):
-                contexts = self._contexts(row)
-                score.hidden = self._tapped(contexts[len(contexts) - len(score.logits) :], taps)
+        scores = []
+        for row, new, above in zip(rows, tokens, parents, strict=True):
+            logits = self._grow_row(row, self._memory(row), new, above, self.logits)
+            contexts = self._contexts(row) if taps else []
+            hidden = self._tapped(contexts[len(contexts) - len(new) :], taps) if taps else None
+            scores.append(Scores(logits, hidden))
         return scores
 
-    def commit(self, rows: Sequence[DecodeState], paths: Sequence[Sequence[int]]) -> None:
+    def commit(self, rows: Rows, paths: Ragged) -> None:
         for row, path in zip(rows, paths, strict=True):
             memory = self._memory(row)
             assert memory.tokens, "commit without an open tree"
@@ -163,14 +134,9 @@ class TableLM:
                 assert memory.parents[step] == node, f"node {step} is no child of {node}"
                 node = step
             memory.cached += [memory.tokens[i] for i in (0, *path)]
-            memory.tokens, memory.parents = [], []
+            memory.forget()
 
-    def prune(
-        self,
-        rows: Sequence[DecodeState],
-        kept: Sequence[Sequence[int]],
-        settled: Sequence[int],
-    ) -> None:
+    def prune(self, rows: Rows, kept: Ragged, settled: Sequence[int]) -> None:
         for row, nodes, count in zip(rows, kept, settled, strict=True):
             memory = self._memory(row)
             assert list(nodes) == sorted(set(nodes)), "kept nodes are ascending"
@@ -187,9 +153,29 @@ class TableLM:
             memory.tokens = tokens[count:]
             memory.parents = [-1 if i == 0 else p - count for i, p in enumerate(parents[count:])]
 
-    def free(self, rows: Sequence[DecodeState]) -> None:
+    def self_check(self, row: DecodeState) -> None:
+        return None
+
+    # What a session asks of a loaded model: a table is always ready, and nothing changes it.
+
+    def check_usable(self) -> None:
+        return None
+
+    def refresh(self, full: bool = False) -> int:
+        return 0
+
+    def close(self) -> None:
+        return None
+
+    def free(self, rows: Rows) -> None:
         for row in rows:
             self._rows.pop(row.uid, None)
+
+    def embed(self, tokens: Sequence[int]) -> Float[Tensor, "n V"]:
+        return torch.eye(self.vocab_size, dtype=torch.float64)[list(tokens)]
+
+    def unembed(self, hidden: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        return hidden
 
     def cached(self, row: DecodeState) -> list[int]:
         """The tokens this model has cached for `row`."""
@@ -203,43 +189,24 @@ class TableLM:
         assert row.uid in self._rows, "a row that was never prefilled, or was freed"
         return self._rows[row.uid]
 
-    def _tapped(
-        self, contexts: Sequence[Sequence[int]], taps: tuple[int, ...]
-    ) -> Float[Tensor, "n L V"]:
-        depths = [self.layers if tap == NORMED else tap % self.layers + 1 for tap in taps]
-        return self._hidden(contexts, depths)
+    def _tapped(self, contexts: Ragged, taps: Taps) -> Float[Tensor, "n L V"]:
+        """A table's hidden states are the logits of its early exits."""
+        tables = [
+            self.behind(tap.index % self.layers + 1 if isinstance(tap, Layer) else self.layers)
+            for tap in taps
+        ]
+        states = [self._look_up(table, tokens) for tokens in contexts for table in tables]
+        none = self.logits.new_zeros(0, self.vocab_size)
+        flat = torch.stack(states) if states else none
+        return flat.view(len(contexts), len(taps), self.vocab_size)
 
     def _look_up(self, logits: Tensor, tokens: Sequence[int]) -> Tensor:
         padded = [0] * self.order + list(tokens[-self.order :])
         return logits[tuple(padded[-self.order :])]
 
-    def _drop_early(self, row: DecodeState, tree: TokenTree) -> tuple[int, ...]:
-        """Scoring goes on where early layers stopped, with the very nodes they were fed.
-
-        Returns the depths whose hidden states are wanted.
-        """
-        memory = self._memory(row)
-        early, memory.early = memory.early, None
-        if early is None or early.scratch:
-            return ()
-        fed = len(early.tokens)
-        assert list(tree.tokens[:fed]) == early.tokens, "scored nodes are not those drafted"
-        assert list(tree.parents[:fed]) == early.parents, "scored nodes hang elsewhere"
-        return early.wanted
-
     def _contexts(self, row: DecodeState) -> list[list[int]]:
         memory = self._memory(row)
         return [self._context(memory, node) for node in range(len(memory.tokens))]
-
-    def _hidden(
-        self, contexts: Sequence[Sequence[int]], depths: Sequence[int]
-    ) -> Float[Tensor, "n L V"]:
-        """A table's hidden states are the logits of its early exits."""
-        tables = [disturbed(self, depth) for depth in depths]
-        states = [self._look_up(table, tokens) for tokens in contexts for table in tables]
-        none = self.logits.new_zeros(0, self.vocab_size)
-        flat = torch.stack(states) if states else none
-        return flat.view(len(contexts), len(depths), self.vocab_size)
 
     def _grow_row(
         self,
@@ -249,6 +216,8 @@ class TableLM:
         above: Sequence[int],
         logits: Tensor,
     ) -> Tensor:
+        if above and above[0] < 0:
+            memory.forget()  # a parent of -1 opens a new tree
         if not memory.tokens and new:
             self._open(memory, row, new[0], above[0])
         rows = []
@@ -263,12 +232,15 @@ class TableLM:
 
     def _open(self, memory: Memory, row: DecodeState, token: int, parent: int) -> None:
         """Catch up with committed tokens, then start a tree at the last one."""
-        held = len(memory.cached)
         assert parent == -1, "the first node of a tree is its root"
-        assert held <= len(row.tokens) - 1, "more tokens cached than were committed"
-        assert memory.cached == row.tokens[:held], "the cache holds other tokens than the row"
         assert token == row.tokens[-1], "the root repeats the last committed token"
-        memory.cached += row.tokens[held:-1]
+        self._catch_up(memory, row.tokens[:-1])
+
+    def _catch_up(self, memory: Memory, tokens: Sequence[int]) -> None:
+        held = len(memory.cached)
+        assert held <= len(tokens), "more tokens cached than were committed"
+        assert memory.cached == list(tokens[:held]), "the cache holds other tokens than the row"
+        memory.cached += tokens[held:]
 
     def _context(self, memory: Memory, node: int) -> list[int]:
         path: list[int] = []

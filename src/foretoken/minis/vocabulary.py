@@ -10,6 +10,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 BEGIN, END, PAD = "<s>", "</s>", "<pad>"
+# A conversation in the frame (`example.frame`) that dialogues wear in the training data.
+CHAT = """{{ bos_token }}### Task: dialogue
+{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}### Answer:
+{% endif %}"""
 
 
 def learn(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
@@ -41,4 +46,5 @@ def learn(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         eos_token=END,
         pad_token=PAD,
         clean_up_tokenization_spaces=False,
+        chat_template=CHAT,
     )

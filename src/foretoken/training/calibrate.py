@@ -14,16 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.training.capture import Features
-
-WAYS = ("none", "temperature", "shift", "cape-bin", "cape-kde")
+from foretoken.training.features import Features, Shuffled
 
 
 def margins(head: nn.Module, features: Features) -> Tensor:
     """Log odds [n] of acceptance before calibration."""
-    with torch.no_grad():
-        logits: Tensor = head(features["hidden"])
-    return (logits[:, 1] - logits[:, 0]).double()
+    return features.each(lambda tokens: head(tokens["hidden"]).diff(dim=-1)[:, 0].double())
 
 
 def scaled(margin: Tensor, labels: Tensor, *, shift: bool) -> tuple[float, float]:
@@ -62,25 +58,27 @@ class Cape:
     seed: int = 0
 
 
-def cape(head: nn.Module, train: Features, dev: Features, plan: Cape) -> nn.Module:
-    """A copy of `head` trained on; the epoch with the least log loss on `dev` outcomes is kept."""
+def cape(head: nn.Module, train: Features, dev: Features, count: int, plan: Cape) -> nn.Module:
+    """A copy of `head` trained on; the epoch with the least log loss on the outcomes of the first
+    `count` tokens of `dev` is kept.
+    """
     best, model = copy.deepcopy(head), copy.deepcopy(head).train().requires_grad_(True)
-    least = _log_loss(best, dev)
+    told = dev.column("outcome")[:count].double()
+    least = _log_loss(margins(best, dev)[:count], told)
     optimizer = torch.optim.SGD(model.parameters(), lr=plan.rate, momentum=0.9, weight_decay=5e-4)
-    n = len(train["outcome"])
-    generator = torch.Generator().manual_seed(plan.seed)
+    stream, outcomes = Shuffled(train, plan.batch, plan.seed), train.column("outcome")
     for epoch in range(plan.epochs):
-        labels = train["outcome"]
+        labels = outcomes
         if epoch % (plan.cycle + 1) == 0:
-            labels = targets(margins(model, train).sigmoid(), labels, plan)
-        for chosen in torch.randperm(n, generator=generator).split(plan.batch):
-            logits = model(train["hidden"][chosen])
-            margin = logits[:, 1] - logits[:, 0]
+            labels = targets(margins(model, train).sigmoid(), outcomes, plan)
+        for index in range(epoch * stream.per_epoch, (epoch + 1) * stream.per_epoch):
+            chosen = stream.chosen(index)
+            margin = model(train.take(chosen)["hidden"]).diff(dim=-1)[:, 0]
             loss = F.binary_cross_entropy_with_logits(margin, labels[chosen].to(margin.dtype))
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
-        if (now := _log_loss(model, dev)) < least:
+        if (now := _log_loss(margins(model, dev)[:count], told)) < least:
             least, best = now, copy.deepcopy(model)
     return best.eval().requires_grad_(False)
 
@@ -105,6 +103,5 @@ def targets(predicted: Tensor, outcomes: Tensor, plan: Cape) -> Tensor:
     return found
 
 
-def _log_loss(head: nn.Module, features: Features) -> float:
-    margin = margins(head, features)
-    return float(F.binary_cross_entropy_with_logits(margin, features["outcome"].double()))
+def _log_loss(margin: Tensor, outcomes: Tensor) -> float:
+    return float(F.binary_cross_entropy_with_logits(margin, outcomes))

@@ -32,7 +32,8 @@ def draw_curve(
     if train or held_out:
         axes.legend()
     axes.grid(alpha=0.3)
-    FigureCanvasAgg(figure).print_png(str(path))
+    FigureCanvasAgg(figure)
+    figure.savefig(str(path), format="png")
 
 
 def _smooth(values: Sequence[float], keep: float = 0.95) -> list[float]:

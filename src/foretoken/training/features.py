@@ -1,77 +1,104 @@
-"""Small heads trained on captured features: the same stream and the same plan for all of them."""
+"""Captured features in files: read in bounded memory, as a whole or as batches by an index."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
 
-from foretoken.training import checkpoint
-from foretoken.training.capture import Features
-from foretoken.training.trainer import Objective, Progress, Trainer, TrainingPlan
+from foretoken.errors import ConfigError
+
+WINDOW = 8  # shards that a batch draws from
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """How long and how fast."""
+class Features:
+    """Tokens in shards, numbered through; only the shards that are asked for are mapped."""
 
-    epochs: int
-    steps: int | None  # instead of epochs
-    batch: int  # tokens
-    rate: float
-    seed: int
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = list(paths)
+        self.lengths = [rows(path) for path in paths]
+        self.ends = torch.tensor(self.lengths).cumsum(0)
+        self.mapped: dict[int, dict[str, Tensor]] = {}
+        if not sum(self.lengths):
+            raise ConfigError(
+                "training on captured features was asked for.",
+                "the models wrote nothing that could be learned from.",
+                "pass more prompts, or a larger new_tokens.",
+            )
+
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+    def take(self, chosen: Tensor) -> dict[str, Tensor]:
+        """The tokens with these numbers [n], in this order; other shards are let go."""
+        which = torch.searchsorted(self.ends, chosen, right=True)
+        needed = torch.unique(which).tolist()
+        self.mapped = {shard: self.mapped[shard] for shard in needed if shard in self.mapped}
+        found: dict[str, Tensor] = {}
+        for shard in needed:
+            here = which == shard
+            places = chosen[here] - (self.ends[shard] - self.lengths[shard])
+            if shard not in self.mapped:
+                self.mapped[shard] = load_file(self.paths[shard])
+            for name, column in self.mapped[shard].items():
+                if name not in found:
+                    found[name] = column.new_empty(len(chosen), *column.shape[1:])
+                found[name][here] = column[places]
+        return found
+
+    def each(self, ask: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+        """`ask` of every token, in order; a shard at a time."""
+        with torch.no_grad():
+            return torch.cat([ask(load_file(path)).clone() for path in self.paths])
+
+    def column(self, name: str) -> Tensor:
+        """One feature of every token; for numbers such as labels, not for hidden states."""
+        return self.each(lambda tokens: tokens[name])
 
 
 class Shuffled:
-    """A stream of feature batches: every token once per epoch, in an order of the epoch's own."""
+    """A stream of feature batches: every token once per epoch, in an order of the epoch's own.
+
+    Shards are shuffled and dealt into windows, tokens are shuffled within their window: at most
+    two windows are mapped at a time, however many features there are.
+    """
 
     def __init__(self, features: Features, batch: int, seed: int) -> None:
         self.features, self.seed = features, seed
-        self.n = len(features["accept"])
-        self.size = min(batch, self.n)
-        self.per_epoch = max(1, self.n // self.size)
+        self.size = min(batch, len(features))
+        self.per_epoch = len(features) // self.size
 
     def batch(self, index: int) -> dict[str, Tensor]:
+        return self.features.take(self.chosen(index))
+
+    def chosen(self, index: int) -> Tensor:
+        """The numbers of the tokens in batch `index`."""
         epoch, place = divmod(index, self.per_epoch)
-        chance = random.Random(f"{self.seed}/{epoch}").getrandbits(62)
-        order = torch.randperm(self.n, generator=torch.Generator().manual_seed(chance))
-        chosen = order[place * self.size : (place + 1) * self.size]
-        return {name: values[chosen] for name, values in self.features.items()}
+        first, last = place * self.size, (place + 1) * self.size
+        ends, lengths = self.features.ends, self.features.lengths
+        shards = self._order(f"{epoch}", len(lengths)).tolist()
+        parts, begin = [], 0
+        for start in range(0, len(shards), WINDOW):
+            window = shards[start : start + WINDOW]
+            end = begin + sum(lengths[shard] for shard in window)
+            if begin < last and first < end:
+                spans = [torch.arange(int(ends[s]) - lengths[s], int(ends[s])) for s in window]
+                order = self._order(f"{epoch}/{start}", end - begin)
+                parts.append(torch.cat(spans)[order][max(0, first - begin) : last - begin])
+            begin = end
+        return torch.cat(parts)
+
+    def _order(self, place: str, n: int) -> Tensor:
+        seed = random.Random(f"{self.seed}/{place}").getrandbits(62)
+        return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
 
 
-def fit(
-    head: nn.Module,
-    objective: Objective,
-    parts: tuple[Features, Features],
-    how: Fit,
-    folder: Path,
-    *,
-    name: str,
-    show: bool = True,
-) -> Progress:
-    """Train on the first part, keep what is best on the second; goes on where `folder` stands."""
-    train, dev = parts
-    stream = Shuffled(train, how.batch, how.seed)
-    steps = how.steps or how.epochs * stream.per_epoch
-    every = max(1, steps // 20)
-    held_out = Shuffled(dev, len(dev["accept"]), 0)
-    plan = TrainingPlan(
-        steps=steps,
-        matrix_rate=0.0,
-        vector_rate=how.rate,
-        warmup=max(1, round(0.03 * steps)),
-        save_every=every,
-        evaluate_every=every,
-        held_out_batches=1,
-        patience=6,
-        seed=how.seed,
-    )
-    trainer = Trainer(head, objective, stream, plan, folder, held_out=held_out, name=name)
-    progress = trainer.run(show=show)
-    if (folder / checkpoint.BEST).is_file():
-        head.load_state_dict(checkpoint.load(folder / checkpoint.BEST)["model"])
-    head.eval().requires_grad_(False)
-    return progress
+def rows(path: Path) -> int:
+    """How many tokens a shard has; only its header is read."""
+    with safe_open(path, framework="pt") as shard:
+        return int(shard.get_slice("input_ids").get_shape()[0])

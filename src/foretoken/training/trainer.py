@@ -75,7 +75,7 @@ class Progress:
     ended: str = ""  # why: "steps", "patience" or "time"
 
 
-class _Lesson(nn.Module):
+class _Loss(nn.Module):
     """Model and objective as one module, so that accelerate's wrappers see a single forward."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
@@ -127,9 +127,7 @@ class Trainer:
         )
         self.peaks = [group["lr"] for o in optimizers for group in o.param_groups]
         self.model = model
-        self.lesson, *self.optimizers = self.accelerator.prepare(
-            _Lesson(model, objective), *optimizers
-        )
+        self.loss, *self.optimizers = self.accelerator.prepare(_Loss(model, objective), *optimizers)
         self.progress = Progress()
         self.drawn = time.monotonic()
 
@@ -138,7 +136,7 @@ class Trainer:
         self._check_folder()
         if resume and (path := checkpoint.latest(self.folder)):
             self._restore(checkpoint.load(path), path)
-        self.lesson.train()
+        self.loss.train()
         with _bar(self.name, self.plan.steps, show and self.accelerator.is_main_process) as advance:
             while not self._over():
                 started = time.monotonic()
@@ -162,14 +160,14 @@ class Trainer:
                 key: value.to(accelerator.device) for key, value in self.stream.batch(index).items()
             }
             self._seed(turn)
-            with accelerator.accumulate(self.lesson):
-                loss, metrics = self.lesson(batch, random.Random(f"{plan.seed}/{turn}"))
+            with accelerator.accumulate(self.loss):
+                loss, metrics = self.loss(batch, random.Random(f"{plan.seed}/{turn}"))
                 value = float(metrics["loss"])
                 if not math.isfinite(value) or not math.isfinite(float(loss.detach())):
                     self._refuse_nan(value)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(self.lesson.parameters(), plan.clip)
+                    accelerator.clip_grad_norm_(self.loss.parameters(), plan.clip)
                 for optimizer in self.optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -230,7 +228,7 @@ class Trainer:
         """Mean loss over the first batches of the held-out stream."""
         if self.held_out is None:
             return math.nan
-        self.lesson.eval()
+        self.loss.eval()
         total = 0.0
         for index in range(self.plan.held_out_batches):
             batch = {
@@ -238,7 +236,7 @@ class Trainer:
             }
             with self.accelerator.autocast():
                 total += float(self.judge(self.model, batch, random.Random(index))[1]["loss"])
-        self.lesson.train()
+        self.loss.train()
         return total / self.plan.held_out_batches
 
     def _save(self, *, best: bool) -> None:

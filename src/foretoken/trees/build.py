@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretoken.types import TokenTree
+from foretoken.types import Ragged, TokenTree
 
 
 def root(token: int) -> TokenTree:
@@ -17,7 +17,7 @@ def chain(token: int, drafted: Sequence[int]) -> TokenTree:
     return TokenTree((token, *drafted), tuple(range(-1, len(drafted))))
 
 
-def from_paths(token: int, paths: Sequence[Sequence[int]]) -> TokenTree:
+def from_paths(token: int, paths: Ragged) -> TokenTree:
     """The trie of several paths below the root `token`; shared prefixes become shared nodes."""
     trie = Trie(token)
     for path in paths:

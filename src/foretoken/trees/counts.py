@@ -42,3 +42,28 @@ class Counts:
         if place >= len(self.trials):
             return prior
         return (self.hits[place] + weight * prior) / (self.trials[place] + weight)
+
+
+class Pace:
+    """Tokens per row, and time in plain steps, of some steps; old ones count less."""
+
+    __slots__ = ("fade", "spent", "steps", "tokens")
+
+    def __init__(self, half_life: float) -> None:
+        self.fade = 0.5 ** (1.0 / half_life)
+        self.tokens = self.spent = self.steps = 0.0
+
+    def update(self, tokens: float, plain_steps: float) -> None:
+        self.tokens = self.tokens * self.fade + tokens
+        self.spent = self.spent * self.fade + plain_steps
+        self.steps = self.steps * self.fade + 1.0
+
+    def scale(self, factor: float) -> None:
+        """Believe what was seen so far `factor` times as much."""
+        self.tokens *= factor
+        self.spent *= factor
+        self.steps *= factor
+
+    def gain(self, speed: float) -> float:
+        """Tokens above what their time is worth at `speed`, of all these steps."""
+        return self.tokens - speed * self.spent

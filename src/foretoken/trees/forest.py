@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -117,7 +116,6 @@ class BeamRow:
     beams: list[Beam] = field(init=False)
     written: list[Written] = field(default_factory=list)
     columns: dict[int, int] = field(default_factory=dict)  # node -> place in the target's open tree
-    draft: Any = None  # private to the drafter
 
     def __post_init__(self) -> None:
         self.forest = Forest(self.state.tokens[-1])
@@ -131,7 +129,7 @@ class BeamRow:
     @property
     def room(self) -> int:
         """Tokens that may still be written."""
-        return self.state.params.max_new_tokens - self.length
+        return self.state.limit[0] - self.length
 
     def settle(self, beams: Sequence[Beam]) -> Cut:
         """Go on with `beams`; tokens that all of them share are the row's own from now on."""

@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Sequence
 
+from foretoken.types import Draft, Prices
 
-def paying(values: Sequence[float], prices: Sequence[float]) -> tuple[int, float]:
+
+def paying(chances: Sequence[float], prices: Prices | None) -> tuple[int, float]:
     """How many nodes, best first, are worth most above the price of scoring them, and how much."""
-    if not prices:
-        return len(values), sum(values)
-    best, best_at, total = 0.0, 0, 0.0
-    for count, value in enumerate(values[: len(prices) - 1], 1):
-        total += value
-        if total - prices[count] > best:
-            best, best_at = total - prices[count], count
+    if prices is None or not prices.nodes:
+        return len(chances), sum(chances)
+    best, best_at, total, nodes = 0.0, 0, 0.0, prices.nodes
+    for count, chance in enumerate(chances[: len(nodes) - 1], 1):
+        total += chance
+        if total - nodes[count] > best:
+            best, best_at = total - nodes[count], count
     return best_at, best
 
 
-def cheapest(prices: Sequence[float]) -> float:
+def cheapest(prices: Prices | None) -> float:
     """The least that one node can cost, however many are scored."""
-    if len(prices) < 2:
+    if prices is None or len(prices.nodes) < 2:
         return -1.0
-    return min((prices[n] - prices[0]) / n for n in range(1, len(prices)))
+    first, *others = prices.nodes
+    return min((price - first) / n for n, price in enumerate(others, 1))
 
 
-class Trust:
+def worth(chances: Sequence[float], prices: Prices | None) -> float:
+    """Expected tokens of a draft below its root, above the price of scoring its nodes.
+
+    `chances` are those of its nodes, the root's first.
+    """
+    expected = sum(chances[1:])
+    if prices is None or not prices.nodes or len(chances) == 1:
+        return expected
+    if len(chances) > len(prices.nodes):
+        return -math.inf  # more nodes than anybody may score
+    return expected - prices.nodes[len(chances) - 1]
+
+
+class Calibration:
     """How far the draft's confidence can be believed: accepted over promised, by confidence.
 
     Counted at the children of nodes that were reached, apart for the favourite child and the others
@@ -42,21 +59,33 @@ class Trust:
         self.hits = [0.0] * size
         self.promised = [0.0] * size
 
-    def place(self, law: float, rank: int, greedy: bool) -> int:
-        return 4 * bisect(self.EDGES, law) + 2 * greedy + (rank > 0)
-
     def chance(self, law: float, rank: int, greedy: bool) -> float:
         """The chance that a child of this law and rank is the one, given that its parent is."""
-        at = 4 * bisect(self.EDGES, law) + 2 * greedy + (rank > 0)  # as `place`, a call less
+        at = 4 * bisect(self.EDGES, law) + 2 * greedy + (rank > 0)
         word = self.WEIGHT * law
         chance = law * (self.hits[at] + word) / (self.promised[at] + word)
         return chance if chance < 1.0 else 1.0
 
     def tried(self, law: float, rank: int, greedy: bool, hit: bool) -> None:
         """A child whose parent was reached, and whether it was the one."""
-        at = self.place(law, rank, greedy)
+        at = 4 * bisect(self.EDGES, law) + 2 * greedy + (rank > 0)
         self.hits[at] = self.hits[at] * self.FADE + hit
         self.promised[at] = self.promised[at] * self.FADE + law
+
+    def judged(
+        self,
+        draft: Draft,
+        path: Sequence[int],
+        laws: Sequence[float],
+        ranks: Sequence[int],
+        greedy: bool,
+    ) -> None:
+        """A draft of which `path` stands; laws and ranks of the nodes that were proposed."""
+        reached = {0, *path}
+        for node, parent in enumerate(draft.tree.parents):
+            if parent in reached:
+                at = node if draft.origin is None else draft.origin[node]
+                self.tried(laws[at], ranks[at], greedy, node in reached)
 
 
 class Decline:

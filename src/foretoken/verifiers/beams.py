@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foretoken.coins import Coins
 from foretoken.errors import ConfigError
-from foretoken.types import Draft, Draw, Scores, Verdict
+from foretoken.types import Draw, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class Beams:
     """The rule of one layer; the loop of `engine.beam` walks the layers."""
 
     exact_for = frozenset({Draw.JOINT})
-    chains_only = False
+    lossy_for: frozenset[Draw] = frozenset()
+    shape = Shape.TREE
+    why = ""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -61,13 +63,6 @@ class Beams:
                 "threshold is a chance; below 0 the expected number is asked for instead.",
                 "pass a threshold of at most 1.",
             )
-
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        raise ConfigError(
-            "the verifier 'beams' was asked about one text.",
-            "it judges several beams at once, layer by layer.",
-            "use it with method dsbd or beam-sampling.",
-        )
 
     def judge(
         self,

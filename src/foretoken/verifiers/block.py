@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.coins import Coins
-from foretoken.types import Draft, Draw, Laws, Verdict
+from foretoken.types import Draft, Draw, Laws, Shape, Verdict
 from foretoken.verifiers.point import ForDrawn, drawn_from
 
 
@@ -20,7 +20,7 @@ class Block(ForDrawn):
     """Accept the longest prefix whose joint law can be repaired."""
 
     exact_for = frozenset({Draw.POINT, Draw.IID})
-    chains_only = True
+    shape = Shape.CHAIN
 
     def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
         assert draft.tree.is_chain, "block verification reads chains only"

@@ -14,4 +14,4 @@ from foretoken.verifiers.point import Point
 class Naive(Point):
     """The walk of fixed candidates, on drawn ones."""
 
-    exact_for = frozenset(Draw)
+    exact_for = frozenset({Draw.POINT, Draw.IID, Draw.DISTINCT, Draw.MIXED})

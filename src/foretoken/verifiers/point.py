@@ -6,20 +6,24 @@ token is the correction. Nothing about the drafter's law is needed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from foretoken.coins import Coins
-from foretoken.trees.twins import places
-from foretoken.types import Draft, Draw, Laws, Scores, Verdict
+from foretoken.coins import Coins, SeededCoins
+from foretoken.trees.duplicates import places
+from foretoken.types import Draft, Draw, Laws, Rows, Scores, Shape, Verdict
 
 
-class Point:
-    """Descend to the child that carries the drawn token."""
+class Rule:
+    """Base of rules that judge row by row; override `judge_row`."""
 
-    exact_for: frozenset[Draw] = frozenset({Draw.POINT})
-    chains_only = False
+    exact_for: frozenset[Draw]
+    lossy_for: frozenset[Draw] = frozenset()
+    shape = Shape.TREE
+    why = ""  # what makes the text follow another law, for rules that are lossy for some drafts
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -28,16 +32,43 @@ class Point:
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
 
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+    def verify(
+        self, rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores]
+    ) -> list[Verdict]:
+        """One verdict per row; rules that judge many rows at once override this."""
+        return [
+            self.judge_row(draft, score, row.coins)
+            for row, draft, score in zip(rows, drafts, scores, strict=True)
+        ]
+
+    def judge_row(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+        """The rule for one row."""
+        raise NotImplementedError
+
+
+class Point(Rule):
+    """Descend to the child that carries the drawn token."""
+
+    exact_for = frozenset({Draw.POINT})
+
+    def verify(
+        self, rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores]
+    ) -> list[Verdict]:
+        """On a device all rows are drawn for together: one read from it, however many there are."""
+        if scores[0].logits.is_cpu or not all(isinstance(r.coins, SeededCoins) for r in rows):
+            return super().verify(rows, drafts, scores)
+        return walk_together(rows, drafts, scores)
+
+    def judge_row(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
         return walk(draft, scores, coins)
 
 
-class ForDrawn(Point):
+class ForDrawn(Rule):
     """Base of rules for drawn candidates; where none was drawn, or all is certain, they walk."""
 
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+    def judge_row(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
         laws = scores.p
-        assert laws is not None, "the loop sets the laws before a verdict is asked"
+        assert laws is not None, "the engine sets the laws before a verdict is asked"
         if len(draft.tree) == 1 or laws.greedy or draft.draw is Draw.POINT:
             return walk(draft, scores, coins)
         return self.judge(draft, laws, coins)
@@ -50,12 +81,17 @@ class ForDrawn(Point):
 def walk(draft: Draft, scores: Scores, coins: Coins) -> Verdict:
     """The walk itself; other rules use it for point drafts and at temperature 0."""
     laws = scores.p
-    assert laws is not None, "the loop sets the laws before a verdict is asked"
+    assert laws is not None, "the engine sets the laws before a verdict is asked"
+    return descend(draft, lambda node, _: laws.draw(node, coins))
+
+
+def descend(draft: Draft, said: Callable[[int, int], int]) -> Verdict:
+    """Follow what is `said` at a node, and how deep that is, from the root to the last node."""
     tokens, parents = draft.tree.tokens, draft.tree.parents
     path: list[int] = []
     node, size = 0, len(tokens)
     while True:
-        token = laws.draw(node, coins)
+        token = said(node, len(path))
         for child in range(node + 1, size):  # parents come before children
             if parents[child] == node and tokens[child] == token:
                 break
@@ -63,6 +99,32 @@ def walk(draft: Draft, scores: Scores, coins: Coins) -> Verdict:
             return Verdict(tuple(path), token)
         path.append(child)
         node = child
+
+
+def walk_together(rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores]) -> list[Verdict]:
+    """The walks of all rows from tokens drawn at every node: of one depth, only one is used.
+
+    Each node is drawn for with the coin that its depth will use, so the verdicts are those of
+    `walk`, and no verdict waits for another's token.
+    """
+    drawn: list[Tensor] = []
+    for row, draft, score in zip(rows, drafts, scores, strict=True):
+        laws = score.p
+        assert laws is not None, "the engine sets the laws before a verdict is asked"
+        stacked = torch.stack([laws[node] for node in range(len(draft.tree))])  # [N, V]
+        assert isinstance(row.coins, SeededCoins), "only seeded coins can be looked at ahead"
+        drawn.append(
+            stacked.argmax(-1) if laws.greedy else row.coins.draw_many(stacked, draft.tree.depths())
+        )
+    said = torch.cat(drawn).tolist()  # the one read
+    verdicts, at = [], 0
+    for row, draft in zip(rows, drafts, strict=True):
+        tokens = said[at : at + len(draft.tree)]
+        at += len(draft.tree)
+        verdicts.append(descend(draft, lambda node, _, tokens=tokens: tokens[node]))  # type: ignore[misc]
+        if not row.warp.greedy:
+            row.coins.skip(len(verdicts[-1].path) + 1)  # type: ignore[attr-defined]
+    return verdicts
 
 
 def children_of(draft: Draft) -> list[list[int]]:

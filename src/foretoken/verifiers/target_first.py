@@ -17,11 +17,12 @@ class TargetFirst(Recursive):
     """Paths below a first layer that is not tested; ordinary chains by the recursive rule."""
 
     exact_for: frozenset[Draw] = frozenset()
-    drafter = "TargetFirst"  # and its forms: no other drafter's first layer is the target's own
+    lossy_for: frozenset[Draw] = frozenset({Draw.TARGET})
+    why = "of several first tokens, all the target's own, those whose guesses survive are preferred"
 
-    def verify(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
-        if draft.draw is not Draw.DISTINCT:
-            return ended_early(draft, super().verify(draft, scores, coins))
+    def judge_row(self, draft: Draft, scores: Scores, coins: Coins) -> Verdict:
+        if draft.draw is not Draw.TARGET:
+            return ended_early(draft, super().judge_row(draft, scores, coins))
         assert draft.q is not None and scores.p is not None
         tree, law = draft.tree, draft.q[0]
         assert law is not None, "the first layer has the target's law"

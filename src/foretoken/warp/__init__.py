@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.coins import Coins
 from foretoken.errors import ConfigError
-from foretoken.types import SamplingParams, TokenTree
+from foretoken.types import Ragged, SamplingParams, TokenTree
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
 
@@ -36,6 +36,7 @@ class Warp:
         "_forbids",
         "_seen",
         "_source",
+        "failure",
         "greedy",
         "params",
         "path_dependent",
@@ -61,6 +62,7 @@ class Warp:
         self._counted = 0
         self._seen: set[int] = set()
         self._counts: Counter[int] = Counter()
+        self.failure: Exception | None = None  # what a processor of the row raised
 
     def law(
         self, tokens: Sequence[int], logits: Float[Tensor, "V"], path: Sequence[int] = ()
@@ -114,7 +116,7 @@ class Warp:
         return logits + self._bias
 
     def _processed(
-        self, tokens: Sequence[int], paths: Sequence[Sequence[int]], logits: Float[Tensor, "n V"]
+        self, tokens: Sequence[int], paths: Ragged, logits: Float[Tensor, "n V"]
     ) -> Float[Tensor, "n V"]:
         """Scores after all options that come before the temperature, one row per path.
 
@@ -147,7 +149,11 @@ class Warp:
 
     def _user_processed(self, tokens: list[int], scores: Tensor) -> Tensor:
         ids = torch.tensor([tokens], dtype=torch.long, device=scores.device)
-        processed: Tensor = self.params.processors(ids, scores.clone())
+        try:
+            processed: Tensor = self.params.processors(ids, scores.clone())
+        except Exception as error:
+            self.failure = error
+            raise
         return processed
 
     def _history(self, tokens: Sequence[int]) -> tuple[set[int], Counter[int]]:
@@ -278,7 +284,7 @@ class WarpedLaws:
             self._dead.update(nodes[row] for row in impossible(scores))
         return scores
 
-    def _paths(self, nodes: Sequence[int]) -> Sequence[Sequence[int]]:
+    def _paths(self, nodes: Sequence[int]) -> Ragged:
         """Drafted tokens that lead to each node; not looked up where no option reads them."""
         if not self._warp.path_dependent:
             return ()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -23,7 +24,7 @@ class LanguageModel:
     """Predict every next token, for any causal language model."""
 
     def __call__(
-        self, model: nn.Module, batch: dict[str, Tensor], rng: random.Random
+        self, model: Any, batch: dict[str, Tensor], rng: random.Random
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tokens, weights = batch["input_ids"], batch["weights"]
         logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
@@ -55,10 +56,10 @@ class LayerSkip:
         6,
         8,
         10,
-    )  # numbers of layers after which an exit may be drawn
+    )  # layers after which an exit may be drawn
 
     def __call__(
-        self, model: nn.Module, batch: dict[str, Tensor], rng: random.Random
+        self, model: Any, batch: dict[str, Tensor], rng: random.Random
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tokens, weights = batch["input_ids"], batch["weights"]
         exit_at = rng.choice(self.exits)
@@ -76,7 +77,7 @@ class LayerSkip:
         }
 
     def _hidden(
-        self, model: nn.Module, tokens: Tensor, exit_at: int, rng: random.Random
+        self, model: Any, tokens: Tensor, exit_at: int, rng: random.Random
     ) -> tuple[Tensor, Tensor]:
         """The hidden states after the last layer and after `exit_at` layers, with some layers
         left out.

@@ -1,0 +1,156 @@
+"""Our methods as rows of a bench: one prompt, one clock, through the loop that sessions run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol, cast
+
+import torch
+
+from foretoken.bench.rows import RowSpec
+from foretoken.coins import SeededCoins
+from foretoken.contract import Reports
+from foretoken.engine.beam import BeamRecord
+from foretoken.engine.beam import decode as decode_beams
+from foretoken.engine.engine import Engine, decode
+from foretoken.engine.record import StepTrace, trace_of
+from foretoken.trees.forest import BeamRow
+from foretoken.types import DecodeState, SamplingParams
+from foretoken.warp import Warp
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """One text and what it cost. Seconds run from prompt ids to the last new id, for everybody."""
+
+    tokens: list[int]  # new ids, up to and with the end token
+    seconds: float
+    prefill: float | None = None  # None: the row cannot tell
+    draft: float | None = None
+    target: float | None = None
+    steps: list[tuple[int, int, int, int]] = field(default_factory=list)
+    #   per target forward: nodes drafted, depth drafted, accepted, emitted
+    forwards: int | None = None  # target forwards that gave tokens
+    texts: int | None = None  # beams only: how many texts were written
+    score: float | None = None  # beams only: mean log-likelihood of a token of the best one
+
+
+class Row(Protocol):
+    """A decoder under the bench's clock: one of our methods, or a form of `generate`."""
+
+    spec: RowSpec
+    note: str  # what a reader has to know: the setting chosen, say
+
+    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome: ...
+
+
+class OwnRow:
+    """A method that writes one text, through the same loop that `Session.generate` runs."""
+
+    def __init__(self, spec: RowSpec, engine: Engine) -> None:
+        self.spec, self.engine = spec, engine
+
+    @property
+    def note(self) -> str:
+        """What the drafter has to tell by now."""
+        drafter = self.engine.drafter
+        return drafter.report() if isinstance(drafter, Reports) else ""
+
+    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
+        row = request(prompt, params, self.engine)
+        found: list[StepTrace] = []
+        draft = target = 0.0
+        began = perf_counter()
+        for step in decode([row], self.engine):
+            draft, target = draft + step.times.draft, target + step.times.target
+            found.append(trace_of(step, 0))
+        finish_device()
+        return Outcome(
+            tokens=row.new_tokens,
+            seconds=perf_counter() - began,
+            prefill=row.prefill,
+            draft=draft,
+            target=target,
+            steps=[(t.drafted, t.depth, t.accepted, len(t.emitted)) for t in found],
+            forwards=len(found),
+        )
+
+
+class BeamsRow:
+    """A method that writes several scored texts: tokens of the best one, seconds of all of them.
+
+    A step counts layers: so many were drafted, so many stood, and every beam grew by so many.
+    """
+
+    def __init__(self, spec: RowSpec, engine: Engine) -> None:
+        self.spec, self.engine = spec, engine
+        self.width: int = cast(Any, engine.verifier).config.num_beams
+
+    @property
+    def note(self) -> str:
+        return (
+            f"up to {self.width} scored texts per prompt (one at temperature 0); counted are the "
+            "tokens of the best text, over the seconds that all texts took"
+        )
+
+    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
+        row = BeamRow(request(prompt, params, self.engine), self.width)
+        steps: list[tuple[int, int, int, int]] = []
+        draft = target = prefill = 0.0
+        began = perf_counter()
+        for record in decode_beams([row], cast(Any, self.engine)):
+            self._count(record, steps)
+            if len(steps) == 1:  # the prompt's forward, and the first round's own judging
+                prefill = perf_counter() - began - record.draft_seconds - record.target_seconds
+            draft, target = draft + record.draft_seconds, target + record.target_seconds
+        finish_device()
+        best = max(row.written, key=lambda text: text.score)
+        return Outcome(
+            tokens=list(best.tokens),
+            seconds=perf_counter() - began,
+            prefill=prefill,
+            draft=draft,
+            target=target,
+            steps=steps,
+            forwards=len(steps),
+            texts=min(len(row.written), self.width),
+            score=best.score,
+        )
+
+    @staticmethod
+    def _count(record: BeamRecord, steps: list[tuple[int, int, int, int]]) -> None:
+        (done,) = record.rounds
+        steps.append((len(done.layers), len(done.layers), done.grown - 1, done.grown))
+
+
+class Waiting:
+    """A target on a GPU whose `score` returns when the work is done, not when it is launched.
+
+    The loop's clock then books a forward under target; else whoever first reads a number pays.
+    """
+
+    def __init__(self, lm: Any) -> None:
+        self._lm = lm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lm, name)
+
+    def score(self, *given: Any) -> Any:
+        scores = self._lm.score(*given)
+        finish_device()
+        return scores
+
+
+def request(prompt: Sequence[int], params: SamplingParams, engine: Engine) -> DecodeState:
+    """A prompt as the loop takes it."""
+    tokens = list(prompt)
+    warp = Warp(params, len(tokens), engine.target.vocab_size)
+    return DecodeState(tokens, len(tokens), params, SeededCoins(params.seed), warp)
+
+
+def finish_device() -> None:
+    """Wait for the GPU, where there is one: a clock read earlier would flatter."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,91 @@
+"""How errors reach a terminal or a program: three parts in lines, or as one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from foretoken.errors import ConfigError, ForetokenError, nearest
+
+FAILED, MISTAKE = 1, 2  # exit statuses: what was asked for did not work out, or cannot work
+EXTRAS = {  # modules that only some installations have -> the extra that brings them
+    "psutil": "bench",
+    "matplotlib": "bench",
+    "accelerate": "train",
+    "datasets": "train",
+    "scipy": "audit",
+    "bayes_opt": "search",
+}
+
+
+def tell(error: ForetokenError, as_json: bool = False) -> None:
+    """The error on stderr, or as a document on stdout: asked, possible here, what to do."""
+    if as_json:
+        parts = {"asked": error.asked, "possible": error.possible, "do": error.do}
+        json.dump({"error": parts}, sys.stdout, indent=2, ensure_ascii=False)
+        sys.stdout.write("\n")
+        return
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(Text("error: ", style="bold red") + Text(error.asked))
+    console.print(Text("  possible here: ", style="bold") + Text(error.possible))
+    console.print(Text("  what to do: ", style="bold") + Text(error.do))
+
+
+def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigError | None:
+    """What to install for a command whose module is missing; None for a module we do not know."""
+    module = (error.name or "").split(".")[0]
+    if module not in EXTRAS:
+        return None
+    extra = "train" if command.startswith("foretoken train") else EXTRAS[module]
+    return ConfigError(
+        f"{command} was called.",
+        f"this installation lacks {module}, which it needs.",
+        f"install it: pip install 'foretoken[{extra}]'.",
+    )
+
+
+def unusable(error: OSError, command: str) -> ForetokenError:
+    """A file, folder or disk that did not do what a command needed."""
+    where = (
+        f": {os.fspath(error.filename)}" if isinstance(error.filename, str | os.PathLike) else ""
+    )
+    return ForetokenError(
+        f"{command} stopped at a file{where}.",
+        f"the system says: {error.strerror or error}.",
+        "check that the path exists, may be written, and that the disk has room; then call again.",
+    )
+
+
+def misuse(error: Any, context: Any) -> ConfigError:
+    """A command line that cannot be understood, in our three parts.
+
+    `error` is a UsageError of the option parser, and `context` the command it was met in.
+    """
+    context = error.ctx or context
+    command = context.command_path
+    children = context.command.list_commands(context) if is_group(context.command) else []
+    options = [name for one in context.command.params for name in one.opts if name[:2] == "--"]
+    message = re.split(r" \(Possible|\. Did you", error.format_message())[0].rstrip(".")
+    asked = getattr(error, "option_name", None)
+    close = ""
+    if asked:
+        close = f"did you mean {nearest(asked, options)}? "
+    elif children and (named := re.search("'(.*)'", message)):
+        close = f"did you mean {nearest(named.group(1), children)}? "
+    what, known = ("commands", children) if children and not asked else ("options", options)
+    return ConfigError(
+        f"{command}: {message}.",
+        f"{what} are {', '.join(known)}.",
+        f"{close}`{command} --help` shows them with an example.",
+    )
+
+
+def is_group(command: Any) -> bool:
+    """Whether a command has commands of its own."""
+    return hasattr(command, "list_commands")

@@ -1,0 +1,97 @@
+"""How much drafting pays: prices for drafters that know their chances, a size for the others.
+
+Both maximise tokens per second (goodput, arXiv 2406.14066). A drafter that knows the chance of each
+of its nodes is told what nodes and levels cost and decides by itself, draft by draft; for the
+others the best static shape is found from the running chances of ranks (optimal trees, arXiv
+2606.01813).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from foretoken.controllers.step_costs import StepCosts
+from foretoken.controllers.survival import BELIEF, Ranks
+from foretoken.trees.counts import Pace
+from foretoken.trees.select import best_first_shape
+from foretoken.types import Budget, Prices
+
+WIDTH = 8  # ranks of children told apart
+NONE = Budget(0, 0)
+
+
+class GoodputPricing:
+    """Prices in tokens from the speed that drafting reaches.
+
+    The most tokens per second is the fixed point of Dinkelbach's iteration (1967): maximise tokens
+    minus speed times seconds, where the speed is the one that this choice reaches.
+    """
+
+    HOPE = 1.5  # speed-up assumed at first, worth two steps
+    TRIALS = 2.0
+    PRIOR = 4.0  # steps in a text that the pace of all texts counts as
+
+    def __init__(self, max_depth: int, max_nodes: int, half_life: float) -> None:
+        self.max_depth, self.max_nodes = max_depth, max_nodes
+        self.pace = Pace(half_life)
+
+    def speed(self, texts: Sequence[Pace]) -> float:
+        """Tokens per row in the time of a plain step that drafting reaches in these texts."""
+        steps, pace = self.PRIOR * len(texts), self.pace
+        everywhere = (pace.tokens + self.TRIALS * self.HOPE) / (pace.spent + self.TRIALS)
+        tokens = steps * everywhere + sum(text.tokens for text in texts)
+        return tokens / (steps + sum(text.spent for text in texts))
+
+    def offer(self, costs: StepCosts, rows: int, speed: float) -> Budget:
+        """All depth and nodes, at the price of the tokens that `speed` writes in their time."""
+        rate = speed / costs.plain(rows)
+        level = rate * (costs.draft.at(4) - costs.draft.at(2)) / 2.0
+        curve, drift = costs.rest.reach(rows * (1 + self.max_nodes))
+        scale, none = rate * drift, curve[rows]
+        sizes = curve[rows::rows][: self.max_nodes + 1]
+        # A larger forward is never cheaper: where it was measured so, that was noise.
+        nodes = tuple([scale * (seconds - none) for seconds in accumulate(sizes, max)])
+        prices = Prices(max(level, 0.0), nodes, speed, rate)
+        return Budget(self.max_depth, self.max_nodes, prices)
+
+
+class Shapes:
+    """The node budget of a tree from the chances of its ranks, refreshed now and then."""
+
+    def __init__(self, max_depth: int, max_nodes: int, margin: float, half_life: float) -> None:
+        self.max_depth, self.max_nodes, self.margin = max_depth, max_nodes, margin
+        self.fade = 0.5 ** (1.0 / half_life)
+        self.age = 0  # steps since the last change of regime
+        self.rows = 0
+        self.choice = NONE
+        self.curve = [0.0]  # accepted tokens the static shape promises, by nodes
+        self.promised = self.found = 2.0
+
+    def update(self, accepted: int, nodes: int) -> None:
+        """Compare what a grown tree brought with what the best static one promised."""
+        if len(self.curve) > 1:
+            self.promised = self.promised * self.fade + self.curve[min(nodes, len(self.curve) - 1)]
+            self.found = self.found * self.fade + accepted
+
+    def best(self, ranks: Ranks, costs: StepCosts, rows: int) -> Budget:
+        """The budget with the most tokens per second; found again at ages 1, 2, 4, 8, ..."""
+        self.age += 1
+        if rows == self.rows and self.age % 32 and self.age & (self.age - 1):
+            return self.choice
+        self.rows = rows
+        rates = ranks.rates(WIDTH, BELIEF, 2.0)
+        lift = min(max(self.found / self.promised, 0.25), 2.0)
+        best_rate = self.margin / costs.plain(rows)
+        self.choice, depth = NONE, 1
+        while depth <= self.max_depth:
+            shape = best_first_shape(rates, self.max_nodes, depth)
+            curve = list(accumulate(shape.values[1:], initial=0.0))
+            for nodes in range(1, len(curve)):
+                seconds = costs.drafted(rows, depth, rows * nodes)
+                rate = (1.0 + lift * curve[nodes]) / seconds
+                if rate > best_rate:
+                    best_rate, self.curve = rate, curve
+                    self.choice = Budget(depth, nodes)
+            depth += 1 if depth < 4 else 2
+        return self.choice

@@ -1,0 +1,280 @@
+"""A policy of drafting for rows that share forwards: what was seen, what it costs, what pays.
+
+Plain steps are interrupted by rare, short probes, and a ledger of seconds won and lost bounds what
+being wrong can cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from foretoken.controllers.goodput import NONE, GoodputPricing, Shapes
+from foretoken.controllers.probes import Probes
+from foretoken.controllers.step_costs import SURPRISE, StepCosts
+from foretoken.controllers.survival import BELIEF, Alarm, Ranks, Slots
+from foretoken.errors import check_values
+from foretoken.trees.counts import Pace
+from foretoken.types import Budget, DecodeState, Draft, Rows, Shape, StepTimes, Traits, Verdict
+
+HOPELESS = 0.01  # slots that survive less often are not considered
+FORGET = 0.1  # what counts keep of their weight when the alarm rings
+CREDIT = 64.0  # plain steps of winnings the ledger remembers
+CHEAP = 0.05  # share of a plain step up to which a drafter may always be asked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a policy is allowed: the options of `CostModel`."""
+
+    max_depth: int = 10  # longest draft; survival of slots nobody reaches is guesswork
+    max_nodes: int = 64  # largest tree, per row
+    margin: float = 1.02  # drafting must promise this many times plain's rate
+    half_life: float = 64.0  # of counts, in steps of a row
+    probe_every: int = 32  # plain steps between probes, doubled up to four times that
+    allowance: float = 8.0  # plain steps that may be lost before drafting is forbidden
+    repay: float = 0.02  # share of plain time by which a used allowance comes back
+
+    def __post_init__(self) -> None:
+        check_values(
+            self,
+            ("max_depth", self.max_depth >= 1, "1 or more"),
+            ("max_nodes", self.max_nodes >= 1, "1 or more"),
+            ("margin", self.margin >= 1.0, "1 or more"),
+            ("half_life", self.half_life > 0.0, "above 0"),
+            ("probe_every", self.probe_every >= 1, "1 or more"),
+            ("allowance", self.allowance >= 0.0, "0 or more"),
+            ("repay", self.repay >= 0.0, "0 or more"),
+        )
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one row."""
+
+    uid: int
+    slots: Slots
+    pace: Pace
+    alarm: Alarm = field(default_factory=Alarm)
+    idle: int = 0  # steps since the last draft
+
+
+@dataclass(slots=True)
+class Round:
+    """What happened in the step under way."""
+
+    rows: int = 1
+    emitted: list[int] = field(default_factory=list)  # by row
+    asked: bool = False  # a draft was asked for; it may have found nothing worth its price
+    depth: int = 0  # deepest draft really made
+    nodes: int = 0  # drafted by all rows
+    lagging: bool = False  # a draft model first has to catch up
+
+
+class Policy:
+    """Lengths, shapes or prices for a group of rows.
+
+    A policy that counts takes the table of costs for the clock: what it decides follows from its
+    rows' outcomes alone.
+    """
+
+    def __init__(
+        self, limits: Limits, traits: Traits, costs: StepCosts, asking: float, counted: bool
+    ) -> None:
+        self.limits, self.priced, self.counted = limits, traits.prices, counted
+        self.cheap = asking <= CHEAP  # spends nothing where nothing pays: may always be asked
+        self.costs = {1: costs}  # by the bit length of the number of rows
+        self.slots = Slots(4.0 * limits.half_life)  # over all rows: the prior of each
+        self.ranks = Ranks(limits.half_life)
+        self.branching = traits.shape is Shape.TREE  # or a tree was seen
+        sizes = limits.max_depth, limits.max_nodes
+        self.shapes = Shapes(*sizes, limits.margin, limits.half_life)
+        self.pricing = GoodputPricing(*sizes, limits.half_life / 2.0)
+        self.probes = Probes(limits.probe_every)
+        self.ledger = 0.0  # seconds won against plain decoding
+        self.round = Round()
+
+    def budgets(self, rows: Rows) -> list[Budget]:
+        """What each row may draft in this step."""
+        costs, records = self.costs_of(len(rows)), [self.record(row) for row in rows]
+        broke = self.ledger < -self.limits.allowance * costs.plain(len(rows))
+        if broke:
+            chosen = [NONE] * len(rows)
+        elif self.priced:
+            chosen = [self.offer(records, costs)] * len(rows)
+        elif self.branching:
+            chosen = [self.shapes.best(self.ranks, costs, len(rows))] * len(rows)
+        else:
+            chosen = [Budget(k, k) for k in self.lengths(records, costs)]
+        self.round = Round(len(rows))
+        self.probe(records, chosen, broke)
+        self.round.asked = any(budget.depth for budget in chosen)
+        for record, budget in zip(records, chosen, strict=True):
+            if budget.depth:
+                self.round.lagging |= record.idle > 2
+            else:
+                record.idle += 1
+                record.slots.fade()
+        return chosen
+
+    def offer(self, records: Sequence[Record], costs: StepCosts) -> Budget:
+        """Prices for a drafter that keeps to them, or nothing where it has not paid so far."""
+        speed = self.pricing.speed([record.pace for record in records])
+        if speed < self.limits.margin and not self.cheap:
+            return NONE
+        # Plain decoding's speed, at worst: it is always there to be had.
+        return self.pricing.offer(costs, len(records), max(speed, 1.0))
+
+    def lengths(self, records: Sequence[Record], costs: StepCosts) -> list[int]:
+        """Drafted tokens per row that give the most tokens per second together.
+
+        Slots enter in the order of their survival; every prefix of that order is a candidate.
+        """
+        rows, limit = len(records), self.limits.max_depth
+        prior = self.slots.chained(limit, BELIEF, 2.0)
+        offers: list[tuple[float, int, int]] = []  # (survival, row, slots up to this one)
+        for at, record in enumerate(records):
+            survival = 1.0
+            for slot, rate in enumerate(record.slots.rates(limit, prior, 4.0), 1):
+                survival *= rate
+                if survival < HOPELESS:
+                    break
+                offers.append((survival, at, slot))
+        if rows > 1:
+            offers.sort(key=by_survival)
+        drafts, draft_drift = costs.draft.reach(limit)
+        scores, score_drift = costs.rest.reach(rows + len(offers))
+        best, best_at = rows / costs.plain(rows) * self.limits.margin, 0
+        tokens, deepest = float(rows), 0  # every row emits one token in any case
+        for count, (survival, _, slot) in enumerate(offers, 1):
+            tokens += survival
+            if slot > deepest:
+                deepest = slot
+            seconds = drafts[deepest] * draft_drift + scores[rows + count] * score_drift
+            if tokens > best * seconds:
+                best, best_at = tokens / seconds, count
+        chosen = [0] * rows
+        for _, at, slot in offers[:best_at]:
+            if slot > chosen[at]:
+                chosen[at] = slot
+        return chosen
+
+    def observe(
+        self,
+        rows: Rows,
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        times: StepTimes | None,
+        share: float = 1.0,
+    ) -> None:
+        """Learn from what was accepted, and from the clock where there is one to be believed.
+
+        `share`: of a whole target forward that scoring took.
+        """
+        for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
+            self.outcome(row, draft, verdict)
+        if times is not None or self.counted:
+            self.timed(rows, times, share)
+
+    def outcome(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
+        """What became of one row's draft."""
+        record, tree, step = self.record(row), draft.tree, self.round
+        accepted = len(verdict.path)
+        step.emitted.append(accepted + 1)
+        if len(tree) == 1:
+            if self.priced and row.uid == self.probes.row:
+                self.probes.ended(False, False)  # a draft was looked for, and nothing paid
+            return
+        record.idle = 0
+        chain = tree.is_chain
+        offered = len(tree) - 1 if chain else max(tree.depths())
+        step.depth = max(step.depth, offered)
+        step.nodes += len(tree) - 1
+        record.slots.update(accepted, offered)
+        self.slots.update(accepted, offered)
+        self.branching |= not chain
+        if self.branching:
+            self.ranks.update(tree, verdict.path)
+            self.shapes.update(accepted, len(tree) - 1)
+        if record.alarm.rings(accepted > 0):
+            self.forget(record)
+        if row.uid == self.probes.row:
+            costs = self.costs_of(step.rows)
+            plain = costs.plain(step.rows)
+            extra = costs.drafted(step.rows, offered, len(tree) - 1) - plain
+            self.probes.ended(accepted * plain / step.rows > extra, accepted == offered)
+
+    def forget(self, record: Record) -> None:
+        """The text has changed: what was seen tells less of what comes."""
+        record.slots.scale(FORGET)
+        self.slots.scale(1.0 - (1.0 - FORGET) / max(self.round.rows, 1))
+        self.shapes.age = 0
+        self.pricing.pace.scale(FORGET)
+        record.pace.scale(FORGET)
+        if self.branching:
+            self.ranks.scale(FORGET)
+
+    def timed(self, rows: Rows, times: StepTimes | None, share: float) -> None:
+        """Take in how long the step took; without a clock, what the table says it should have."""
+        step, count = self.round, len(rows)
+        costs = self.costs_of(count)
+        plain = costs.plain(count)
+        expected = costs.drafted(count, step.depth, step.nodes) if step.depth else plain
+        spent = expected
+        if times is not None:
+            spent = times.whole
+            # A pause of the machine is nobody's loss; a lagging draft's catch-up is the probe's.
+            if not step.lagging:
+                spent = min(spent, SURPRISE * expected)
+            costs.rest.seen(times.nodes, times.target / share + times.other)
+            if step.depth and not step.lagging:
+                costs.draft.seen(step.depth, max(times.draft, 1e-9))
+        if step.asked and not step.lagging:
+            self.pricing.pace.update(sum(step.emitted) / count, spent / plain)
+            for row, emitted in zip(rows, step.emitted, strict=True):
+                self.record(row).pace.update(emitted, spent / plain)
+        if step.depth or (step.asked and self.priced):  # made, or made and found too dear
+            self.ledger += sum(step.emitted) * plain / count - spent
+        elif self.ledger < 0.0:
+            self.ledger = min(self.ledger + self.limits.repay * plain, 0.0)
+        # Probes go on when the allowance is used up; their cost must not bury a recovery.
+        lowest = -(self.limits.allowance + 1.0) * plain
+        self.ledger = min(max(self.ledger, lowest), CREDIT * plain)
+
+    def costs_of(self, rows: int) -> StepCosts:
+        """Costs of batches of about this size; a new size starts from the nearest known one."""
+        size = rows.bit_length()
+        if size not in self.costs:
+            nearest = min(self.costs, key=lambda known: abs(known - size))
+            self.costs[size] = self.costs[nearest].copy()
+        return self.costs[size]
+
+    def record(self, row: DecodeState) -> Record:
+        """What is known of a row."""
+        found: Record | None = row.private.get(self)
+        if found is None:
+            half_life = self.limits.half_life
+            found = Record(row.uid, Slots(half_life), Pace(half_life / 2.0))
+            row.private[self] = found
+        return found
+
+    def probe(self, records: Sequence[Record], chosen: list[Budget], broke: bool) -> None:
+        """Let one plain row draft a little, when it is time to."""
+        idle = {record.uid: at for at, record in enumerate(records) if not chosen[at].depth}
+        at = self.probes.due(idle, broke)
+        if at is None:
+            return
+        if at < 0:  # a new burst: the row that has idled longest
+            at = max(idle.values(), key=lambda i: records[i].idle)
+            self.probes.row = records[at].uid
+        depth = min(self.probes.depth, self.limits.max_depth)
+        nodes = min(2 * depth, self.limits.max_nodes) if self.branching else depth
+        chosen[at] = Budget(depth, nodes)
+        if self.priced:  # at the speed of plain decoding a draft has most to offer
+            costs, rows = self.costs_of(len(records)), len(records)
+            chosen[at] = replace(self.pricing.offer(costs, rows, 1.0), depth=depth)
+
+
+def by_survival(offer: tuple[float, int, int]) -> tuple[float, int]:
+    """Likeliest first; of equal ones the earlier slot, so a row's slots stay in order."""
+    return -offer[0], offer[2]

@@ -1,0 +1,42 @@
+"""When a row that decodes plainly tries a draft: a bandit's exploration, bounded in cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Probes:
+    """Bursts of short drafts that go on while they pay, ever rarer if they do not."""
+
+    FLOOR = 8  # intervals until a probe while drafting is forbidden
+
+    def __init__(self, every: int) -> None:
+        self.every = self.interval = every
+        self.waited = 0
+        self.depth = 2
+        self.won = False  # a draft of this burst has paid
+        self.row: int | None = None  # uid of the row whose burst goes on
+
+    def due(self, idle: Mapping[int, int], broke: bool) -> int | None:
+        """Where the row that probes now is: None for nobody, -1 for one yet to be chosen."""
+        if not idle:  # every row drafts by itself
+            self.waited, self.interval, self.row = 0, self.every, None
+            return None
+        self.waited += 1
+        if self.row is not None and self.row in idle:
+            return idle[self.row]
+        self.row = None
+        if self.waited < (self.FLOOR * self.every if broke else self.interval):
+            return None
+        self.waited, self.depth, self.won = 0, 2, False
+        return -1
+
+    def ended(self, paid: bool, whole: bool) -> None:
+        """A probe came back: did its tokens pay for it, and were all of them accepted?"""
+        if paid:
+            self.won = True
+            if whole:
+                self.depth = min(2 * self.depth, 8)
+            return
+        self.interval = self.every if self.won else min(2 * self.interval, 4 * self.every)
+        self.waited, self.row = 0, None

@@ -1,0 +1,202 @@
+"""A draft model grows a tree of likely continuations, best first (OPT-Tree, arXiv 2406.17276).
+
+The value V of a node is the product of the draft model's probabilities along its path. V never
+grows downwards, so the n largest values form a prefix-closed tree, and that tree has the largest
+expected number of accepted tokens of all trees of n nodes. One draft forward per level scores those
+nodes of the level that are among the n best so far. The draft is POINT: its laws only rank. Where
+the budget names prices, a level or a node is drafted only if its value pays for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappush, heapreplace
+
+from torch import Tensor
+
+from foretoken.contract import DraftModel, StoppingRule
+from foretoken.drafters.growers.grower import Grower, Growth
+from foretoken.drafters.growers.tree_growth import TreeGrowth
+from foretoken.errors import check_values
+from foretoken.trees.templates import Form, Template
+from foretoken.trees.worth import Calibration, Decline, cheapest, paying
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Draw,
+    Go,
+    Memory,
+    Scores,
+    Shape,
+    TokenTree,
+    Traits,
+    Verdict,
+)
+
+FEED = 0.25  # share of a forward's price that feeding one more node to it may cost
+
+
+class Ranker:
+    """How candidates are ranked, and what was learned from those that were judged."""
+
+    def __init__(
+        self, branch: int, calibrate: bool, template: Form | None, min_gain: float = 0.0
+    ) -> None:
+        self.branch, self.min_gain = branch, min_gain
+        check_values(self, ("branch", branch >= 1, "1 or more children per node"))
+        self.template = None if template is None else Template(template)
+        self.calibration = Calibration() if calibrate and template is None else None
+        self.decline = Decline()
+
+    def width(self, vocab: int, nodes: int) -> int:
+        """Children looked at below a node."""
+        if self.template is not None:
+            return min(self.template.width, vocab)
+        return min(self.branch, vocab, nodes)
+
+
+class BestFirstGrowth(TreeGrowth):
+    """One row's tree under way: candidates in order of creation, and which of them are best."""
+
+    def __init__(self, row: DecodeState, depth: int, budget: Budget, ranker: Ranker) -> None:
+        super().__init__(row)
+        self.depth, self.budget, self.ranker = depth, budget.nodes, ranker
+        self.prices = budget.prices
+        self.level_price = 0.0 if budget.prices is None else budget.prices.level
+        self.floor = cheapest(budget.prices)  # no node below it can ever pay
+        self.laws, self.values, self.ranks = [1.0], [1.0], [0]
+        self.forms: dict[int, tuple[int, ...]] = {0: ()}  # paths in ranks, kept for templates only
+        self.best: list[tuple[float, int]] = []  # -value and node of the `budget` best, best first
+        self.paid = 0  # of the best, the nodes that pay
+        self.worth = 0.0  # expected tokens above their price
+        self.gain = 0.0  # what the last level added to it
+        self.kept = [0]  # the nodes that were proposed
+
+    def take(self, score: Scores, stop: StoppingRule | None) -> bool:
+        nodes, laws = self.read(score.logits)
+        go = self.ask(stop, nodes, laws, score)
+        if go is Go.STOP:
+            return False
+        born = len(self.tokens)
+        self.spawn(nodes, laws)
+        fresh = [(-self.values[node], node) for node in range(born, len(self.tokens))]
+        # Ties go to the older node, which keeps parents before children.
+        self.best = sorted(self.best + fresh)[: self.budget]
+        last, before = self.gain, self.worth
+        self.paid, self.worth = paying([-value for value, _ in self.best], self.prices)
+        self.gain = self.worth - before
+        self.level += 1
+        self.frontier = self.fertile(born)
+        if go is Go.LAST or self.level >= self.depth or not self.frontier:
+            return False
+        return self.ranker.template is not None or self.promising(last)
+
+    def fertile(self, born: int) -> list[int]:
+        """The nodes from `born` on that are worth feeding, best first."""
+        eos, template = self.row.params.eos, self.ranker.template
+        least = FEED * self.level_price
+        return [
+            node
+            for value, node in self.best[: self.paid]
+            if node >= born
+            and -value >= least
+            and self.tokens[node] not in eos
+            and (template is None or template.children(self.forms[node]))
+        ]
+
+    def promising(self, last: float) -> bool:
+        """Whether one level more is likely to pay, after a level before that gained `last`."""
+        ranker = self.ranker
+        # The children of a level are worth at most the level itself.
+        if sum([self.values[node] for node in self.frontier]) < ranker.min_gain:
+            return False
+        if self.level > 1:
+            ranker.decline.update(last, self.gain)
+        return self.gain * ranker.decline.share >= self.level_price
+
+    def spawn(self, nodes: list[int], laws: Tensor) -> None:
+        """Candidates below `nodes` that can still be among the best; one law may hold for all."""
+        ranker, greedy, values = self.ranker, self.greedy, self.values
+        calibration, template = ranker.calibration, ranker.template
+        top, ids = laws.topk(ranker.width(laws.shape[-1], self.budget))
+        chances, tokens = top.tolist(), ids.tolist()
+        if len(chances) < len(nodes):
+            chances, tokens = chances * len(nodes), tokens * len(nodes)
+        # A heap of the best values so far: a node below the least of so many cannot be kept.
+        contenders = [-value for value, _ in reversed(self.best)]
+        room = self.budget - len(self.best)
+        least = self.floor if room else contenders[0]
+        for node, of_node, ids_of_node in zip(nodes, chances, tokens, strict=True):
+            above = values[node]
+            wanted = None if template is None else template.children(self.forms[node])
+            for rank, (law, token) in enumerate(zip(of_node, ids_of_node, strict=True)):
+                if law <= 0.0 or above <= least:
+                    break  # laws fall with the rank, and no child is worth more than its parent
+                value = above * (
+                    law if calibration is None else calibration.chance(law, rank, greedy)
+                )
+                if value <= least:
+                    if rank:
+                        break  # only the favourite is trusted by another measure than the next
+                    continue
+                if wanted is not None:
+                    if rank not in wanted:
+                        continue
+                    self.forms[len(self.tokens)] = (*self.forms[node], rank)
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.laws.append(law)
+                self.values.append(value)
+                self.ranks.append(rank)
+                if room:
+                    room -= 1
+                    heappush(contenders, value)
+                else:
+                    heapreplace(contenders, value)
+                if not room:
+                    least = contenders[0]
+
+    def draft(self) -> Draft:
+        """The best nodes that pay, by depth, then creation."""
+        self.kept = kept = [0, *sorted([node for _, node in self.best[: self.paid]])]
+        place = {node: i for i, node in enumerate(kept)}
+        tree = TokenTree(
+            tuple([self.tokens[node] for node in kept]),
+            tuple([place.get(self.parents[node], -1) for node in kept]),
+        )
+        return Draft(tree, Draw.POINT, chances=tuple([self.values[node] for node in kept]))
+
+    def fed(self, path: Sequence[int]) -> list[int] | None:
+        return super().fed([self.kept[node] for node in path])
+
+    def judged(self, draft: Draft, verdict: Verdict) -> None:
+        calibration = self.ranker.calibration
+        if calibration is not None:
+            laws = [self.laws[node] for node in self.kept]
+            ranks = [self.ranks[node] for node in self.kept]
+            calibration.judged(draft, verdict.path, laws, ranks, self.greedy)
+
+
+class BestFirst(Grower):
+    """Best-first growth under a node budget, or a static template of ranks."""
+
+    traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        branch: int = 8  # children considered per node
+        min_gain: float = 0.05  # no further level once it can add fewer expected tokens than this
+        calibrate: bool = True  # correct the draft's confidence by what was accepted of it
+        # None grows trees; (3, 2, 1) gives every node of a depth that many children;
+        # ((0,), (1,), (0, 0)) lists paths of ranks, as Medusa's and Sequoia's files do
+        template: Form | None = None
+
+    def __init__(self, model: DraftModel, config: Config | None = None) -> None:
+        super().__init__(model)
+        self.config = config = config or self.Config()
+        self.ranker = Ranker(config.branch, config.calibrate, config.template, config.min_gain)
+
+    def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
+        return BestFirstGrowth(row, depth, budget, self.ranker)

@@ -1,0 +1,177 @@
+"""Trees grown with a draft model, one of its forwards per level over all rows that still draft.
+
+What every grower shares is here: rows that the model cannot take are decoded plainly, no draft
+outruns its positions, nothing follows an end token, and of an open tree the model keeps what the
+target took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from foretoken.contract import BlockModel, DraftModel, Features, LanguageModel, StoppingRule, Views
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.trees.build import root
+from foretoken.types import Budget, DecodeState, Draft, Draw, Rows, Scores, Step, Verdict
+
+
+class Growth:
+    """One row's tree under way."""
+
+    row: DecodeState
+    complete = False  # before the model was asked at all
+
+    def feed(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Tokens to be scored next, and their parents in the model's open tree."""
+        raise NotImplementedError
+
+    def take(self, score: Scores, stop: StoppingRule | None) -> bool:
+        """Add what follows from the scores of what was just fed; False: the tree is complete."""
+        raise NotImplementedError
+
+    def draft(self) -> Draft:
+        """The tree as candidates."""
+        raise NotImplementedError
+
+    def fed(self, path: Sequence[int]) -> list[int] | None:
+        """Where nodes of the draft lie in the model's open tree, the root and those that were never
+        fed aside; None: no tree is open.
+        """
+        raise NotImplementedError
+
+    def judged(self, draft: Draft, verdict: Verdict) -> None:
+        """Learn from what became of the draft, which others may have pruned."""
+        return None
+
+
+@dataclass(slots=True)
+class Opened:
+    """What is kept of a row that the model took in."""
+
+    growth: Growth | None = None  # proposed and not judged yet
+
+
+class ModelDrafter(RowDrafter):
+    """Base of drafters that make trees of what a model guesses, and let it follow the text."""
+
+    view: LanguageModel  # set where the model is part of the target: the engine scores through it
+    longest: int | None = None  # sequence that the model's positions allow
+
+    def __init__(self, model: DraftModel | BlockModel) -> None:
+        self.source = model
+        self.traits = replace(self.traits, taps=model.taps, context=model.context)
+        if isinstance(model, Views):
+            self.view = model.view
+
+    def opened(self, row: DecodeState) -> Opened:
+        """What to keep of a row from its start on."""
+        return Opened()
+
+    def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
+        """The tree of a row, of at most `depth` levels and of one at least; None drafts nothing."""
+        raise NotImplementedError
+
+    def undrafted(self, row: DecodeState) -> Draft:
+        """The draft of a row that none is made for."""
+        return Draft(root(row.tokens[-1]), Draw.POINT)
+
+    def follow(
+        self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]
+    ) -> None:
+        """Tell the model which nodes of its open trees stand."""
+        raise NotImplementedError
+
+    def start(self, row: DecodeState, seen: Features | None) -> None:
+        if self.source.open(row, seen):
+            row.private[self] = self.opened(row)
+
+    def begun(self, row: DecodeState, budget: Budget) -> Growth | None:
+        """The row's new tree, if it gets one."""
+        state: Opened | None = row.private.get(self)
+        if state is None:
+            return None
+        depth = self.reach(row, budget)
+        state.growth = growth = self.begin(row, depth, budget) if depth > 0 else None
+        return growth
+
+    def reach(self, row: DecodeState, budget: Budget) -> int:
+        """Levels that may be drafted; nodes of the last one are never fed."""
+        if row.tokens[-1] in row.params.eos and len(row.tokens) > row.prompt_len:
+            return 0  # of a row whose last tokens nobody has judged yet
+        depth = min(budget.depth, budget.nodes)
+        if self.longest is not None:
+            depth = min(depth, self.longest - len(row.tokens) + 1)
+        return depth
+
+    def observe(self, step: Step) -> None:
+        rows: list[DecodeState] = []
+        paths: list[Sequence[int] | None] = []
+        features: list[Features | None] = []
+        reading = bool(self.traits.taps)
+        judged = zip(step.rows, step.drafts, step.scores, step.verdicts, strict=True)
+        for row, draft, score, verdict in judged:
+            state: Opened | None = row.private.get(self)
+            if state is None or row.finish is not None:
+                continue
+            growth = state.growth
+            path = None
+            if growth is not None:
+                state.growth = None
+                growth.judged(draft, verdict)
+                origin = draft.origin
+                path = growth.fed(
+                    verdict.path if origin is None else [origin[node] for node in verdict.path]
+                )
+            if path is not None or reading:
+                rows.append(row)
+                paths.append(path)
+                features.append(_of_text(score, verdict) if reading else None)
+        if rows:
+            self.follow(rows, paths, features)
+
+    def finish(self, row: DecodeState) -> None:
+        row.private.pop(self, None)
+        self.source.close(row)
+
+
+class Grower(ModelDrafter):
+    """Base of the growers: override `begin`, which makes the `Growth` of a row."""
+
+    def __init__(self, model: DraftModel) -> None:
+        super().__init__(model)
+        self.model = model
+        self.longest = model.max_length
+
+    def propose(
+        self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
+    ) -> list[Draft]:
+        growths = [self.begun(row, budget) for row, budget in zip(rows, budgets, strict=True)]
+        growing = [one for one in growths if one is not None and not one.complete]
+        taps = () if stop is None else stop.taps
+        while growing:
+            feeds = [one.feed() for one in growing]
+            scores = self.model.grow(
+                [one.row for one in growing],
+                [tokens for tokens, _ in feeds],
+                [parents for _, parents in feeds],
+                taps,
+            )
+            growing = [
+                one for one, score in zip(growing, scores, strict=True) if one.take(score, stop)
+            ]
+        return [
+            self.undrafted(row) if one is None else one.draft()
+            for row, one in zip(rows, growths, strict=True)
+        ]
+
+    def follow(
+        self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]
+    ) -> None:
+        self.model.keep(rows, paths, features)
+
+
+def _of_text(score: Scores, verdict: Verdict) -> Features:
+    """Hidden states of the root and of every accepted node."""
+    assert score.hidden is not None, "the engine asks for what traits name"
+    return score.hidden[[0, *verdict.path]]

@@ -1,0 +1,36 @@
+"""Drafts of fixed candidates by the acceptance chances of their nodes, and how these came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from foretoken.trees.select import best_nodes
+from foretoken.trees.worth import paying
+from foretoken.types import Budget, Draft, TokenTree
+
+
+def affordable(draft: Draft, budget: Budget) -> Draft:
+    """The draft cut to its likeliest nodes: as many as are allowed and worth their price."""
+    chances = draft.chances
+    assert chances is not None, "a drafter that keeps to prices says the chance of each node"
+    best = sorted(chances[1:], reverse=True)[: budget.nodes]
+    count, _ = paying(best, budget.prices)
+    if count == len(draft.tree) - 1:
+        return draft
+    return draft.keep(best_nodes(chances, draft.tree.parents, count))
+
+
+def trials(tree: TokenTree, said: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+    """Children of every node that the tokens `said` reach: node, depth, whether it was the one.
+
+    The tree may be another one than was verified: what would have been accepted tells as much.
+    """
+    tokens, parents = tree.tokens, tree.parents
+    reached = {0: 0}
+    for node in range(1, len(tokens)):
+        depth = reached.get(parents[node])
+        if depth is not None and depth < len(said):
+            hit = tokens[node] == said[depth]
+            yield node, depth + 1, hit
+            if hit:
+                reached[node] = depth + 1

@@ -1,0 +1,58 @@
+"""Parallel heads as a block model: all depths from one hidden state of the target.
+
+The state is the one behind which the row's last token was said, so it came with the target's own
+scores: guessing costs no forward of a model, and there is no KV cache to follow the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.parts.trained_head import HeadOptions, load_head
+from foretoken.types import DecodeState, FinalNorm, Tap
+
+
+class ParallelHeads:
+    """Laws of the next places by a module that maps states [n H] to logits [n depth V]."""
+
+    taps: tuple[Tap, ...] = (FinalNorm(),)
+    context: int | None = 1
+
+    Config = HeadOptions
+
+    def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
+        self.config = config or self.Config()
+        self.head: Any = load_head(target, kind, self.config.draft_head)
+        self.vocab_size: int = target.vocab_size
+        self.depth: int = self.head.depth
+        self.dtype = next(self.head.parameters()).dtype
+
+    def open(self, row: DecodeState, features: Features | None) -> bool:
+        if features is not None and len(features):  # nothing was said before a single token
+            row.private[self] = features[-1, 0]
+        return True
+
+    @torch.inference_mode()
+    def laws(self, rows: Sequence[DecodeState], depth: int) -> list[Float[Tensor, "depth V"]]:
+        """Logits of the tokens behind each row's last one; none where no state is known yet."""
+        states = [row.private.get(self) for row in rows]
+        known = [state for state in states if state is not None]
+        none = torch.zeros(0, self.vocab_size)
+        if not known:
+            return [none] * len(rows)
+        said = iter(self.head(torch.stack(known).to(self.dtype))[:, :depth])
+        return [none if state is None else next(said) for state in states]
+
+    def keep(self, rows: Sequence[DecodeState], features: Sequence[Features | None]) -> None:
+        for row, seen in zip(rows, features, strict=True):
+            assert seen is not None, "features come with every verdict"
+            row.private[self] = seen[-1, 0].clone()
+
+    def close(self, row: DecodeState) -> None:
+        row.private.pop(self, None)

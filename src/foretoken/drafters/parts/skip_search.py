@@ -1,0 +1,161 @@
+"""Which sublayers the draft leaves out: a search on the text as it is written (SWIFT, section 4.1).
+
+A set is judged by how many of the text's own first tokens the draft would have guessed. The best
+set so far drafts, across all texts of a stream; worse ones leave no trace. What was tried never
+depends on tokens not yet written, so the law of the text stays the target's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+from foretoken.coins import SeededCoins
+from foretoken.errors import ConfigError, check_values
+from foretoken.lm.views.skipped_layers import SkippedLayers
+from foretoken.lm.views.table_views import TableSkippedLayers
+from foretoken.types import DecodeState, Rows
+
+View = SkippedLayers | TableSkippedLayers
+
+
+class Suggestions(Protocol):
+    """A model of the scores of sets."""
+
+    def register(self, skipped: frozenset[int], score: float) -> None: ...
+    def suggest(self, size: int) -> frozenset[int]: ...
+
+
+@dataclass(slots=True)
+class SearchCost:
+    """What searching took so far."""
+
+    passes: int = 0  # draft forwards
+    tokens: int = 0  # fed in them
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkipConfig:
+    """How a target drafts with sublayers left out, and how they are searched for."""
+
+    skip_ratio: float = 0.45  # of the sublayers between the first and the last layer
+    skip: tuple[int, ...] | None = None  # a set known to be good: nothing is searched
+    stop_below: float = 0.8  # a draft ends with a token less sure than this
+    window: int = 32  # first tokens of a text that a set is judged by
+    search_interval: int = 1  # rounds between tries; 0: never
+    bayes_interval: int = 0  # tries between those a Gaussian process suggests; 0: all random
+    most_tries: int = 1000  # the search ends after so many
+    patience: int = 300  # tries in a row that find nothing better, then the search ends
+    good_enough: float = 0.95  # it ends as well when the draft guesses this share
+    seed: int = 1  # of the search
+
+    def check(self, units: int) -> None:
+        """ConfigError for numbers that make no sense with that many sublayers."""
+        wrong = [unit for unit in self.skip or () if not 0 <= unit < units]
+        check_values(
+            self,
+            ("skip_ratio", 0.0 <= self.skip_ratio < 1.0, "0 or more, below 1"),
+            ("skip", not wrong, f"sublayers from 0 to {units - 1}"),
+            ("window", self.window >= 1, "1 or more"),
+            ("search_interval", self.search_interval >= 0, "0 (never) or more"),
+            ("bayes_interval", self.bayes_interval >= 0, "0 (never) or more"),
+        )
+
+
+class SkipSearch:
+    """The set in use, and tries at better ones until one is good enough or patience ends."""
+
+    def __init__(self, view: View, config: SkipConfig) -> None:
+        self.view, self.config = view, config
+        self.size = int(view.units * config.skip_ratio)
+        self.skipped = frozenset(odd_layers(view.units) if config.skip is None else config.skip)
+        self.best = 0.0  # share of tokens guessed by the set in use
+        self.tries = self.failures = self.rounds = 0
+        self.done = config.skip is not None or config.search_interval == 0 or self.size == 0
+        self.cost = SearchCost()
+        self.coins = SeededCoins(config.seed)  # its own: no text's coins are used
+        self.model: Suggestions | None = None
+        if not self.done and config.bayes_interval:
+            self.model = suggestions(view.units, config.seed)
+
+    def round_passed(self, rows: Rows) -> bool:
+        """A round of these rows went by; now and then a set is tried on one's text."""
+        if self.done:
+            return False
+        self.rounds += 1
+        row = None
+        if self.rounds % self.config.search_interval == 0:
+            row = next((row for row in rows if self.wants(row)), None)
+        if row is not None:
+            self.step(row)
+        return row is not None
+
+    def wants(self, row: DecodeState) -> bool:
+        """Whether the row's text is long enough to be judged by."""
+        return row.finish is None and len(row.new_tokens) > self.config.window + 1
+
+    def step(self, row: DecodeState) -> None:
+        """Try one set on the first tokens of the row's text, and keep it if it is the best."""
+        began = perf_counter()
+        candidate, config = self.propose(), self.config
+        score = self.judge(row, candidate)
+        if self.model is not None:
+            self.model.register(candidate, score)
+        if score > self.best:
+            self.skipped, self.best, self.failures = candidate, score, 0
+        else:
+            self.failures += 1
+        self.tries += 1
+        self.done = (
+            self.best > config.good_enough
+            or self.failures > config.patience
+            or self.tries > config.most_tries
+        )
+        self.cost.passes += 1
+        self.cost.tokens += config.window
+        self.cost.seconds += perf_counter() - began
+
+    def propose(self) -> frozenset[int]:
+        """A random set, or now and then the one a model of all scores so far believes in."""
+        every = self.config.bayes_interval
+        if self.model is not None and self.tries and (self.tries + 1) % every == 0:
+            return self.model.suggest(self.size)
+        return self.random_set()
+
+    def random_set(self) -> frozenset[int]:
+        """`size` sublayers, all sets alike."""
+        left = torch.ones(self.view.units, dtype=torch.float64)
+        chosen: list[int] = []
+        while len(chosen) < self.size:
+            chosen.append(self.coins.draw(left / left.sum()))
+            left[chosen[-1]] = 0.0
+        return frozenset(chosen)
+
+    def judge(self, row: DecodeState, candidate: frozenset[int]) -> float:
+        """Share of the text's first tokens that the draft would have guessed ("matchness")."""
+        count = self.config.window
+        guessed = self.view.guesses(row, count, candidate)
+        written = row.new_tokens[1 : count + 1]
+        return sum(a == b for a, b in zip(guessed, written, strict=True)) / count
+
+
+def odd_layers(units: int) -> list[int]:
+    """Both sublayers of layers 1, 3, 5, ...: where a search starts."""
+    return [unit for unit in range(units) if (unit // 2) % 2 == 0]
+
+
+def suggestions(units: int, seed: int) -> Suggestions:
+    """The Bayesian model, whose library is an optional extra."""
+    try:
+        from foretoken.drafters.parts.bayesian import Process
+    except ImportError as error:
+        raise ConfigError(
+            "a Bayesian search for skipped layers was asked for.",
+            f"its library is not installed ({error}).",
+            "install it: pip install 'foretoken[search]'; or pass bayes_interval=0.",
+        ) from error
+    return Process(units, seed)

@@ -1,0 +1,79 @@
+"""A conversation as a prompt: messages through the tokenizer's own chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.errors import ConfigError
+
+Message = Mapping[str, Any]  # {"role": "user", "content": ...}, as in transformers
+EXAMPLE = '[{"role": "user", "content": "Hello"}]'
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether a prompt is a list of messages, not a text, token ids or a batch of these."""
+    listed = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return listed and any(isinstance(one, Mapping) for one in prompt)
+
+
+def chat_ids(messages: Any, tokenizer: Any, which: str = "the prompt") -> list[int]:
+    """The token ids after which a model answers these messages.
+
+    A last message of the assistant's own is continued. `messages` is checked here, roles and
+    their order by the template.
+    """
+    checked = [_message(one, number) for number, one in enumerate(check_chat(messages))]
+    if not getattr(tokenizer, "chat_template", None):
+        missing = "no tokenizer" if tokenizer is None else "a tokenizer without a chat template"
+        raise ConfigError(
+            f"{which} is a list of {len(checked)} chat messages.",
+            f"there is {missing}, so nothing says how this model reads messages.",
+            "pass one text as the model was trained to read it, or load with tokenizer= that has "
+            "a chat template.",
+        )
+    from jinja2 import TemplateError
+
+    own = checked[-1]["role"] == "assistant"
+    try:
+        found = tokenizer.apply_chat_template(
+            checked,
+            add_generation_prompt=not own,
+            continue_final_message=own,
+            tokenize=True,
+            return_dict=True,
+        )
+    except (TemplateError, ValueError) as error:
+        roles = ", ".join(message["role"] for message in checked)
+        raise ConfigError(
+            f"chat messages of the roles {roles} were passed as a prompt.",
+            f"the chat template of this model refuses them: {error}.",
+            "pass the roles in an order that this model knows, most often user and assistant in "
+            "turns after at most one system message.",
+        ) from error
+    return [int(token) for token in found["input_ids"]]
+
+
+def check_chat(messages: Any) -> Sequence[Any]:
+    """A non-empty list of messages, or a refusal."""
+    if is_chat(messages):
+        return messages  # type: ignore[no-any-return]
+    raise ConfigError(
+        f"a {type(messages).__name__} was passed as chat messages."
+        if messages
+        else "a chat without messages was passed.",
+        "a chat is a list of at least one message, each with a role and a content.",
+        f"pass for example {EXAMPLE}.",
+    )
+
+
+def _message(one: Any, number: int) -> dict[str, Any]:
+    """A message with a role and a content, or a refusal that names it."""
+    if isinstance(one, Mapping) and isinstance(one.get("role"), str) and one.get("content"):
+        return dict(one)
+    keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
+    raise ConfigError(
+        f"message {number} of a chat holds {keys or 'nothing'}, or an empty content.",
+        "a message has a role (a text such as user) and a content that is not empty.",
+        f"write it as in {EXAMPLE}.",
+    )

@@ -1,0 +1,271 @@
+"""The open engine: rows join and leave between steps, prompts are fed in chunks beside them.
+
+`submit` and `cancel` may be called from any thread at any time; `step` belongs to one thread at a
+time, which `engine.scheduling` sees to. The invariant of every row that runs: all its committed
+tokens but the last are cached, and the last is the root of its next tree.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foretoken.coins import SeededCoins
+from foretoken.engine.promise import Promise, check_parts, promise_of
+from foretoken.engine.step import Parts, advance
+from foretoken.types import DecodeState, Finish, Rows, Step
+from foretoken.warp import Warp
+
+Listener = Callable[[Step], None]
+LOG = logging.getLogger(__name__)
+CHUNK = 512  # prompt tokens of a row fed between two steps of the others
+
+
+@dataclass(slots=True, eq=False)
+class Filling:
+    """A row whose prompt is being cached."""
+
+    row: DecodeState
+    features: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Engine(Parts):
+    """Parts that fit together (PairingError if they do not), and the rows they decode."""
+
+    max_rows: int = 16  # decoded together; others wait
+    listeners: list[Listener] = field(default_factory=list)
+    waiting: deque[DecodeState] = field(default_factory=deque)
+    filling: list[Filling] = field(default_factory=list)
+    running: list[DecodeState] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_parts(self.target, self.drafter, self.verifier, self.controller)
+        self.controller.bind(self.drafter)
+
+    @property
+    def promise(self) -> Promise:
+        """The law that texts of this engine follow."""
+        return promise_of(self.drafter, self.verifier, self.target)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no row is waiting, being filled or running."""
+        return not (self.running or self.filling or self.waiting)
+
+    def submit(self, row: DecodeState) -> None:
+        """Add a row; it joins the batch at the next step that has room."""
+        self.waiting.append(row)
+
+    def cancel(self, row: DecodeState) -> None:
+        """End a row before its time; its memory is given back at the next step or `sweep`."""
+        if row.finish is None:
+            row.finish = Finish("cancelled")
+
+    def step(self) -> Step | None:
+        """Admit, feed prompts, then one round of all running rows; None when there is nobody."""
+        with torch.inference_mode():
+            self.sweep()
+            began = perf_counter()
+            while self.fill() and not self.running:
+                pass
+            if not self.running:
+                return None
+            prefill = perf_counter() - began
+            step = self.round(tuple(self.running))
+            if step is None:  # every row of it failed
+                self.sweep()
+                return self.step()
+            step.times.prefill = prefill
+            for listener in self.listeners:
+                listener(step)
+            self.sweep()
+            if step.times.context > 2 * self.target.verified:
+                self.check_lengths()
+        return step
+
+    def fill(self) -> bool:
+        """Feed one chunk of every prompt that is not cached yet; whether any is left to be fed."""
+        while self.waiting and len(self.running) + len(self.filling) < self.max_rows:
+            self.filling.append(Filling(self.waiting.popleft()))
+        if not self.filling:
+            return False
+        traits, together = self.drafter.traits, self.filling
+        try:
+            self.feed(together)
+        except Exception as error:
+            if len(together) == 1:
+                self.fail(together[0].row, error)
+            else:  # the row at fault is found by feeding each alone
+                for one in together:
+                    try:
+                        self.feed([one])
+                    except Exception as own:
+                        self.fail(one.row, own)
+        self.filling = []
+        for one in together:
+            row = one.row
+            if row.finish is not None:
+                self.leave([row])
+            elif self.target.missing(row):
+                self.filling.append(one)
+            else:
+                seen = torch.cat(one.features) if traits.taps else None
+                try:
+                    self.drafter.start(row, seen)
+                    self.running.append(row)
+                except Exception as error:
+                    self.fail(row, error)
+                    self.leave([row])
+        return bool(self.filling or (self.waiting and not self.running))
+
+    def feed(self, rows: Sequence[Filling]) -> None:
+        """One chunk of each prompt, in one forward where the model can."""
+        traits, began = self.drafter.traits, perf_counter()
+        fed = self.target.prefill(
+            [one.row for one in rows], traits.taps, limit=CHUNK, last=traits.context
+        )
+        for one, features in zip(rows, fed, strict=True):
+            if features is not None:
+                one.features.append(features)
+            one.row.prefill += perf_counter() - began
+
+    def round(self, rows: Rows) -> Step | None:
+        """A step of all rows together; None where all failed.
+
+        If it fails, the row whose own processor raised ends with that error and the others go on
+        without it; where nobody knows whose error it is, each row tries alone.
+        """
+        used = [getattr(row.coins, "used", 0) for row in rows]
+        lengths = [len(row.tokens) for row in rows]
+        try:
+            return self.advance(rows)
+        except Exception as error:
+            guilty = [row for row in rows if raised_by(row, error)]
+            if len(rows) == 1 or lengths != [len(row.tokens) for row in rows]:
+                guilty = list(rows)
+            for row in guilty:
+                self.fail(row, error)
+            groups = [[row for row in rows if row not in guilty]]
+            if not guilty:
+                LOG.warning("a step of %d rows failed, each is tried alone: %r", len(rows), error)
+                groups = [[row] for row in rows]
+        except BaseException as error:  # of whoever leads; the step is repeated by who goes on
+            rewind(rows, used)
+            if lengths != [len(row.tokens) for row in rows]:
+                for row in rows:
+                    self.fail(row, error)
+            raise
+        rewind(rows, used)
+        steps = [step for group in groups if group and (step := self.round(group)) is not None]
+        return joined(steps) if steps else None
+
+    def advance(self, rows: Rows) -> Step:
+        """One round of this kind of engine."""
+        return advance(rows, self)
+
+    def check_lengths(self) -> None:
+        """Have the target check itself where a row is twice as long as any that was checked."""
+        row = max(self.running, key=lambda row: len(row.tokens), default=None)
+        if row is None:
+            return
+        try:
+            self.target.self_check(row)
+        except Exception as error:
+            self.fail(row, error)
+
+    def fail(self, row: DecodeState, error: BaseException) -> None:
+        """End a row by an exception, which its owner gets unchanged."""
+        row.error, row.finish = error, Finish("error")
+
+    def sweep(self) -> None:
+        """Forget rows that ended or were cancelled."""
+        over = [row for row in self.running if row.finish is not None]
+        over += [one.row for one in self.filling if one.row.finish is not None]
+        if over:
+            self.running = [row for row in self.running if row.finish is None]
+            self.filling = [one for one in self.filling if one.row.finish is None]
+            self.leave(over)
+        for row in [row for row in self.waiting if row.finish is not None]:
+            self.waiting.remove(row)
+
+    def leave(self, rows: Rows) -> None:
+        """Give back what drafter and target hold of rows."""
+        try:
+            for row in rows:
+                self.drafter.finish(row)
+        finally:
+            self.target.free(rows)
+            for row in rows:
+                row.private.clear()
+
+    def close(self) -> None:
+        """Cancel everybody."""
+        for row in (*self.running, *(one.row for one in self.filling), *self.waiting):
+            self.cancel(row)
+        self.sweep()
+
+
+def rewind(rows: Rows, used: Sequence[int]) -> None:
+    """Put coins back to where a step began."""
+    for row, count in zip(rows, used, strict=True):
+        if isinstance(row.coins, SeededCoins):
+            row.coins.rewind(count)
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """Steps of single rows as one."""
+    first = steps[0]
+    for step in steps[1:]:
+        for name in ("rows", "nodes", "draft", "target", "other", "hidden"):
+            setattr(first.times, name, getattr(first.times, name) + getattr(step.times, name))
+    return Step(
+        tuple(row for step in steps for row in step.rows),
+        tuple(draft for step in steps for draft in step.drafts),
+        tuple(score for step in steps for score in step.scores),
+        tuple(verdict for step in steps for verdict in step.verdicts),
+        tuple(tokens for step in steps for tokens in step.emitted),
+        first.times,
+    )
+
+
+def decode(
+    rows: Iterable[DecodeState], engine: Engine, max_rows: int | None = None
+) -> Generator[Step]:
+    """Run rows to their end: all there is to a batch. Closing the generator early frees them.
+
+    An exception that ends one of them ends the batch.
+    """
+    rows = list(rows)
+    if max_rows is not None:
+        engine.max_rows = max_rows
+    try:
+        for row in rows:
+            engine.submit(row)
+        while (step := engine.step()) is not None:
+            raise_error(rows)
+            yield step
+        raise_error(rows)
+    finally:
+        for row in rows:
+            engine.cancel(row)
+        engine.sweep()
+
+
+def raised_by(row: DecodeState, error: Exception) -> bool:
+    """Whether a processor of this row raised it, under its own warp or one that a part keeps."""
+    warps = [one for one in (row.warp, *row.private.values()) if isinstance(one, Warp)]
+    return any(warp.failure is error for warp in warps)
+
+
+def raise_error(rows: Iterable[DecodeState]) -> None:
+    """Raise what ended one of the rows, unchanged, where that was an exception."""
+    for row in rows:
+        if row.error is not None:
+            raise row.error

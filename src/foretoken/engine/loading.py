@@ -1,0 +1,96 @@
+"""The front door: load a model once, then generate, stream and batch with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from foretoken.engine.assemble import check_options
+from foretoken.engine.generation_config import generation_defaults
+from foretoken.engine.load_log import log_model
+from foretoken.engine.models import check_request, end_tokens, engine_over
+from foretoken.engine.requests import SAMPLING, check_sampling
+from foretoken.engine.session import Session, session_class
+from foretoken.methods import default_method
+from foretoken.methods import method as method_row
+
+
+def load(
+    target: Any,
+    method: str | None = None,
+    draft: Any = None,
+    tokenizer: Any = None,
+    device: Any = None,
+    dtype: Any = None,
+    *,
+    controller: str | None = None,
+    verifier: str | None = None,
+    exact_bits: bool = False,
+    kernels: str = "auto",
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    max_rows: int = 16,
+    generation_config: Any = None,
+    **config: Any,
+) -> Session:
+    """A session over `target` (directory, hub name or loaded model), decoding with `method`.
+
+    Without `method` it is `chain` where there is a draft, and `auto` where there is none.
+    `config` holds fields of the method's model, drafter, verifier and controller. What cannot work
+    is refused here, before any weight is read where that can be known. A method that needs no
+    draft leaves `draft` alone.
+
+    The model's generation config is honoured as `generate` does: explicit options win. A
+    GenerationConfig may be passed in its place, or False to leave all but its end tokens aside.
+    """
+    method = default_method(draft) if method is None else method
+    check_options(method, controller=controller, verifier=verifier, **config)
+    from foretoken.lm.load import check_source, load_model, load_tokenizer
+
+    if isinstance(target, str | Path):
+        check_source(target, allow_pickle)
+    check_request(method, draft, max_rows)
+
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code,
+    }
+    model = load_model(target, **loading)
+    vocabulary = load_tokenizer(target, tokenizer)
+    generation = generation_defaults(model, generation_config)
+    engine, draft_lm = engine_over(
+        model,
+        method,
+        draft,
+        tokenizer=vocabulary,
+        loading=loading,
+        lm_options={"exact_bits": exact_bits, "kernels": kernels},
+        controller=controller,
+        verifier=verifier,
+        max_rows=max_rows,
+        **config,
+    )
+    for lm in (engine.target, draft_lm):
+        if lm is not None:
+            log_model(lm)
+    return session_class(method_row(method))(
+        engine,
+        method=method,
+        tokenizer=vocabulary,
+        draft=draft_lm,
+        eos=end_tokens(model, vocabulary, generation_config),
+        generation=generation,
+    )
+
+
+def generate(
+    target: Any, prompt: Any, method: str | None = None, draft: Any = None, **options: Any
+) -> Any:
+    """Load, write once and forget: `options` are those of `load` and of `Session.generate`."""
+    sampling = {name: value for name, value in options.items() if name in SAMPLING}
+    check_sampling(sampling)
+    loading = {name: value for name, value in options.items() if name not in SAMPLING}
+    with load(target, method, draft, **loading) as session:
+        return session.generate(prompt, **sampling)

@@ -1,0 +1,115 @@
+"""Many threads on one engine: whoever waits for a row may run the steps, one of them at a time.
+
+There is no thread of our own. The first caller leads: it runs steps, which decode the rows of all
+callers together, until its own are done, and the next one who waits goes on. Engines over the same
+model take turns step by step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from foretoken.engine.engine import Engine
+from foretoken.lm.views.view import innermost
+from foretoken.types import DecodeState, Rows, Step
+
+_turns: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+_guard = threading.Lock()
+
+
+@contextmanager
+def turn_of(*models: Any) -> Iterator[None]:
+    """Nobody else steps on these models inside; locks are taken in one order by everybody."""
+    with _guard:
+        owners = {id(owner): owner for model in models if (owner := owner_of(model)) is not None}
+        locks = [_turns.setdefault(owners[key], threading.RLock()) for key in sorted(owners)]
+    with ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock)
+        yield
+
+
+def owner_of(model: Any) -> Any:
+    """The module, or the table, behind a language model and its views; a module is its own."""
+    lm = innermost(model)
+    return lm if isinstance(lm, nn.Module) else getattr(lm, "model", lm)
+
+
+class Scheduler:
+    """Runs an engine for its callers."""
+
+    def __init__(self, engine: Engine, *models: Any) -> None:
+        self.engine, self.models = engine, models
+        self.changed = threading.Condition()
+        self.led = False  # somebody runs the steps just now
+        self.watchers: dict[int, Callable[[Step, int], None]] = {}  # by the row's uid
+
+    def submit(self, rows: Rows, watch: Callable[[Step, int], None]) -> None:
+        """Add rows; `watch` is told each step of one of them, and its place in the step."""
+        with self.changed:
+            for row in rows:
+                self.watchers[row.uid] = watch
+                self.engine.submit(row)
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Return once `ready`; until then run steps, or wait for who runs them."""
+        while not ready():
+            with self.changed:
+                while self.led and not ready():
+                    self.changed.wait()
+                if ready():
+                    return
+                self.led = True
+            try:
+                self.lead(ready)
+            finally:
+                with self.changed:
+                    self.led = False
+                    self.changed.notify_all()
+
+    def lead(self, ready: Callable[[], bool]) -> None:
+        """Run steps until `ready`."""
+        while not ready():
+            with turn_of(self.engine.target, *self.models):
+                step = self.engine.step()
+            if step is not None:
+                for at, row in enumerate(step.rows):
+                    self.tell(row, step, at)
+            with self.changed:
+                self.changed.notify_all()
+            if step is None and not ready():
+                assert self.engine.idle, "rows wait and nothing moves"
+                return
+
+    def tell(self, row: DecodeState, step: Step, at: int) -> None:
+        """Tell the row's caller of a step; what that raises is the caller's own affair."""
+        watch = self.watchers.get(row.uid)
+        if watch is None:
+            return
+        try:
+            watch(step, at)
+        except Exception as error:
+            self.engine.fail(row, error)
+
+    def drop(self, rows: Rows) -> None:
+        """Forget rows, whatever became of them; those under way end with the next step."""
+        with self.changed:
+            for row in rows:
+                self.watchers.pop(row.uid, None)
+                self.engine.cancel(row)
+            if self.led:
+                return  # who leads gives their memory back
+            self.led = True
+        try:
+            with turn_of(self.engine.target, *self.models):
+                self.engine.sweep()
+        finally:
+            with self.changed:
+                self.led = False
+                self.changed.notify_all()

@@ -1,0 +1,121 @@
+"""One round of decoding as named phases: plan, propose, score, judge, commit, learn.
+
+The step that drafts while it verifies and the measurement of costs are made of the same phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from foretoken.contract import Controller, Drafter, LanguageModel, Verifier
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Finish,
+    Rows,
+    Scores,
+    Step,
+    StepTimes,
+    Verdict,
+)
+
+
+@dataclass(eq=False)
+class Parts:
+    """Target, drafter, rule and controller of one engine."""
+
+    target: LanguageModel
+    drafter: Drafter
+    verifier: Verifier
+    controller: Controller
+
+
+def advance(rows: Rows, parts: Parts) -> Step:
+    """One round. Every row grows by at least one token."""
+    began = perf_counter()
+    budgets = plan(rows, rows, parts)
+    planned = perf_counter()
+    drafts = propose(rows, budgets, parts)
+    drafted = perf_counter()
+    scores = score(rows, drafts, parts)  # the only target forward
+    scored = perf_counter()
+    verdicts = judge(rows, drafts, scores, parts)
+    emitted = commit(rows, drafts, verdicts, parts)
+    ended = perf_counter()
+    times = StepTimes(
+        rows=len(rows),
+        nodes=sum([len(draft.tree) for draft in drafts]),
+        context=max([len(row.tokens) for row in rows]),
+        draft=drafted - planned,
+        target=scored - drafted,
+        other=(planned - began) + (ended - scored),
+    )
+    step = Step(tuple(rows), tuple(drafts), tuple(scores), tuple(verdicts), tuple(emitted), times)
+    learn(step, parts)
+    return step
+
+
+def plan(rows: Rows, drafted_for: Rows, parts: Parts) -> list[Budget]:
+    """What the controller grants `rows`, clipped to what the rows drafted for have room for."""
+    longest = parts.target.max_length
+    granted = parts.controller.budgets(rows)
+    return [clip(row, b, longest) for row, b in zip(drafted_for, granted, strict=True)]
+
+
+def clip(row: DecodeState, budget: Budget, longest: int | None) -> Budget:
+    """A budget that neither outruns the row's cap nor the model's positions."""
+    depth = min(budget.depth, row.room - 1)  # the verdict adds one token beyond the path
+    if longest is not None:
+        depth = min(depth, longest - len(row.tokens))
+    if depth == budget.depth:
+        return budget
+    return replace(budget, depth=depth) if depth > 0 else Budget(0, 0)
+
+
+def propose(rows: Rows, budgets: Sequence[Budget], parts: Parts) -> list[Draft]:
+    return parts.drafter.propose(rows, budgets, parts.controller.stop)
+
+
+def score(rows: Rows, drafts: Sequence[Draft], parts: Parts) -> list[Scores]:
+    return parts.target.score(rows, drafts, parts.drafter.traits.taps)
+
+
+def judge(
+    rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores], parts: Parts
+) -> list[Verdict]:
+    """Verdicts under the same warp that made q."""
+    for row, draft, said in zip(rows, drafts, scores, strict=True):
+        said.p = row.warp.laws(row.tokens, draft.tree, said.logits)
+    return parts.verifier.verify(rows, drafts, scores)
+
+
+def commit(
+    rows: Rows, drafts: Sequence[Draft], verdicts: Sequence[Verdict], parts: Parts
+) -> list[list[int]]:
+    """Accepted nodes enter the target's cache and the text; the tokens that each row gained."""
+    parts.target.commit(rows, [verdict.path for verdict in verdicts])
+    return [
+        extended(row, [*(draft.tree.tokens[node] for node in verdict.path), verdict.next_token])
+        for row, draft, verdict in zip(rows, drafts, verdicts, strict=True)
+    ]
+
+
+def extended(row: DecodeState, tokens: Sequence[int]) -> list[int]:
+    """The tokens a row takes over; a stopping criterion that raises ends its own row only."""
+    before = len(row.tokens)
+    try:
+        return row.extend(tokens)
+    except Exception as error:  # a caller's code: told to that caller, unchanged
+        row.error, row.finish = error, Finish("error")
+        return row.tokens[before:]
+
+
+def learn(step: Step, parts: Parts) -> None:
+    """Drafter and controller see what came of it; what the drafter takes counts as drafting."""
+    began = perf_counter()
+    parts.drafter.observe(step)
+    step.times.draft += perf_counter() - began
+    parts.controller.observe(step)

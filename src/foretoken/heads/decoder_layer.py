@@ -1,0 +1,73 @@
+"""One decoder layer for feature heads; keys and values are handed in and out, a head keeps none.
+
+Rotary positions, attention, a gated MLP: Llama's layer (arXiv 2302.13971). What it remembers of a
+token is one row of numbers, so whoever drafts with it can store rows of any head alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+BASE = 10_000.0  # of the rotary frequencies
+
+
+class DecoderLayer(nn.Module):
+    """Reads the rows of tokens before it, [B S M], and adds those of the tokens it is fed."""
+
+    def __init__(self, width: int, heads: int, inner: int, *, normed: bool = True) -> None:
+        super().__init__()
+        self.heads, self.size = heads, 2 * -(-width // (2 * heads))  # rotary pairs: an even size
+        self.before = nn.RMSNorm(width, eps=1e-6) if normed else nn.Identity()
+        self.attention = nn.Linear(width, 3 * heads * self.size, bias=False)
+        self.joined = nn.Linear(heads * self.size, width, bias=False)
+        self.between = nn.RMSNorm(width, eps=1e-6)
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    @property
+    def memory_size(self) -> int:
+        """Numbers kept of a token: its key and its value."""
+        return 2 * self.heads * self.size
+
+    def forward(
+        self,
+        x: Float[Tensor, "B Q H"],
+        positions: Int[Tensor, "B Q"],
+        sees: Bool[Tensor, "B Q S+Q"],
+        memory: Float[Tensor, "B S M"],
+    ) -> tuple[Float[Tensor, "B Q H"], Float[Tensor, "B Q M"]]:
+        """States behind the layer, and the rows of the tokens fed now."""
+        shape = (*x.shape[:2], 3, self.heads, self.size)
+        query, key, value = self.attention(self.before(x)).view(shape).unbind(2)
+        query, key = rotated(query, positions), rotated(key, positions)
+        kept = torch.stack([key, value], 2)  # [B Q 2 heads size]
+        every = torch.cat([memory.view(*memory.shape[:2], *kept.shape[2:]), kept], 1)
+        keys, values = every.transpose(1, 3).unbind(2)  # [B heads S+Q size]
+        mixed = F.scaled_dot_product_attention(
+            query.transpose(1, 2), keys, values, attn_mask=sees[:, None]
+        )
+        x = x + self.joined(mixed.transpose(1, 2).flatten(2))
+        normed = self.between(x)
+        x = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return x, kept.flatten(2)
+
+
+def rotated(
+    x: Float[Tensor, "B Q heads size"], positions: Int[Tensor, "B Q"]
+) -> Float[Tensor, "B Q heads size"]:
+    """Rotary position embedding (arXiv 2104.09864), halves paired."""
+    half = x.shape[-1] // 2
+    rates = BASE ** (-torch.arange(half, device=x.device) / half)
+    angles = (positions[..., None] * rates)[:, :, None]  # [B Q 1 half]
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def causal(tokens: int, device: torch.device | None = None) -> Bool[Tensor, "1 Q Q"]:
+    """Who sees whom in a text: every token itself and those before it."""
+    return torch.ones(1, tokens, tokens, dtype=torch.bool, device=device).tril()

@@ -1,0 +1,90 @@
+"""The catalogue of trainable parts: one row per head. Strings only; parts are imported on first
+use.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from dataclasses import dataclass
+from typing import Any
+
+from foretoken.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A module, what it is trained on, and how; places are "module:Name" below foretoken."""
+
+    name: str  # also the kind in its card and the argument of `foretoken train`
+    summary: str
+    module: str  # an nn.Module built from its `Config`, a HeadConfig
+    serves: str  # the method or controller that asks it
+    models: tuple[str, ...] = ("target", "draft")  # what the capture needs: both, or one
+    reads: str = "draft"  # the model whose hidden states it sees
+    captures: str = ""  # a Capture: what is recorded of the models while they decode
+    objective: str = ""  # a HeadObjective: the loss, and how good the head is
+    config: str = ""  # a TrainingConfig: every training option
+
+    @property
+    def trainable(self) -> bool:
+        """Whether `foretoken train` can make it; else it has random weights only."""
+        return bool(self.captures and self.objective and self.config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """What every head is built from; a head's own `Config` adds its shape."""
+
+    hidden_size: int  # of the model whose hidden states the head reads
+    vocab_size: int  # of the tokens it was trained on
+
+
+HEADS: dict[str, Head] = {
+    head.name: head
+    for head in (
+        Head(
+            name="acceptance",
+            summary="how likely the target accepts a drafted token; ends drafts of specdec++",
+            module="heads.acceptance:AcceptanceHead",
+            captures="training.captures.guesses:Guesses",
+            objective="training.objectives.acceptance:AcceptanceObjective",
+            config="training.objectives.acceptance:AcceptanceTraining",
+            serves="specdec++",
+        ),
+        Head(
+            name="decision",
+            summary="whether one more level pays in multi-candidate trees; a soft or a hard model",
+            module="heads.decision:DecisionHead",
+            captures="training.captures.guesses:Guesses",
+            objective="training.objectives.decision:DecisionObjective",
+            config="training.objectives.decision:DecisionTraining",
+            serves="mcsd-dynamic",
+        ),
+        Head(
+            name="exits",
+            summary="whether a layer of the target already says what its last one will",
+            module="heads.exits:ExitPredictors",
+            reads="target",
+            captures="training.captures.layers:LayerPredictions",
+            objective="training.objectives.exits:ExitObjective",
+            config="training.objectives.exits:ExitTraining",
+            serves="specee",
+        ),
+    )
+}
+
+
+def head_row(name: str) -> Head:
+    """The row of a head; ConfigError with the nearest names where there is none."""
+    if name not in HEADS:
+        raise ConfigError(
+            f"the head {name!r} was asked for.",
+            f"heads are {', '.join(HEADS)}.",
+            f"did you mean {nearest(name, HEADS)}? `foretoken train --list` tells what they do.",
+        )
+    return HEADS[name]
+
+
+def resolve(place: str) -> Any:
+    """The class at "module:Name" below foretoken, imported now."""
+    return pkgutil.resolve_name(f"foretoken.{place}")

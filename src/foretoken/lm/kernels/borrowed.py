@@ -1,0 +1,245 @@
+"""Models borrowed from their owner: evaluation mode and kernels while anybody decodes with them.
+
+Several may borrow one model at a time. The first to take it records modes and forwards, the last
+to give it back restores them; what is in between is shared. A borrower that is dropped without
+being closed gives back what it held.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from threading import RLock
+from typing import Any, NoReturn
+
+from torch import nn
+
+from foretoken.errors import ConfigError
+from foretoken.lm.kernels.choosing import KernelReport, choose_kernels, installed
+from foretoken.lm.kernels.linears import Product
+from foretoken.lm.runtime.fingerprints import WeightWatch
+from foretoken.lm.runtime.finite import check_finite
+
+# One lock for all models: kernels measured beside each other would be measured wrongly. It is
+# entered again by a borrower that the garbage collector drops meanwhile.
+_lock = RLock()
+_shared: weakref.WeakKeyDictionary[nn.Module, Shared] = weakref.WeakKeyDictionary()
+_keys = count()
+
+
+@dataclass(slots=True)
+class Kernels:
+    """Products chosen for one model, in place or put away."""
+
+    asked: tuple[str, bool]  # mode, and whether lone rows are padded
+    report: KernelReport
+    products: list[Product]
+
+
+@dataclass(slots=True)
+class Modes:
+    """Which modules were in training mode before a model was set to evaluation."""
+
+    before: weakref.WeakKeyDictionary[nn.Module, bool]
+    stubborn: weakref.WeakSet[nn.Module]  # in training mode whatever `eval` says
+
+    @classmethod
+    def evaluated(cls, model: nn.Module) -> Modes:
+        before = weakref.WeakKeyDictionary({m: m.training for m in model.modules()})
+        model.eval()
+        return cls(before, weakref.WeakSet(m for m in model.modules() if m.training))
+
+    def changed(self, model: nn.Module) -> list[str]:
+        """Names of modules that somebody has set to training mode since."""
+        if not any(m.training and m not in self.stubborn for m in model.modules()):
+            return []
+        named = model.named_modules()
+        return [name for name, m in named if m.training and m not in self.stubborn]
+
+    def restore(self, model: nn.Module) -> None:
+        """As it was before. Modes that the owner has set meanwhile are the owner's wish."""
+        if any(m.training and m not in self.stubborn for m in self.before):
+            return
+        if self.before.get(model):
+            model.train()  # by its own method, which some models extend
+        for module in model.modules():
+            module.training = self.before.get(module, module.training)
+
+
+@dataclass(slots=True)
+class Shared:
+    """What is changed in one model, and by whom it is held."""
+
+    users: list[int] = field(default_factory=list)  # keys of borrowings, once per `take`
+    modes: Modes | None = None
+    kernels: Kernels | None = None
+    before: list[Product] = field(default_factory=list)  # what stood in for linear layers before
+
+    def release(self, model: nn.Module) -> None:
+        """Restore the model, once nobody holds it."""
+        if self.users or self.modes is None:
+            return
+        for product in self.kernels.products if self.kernels is not None else ():
+            product.take_out()
+        for product in self.before:
+            if product.fits():
+                product.renew()
+                product.put_in()
+        self.modes.restore(model)
+        self.modes, self.kernels, self.before = None, None, []
+
+
+def let_go(held: weakref.ref[nn.Module], shared: Shared, key: int) -> None:
+    """Give back whatever a borrower held, however often it took it."""
+    with _lock:
+        shared.users[:] = [user for user in shared.users if user != key]
+        model = held()
+        if model is not None:
+            shared.release(model)
+
+
+class Borrowing:
+    """One borrower's hold on a model, taken when made; between uses it may be given back."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self.model, self.name = model, name
+        self.placement = placement(model)
+        self.closed = False
+        self.key = next(_keys)
+        self.asked = "auto", False
+        self.kernels: Kernels | None = None
+        self.watch: WeightWatch | None = None
+        with _lock:
+            self.shared = _shared.setdefault(model, Shared())
+        self.close_once = weakref.finalize(self, let_go, weakref.ref(model), self.shared, self.key)
+        self.close_once.atexit = False
+        self.take()
+
+    def take(self) -> None:
+        """Evaluation mode, and the kernels chosen before; those of another borrower are shared."""
+        with _lock, ExitStack() as refused:
+            shared = self.shared
+            shared.users.append(self.key)
+            refused.callback(self.give_back)
+            if shared.modes is None:
+                shared.modes = Modes.evaluated(self.model)
+            if self.kernels is None or self.kernels is shared.kernels:
+                pass
+            elif shared.kernels is None:
+                shared.before, shared.kernels = list(installed(self.model)), self.kernels
+                for product in shared.before:
+                    product.take_out()
+                for product in self.kernels.products:
+                    product.put_in()
+            else:
+                self.share(*self.asked)
+            refused.pop_all()
+
+    def give_back(self) -> None:
+        """End one `take`."""
+        with _lock:
+            if self.key in self.shared.users:
+                self.shared.users.remove(self.key)
+            self.shared.release(self.model)
+
+    def close(self) -> None:
+        """Give back for good."""
+        self.closed = True
+        self.close_once()
+        self.kernels = self.watch = None
+
+    def install(self, mode: str, pad_lone: bool = False) -> KernelReport:
+        """Choose kernels as `lm.fast.choose_kernels` does, or share what another has chosen."""
+        with _lock:
+            shared, self.asked = self.shared, (mode, pad_lone)
+            if shared.kernels is None:
+                shared.before = list(installed(self.model))
+                report = choose_kernels(self.model, mode, pad_lone=pad_lone)
+                chosen = list(installed(self.model))
+                shared.kernels = Kernels((mode, pad_lone), report, chosen)
+            self.share(mode, pad_lone)
+            self.watch = WeightWatch(self.model)
+            return shared.kernels.report
+
+    def share(self, mode: str, pad_lone: bool) -> None:
+        """Use the kernels that are in place. `auto` takes what there is, others what they ask."""
+        there = self.shared.kernels
+        assert there is not None
+        if mode != "auto" and there.asked != (mode, pad_lone):
+            raise ConfigError(
+                f"{wording(mode, pad_lone)} was asked for the {self.name}, and another session "
+                f"has this very model with {wording(*there.asked)}.",
+                "kernels are put into a model, so those who share a model share its kernels.",
+                "close the other session, ask for the same, or load the model a second time.",
+            )
+        self.kernels = there
+
+    def fits(self) -> bool:
+        """Whether the model has the place, type and vocabulary it was opened with."""
+        return placement(self.model) == self.placement
+
+    def refresh(self, full: bool) -> tuple[int, bool]:
+        """Follow changed weights: how many there were, and whether any tensor lies elsewhere now.
+
+        A look at fingerprints; `full` compares every packed number with its weight.
+        """
+        with _lock:
+            if self.closed or self.kernels is None or self.watch is None:
+                return 0, False
+            changed, weights, moved = self.watch.look(self.model)
+            if moved and not self.fits():
+                refuse_other_place(self.model, self.name)
+            if changed:
+                check_finite(self.model, self.name)
+            for product in self.kernels.products:
+                if id(product.module) in changed:
+                    product.renew(self.watch.states(product.module))
+                elif full and not product.follows():
+                    product.renew()
+                    weights += 1
+            if changed or moved or full:
+                self.watch.renew(self.model)
+            return weights, moved
+
+    def check_usable(self) -> None:
+        """ConfigError where the model was closed, or set to training mode since it was loaded."""
+        if self.closed:
+            raise ConfigError(
+                f"the {self.name} was asked to score after it was closed.",
+                "close gave the model back to its owner, without our kernels and in its own mode.",
+                "load the model again, or close it later.",
+            )
+        modes = self.shared.modes
+        training = modes.changed(self.model) if modes is not None else []
+        if training:
+            which = f"{training[0] or 'all of it'}" + (
+                f" and {len(training) - 1} more modules" if training[0] and training[1:] else ""
+            )
+            raise ConfigError(
+                f"the {self.name} was set to training mode after it was loaded: {which}.",
+                "text is written in evaluation mode; dropout would change it at every token.",
+                "call model.eval() before generate.",
+            )
+
+
+def wording(mode: str, pad_lone: bool) -> str:
+    """How a user asks for these kernels."""
+    return "exact_bits=True" if pad_lone else f"kernels={mode!r}"
+
+
+def placement(model: Any) -> tuple[Any, ...]:
+    """Where a model is, in which type, and how many words it knows."""
+    words = model.get_input_embeddings().weight.shape, model.get_output_embeddings().weight.shape
+    return model.device, model.dtype, *words
+
+
+def refuse_other_place(model: Any, name: str) -> NoReturn:
+    device, dtype, words, _ = placement(model)
+    raise ConfigError(
+        f"the {name} was moved, converted or resized after it was loaded: it is on {device} in "
+        f"{dtype} and knows {words[0]} words now.",
+        "weights may get other numbers under a loaded model, no other size, type or place.",
+        "close what was loaded, and load the changed model.",
+    )

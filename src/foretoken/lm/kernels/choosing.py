@@ -1,0 +1,216 @@
+"""What makes a forward cheap on a CPU: linear kernels chosen from a table measured at load.
+
+`choose_kernels(model)` puts the fastest product in place of every linear layer; `restore(model)`
+takes all of it back. The function a model computes stays the same up to rounding. A model that
+several may use at once is borrowed instead (`lm.borrowed`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretoken.errors import ConfigError
+from foretoken.lm.kernels.linears import (
+    DENSE,
+    KERNELS,
+    LISTED,
+    ONEDNN,
+    PACKED,
+    PADDED,
+    TRANSPOSED,
+    Product,
+    choose,
+    is_conv1d,
+    linears,
+    measure,
+)
+
+MODES = ("auto", "dense", "packed", "lean")
+NO_COPY = (DENSE, ONEDNN, TRANSPOSED)
+JUDGED = (1, 16)  # the row counts one copy is judged by: plain decoding and scoring a tree
+
+# out, in, type, threads, stored transposed: one machine, so one answer per process
+Shape = tuple[int, int, torch.dtype, int, bool]
+_measured: dict[Shape, dict[int, dict[int, float]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """What was installed, and the measurements it was chosen from."""
+
+    mode: str
+    seconds: float = 0.0  # spent measuring and packing
+    extra_bytes: int = 0  # memory taken by second copies
+    # "1600x3840" -> rows -> kernel -> milliseconds
+    table: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+    chosen: dict[str, dict[int, str]] = field(default_factory=dict)  # same keys -> rows -> kernel
+    why: str = ""  # why nothing, or less than asked, was done
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def choose_kernels(
+    model: nn.Module, mode: str = "auto", *, pad_lone: bool = False, seconds: float = 2.0
+) -> KernelReport:
+    """Install the fastest product for every linear layer of `model`, in place.
+
+    auto: measured; the dense weight stays and a packed copy is added where it pays (memory for
+    speed). lean: measured; one copy, either the dense weight or the packed one alone. packed:
+    packed copies at every row count, not measured; `pad_lone` computes a lone row as several,
+    for equal bits. dense: the model as it was. `seconds` bounds the time spent measuring.
+    """
+    if mode not in MODES:
+        raise ConfigError(
+            f"kernels={mode!r} was asked for.",
+            f"kernels is one of {', '.join(MODES)}.",
+            "pass one of these; 'auto' is the default.",
+        )
+    restore(model)
+    began = perf_counter()
+    groups = by_shape(model) if mode != "dense" else {}
+    why = "" if groups or mode == "dense" else "no linear layer here that oneDNN can multiply"
+    if mode == "auto" and groups and (why := no_room(groups)):
+        warnings.warn(f"linear kernels: {why}", RuntimeWarning, stacklevel=2)
+    shared = tied_weights(model)
+    for key, group in groups.items():
+        if mode == "packed":
+            install_packed(group, pad_lone)
+            continue
+        with torch.inference_mode():
+            if key not in _measured:
+                _measured[key] = measure(group, seconds / len(groups))
+        if mode == "lean":
+            install_one_copy(group, _measured[key], shared)
+        else:
+            allowed = NO_COPY if why else (DENSE, PACKED, PADDED, *NO_COPY)
+            install_measured(group, _measured[key], allowed)
+    for group in groups.values():
+        for product in group:
+            product.put_in()
+    return report(mode, groups, perf_counter() - began, why)
+
+
+def restore(model: nn.Module) -> None:
+    """Take every installed product away: dense weights and forwards as they were."""
+    for product in installed(model):
+        product.take_out()
+
+
+def installed(model: nn.Module) -> Iterator[Product]:
+    """The products that stand in for linear layers of `model`."""
+    for module in list(model.modules()):
+        product = module.__dict__.get("forward")
+        if isinstance(product, Product):
+            yield product
+
+
+def by_shape(model: nn.Module) -> dict[Shape, list[Product]]:
+    """Products for the model's linear layers, grouped by what decides their speed."""
+    groups: dict[Shape, list[Product]] = {}
+    for module in linears(model):
+        product = Product(module)
+        out, width = product.matrix.shape
+        key = (out, width, product.dtype, torch.get_num_threads(), is_conv1d(module))
+        groups.setdefault(key, []).append(product)
+    return groups
+
+
+def tied_weights(model: nn.Module) -> set[int]:
+    """Weights that another module reads too (a tied head): their dense form cannot be dropped."""
+    seen: set[int] = set()
+    twice: set[int] = set()
+    for module in model.modules():
+        for weight in module.__dict__.get("_parameters", {}).values():
+            if weight is not None:
+                (twice if weight.data_ptr() in seen else seen).add(weight.data_ptr())
+    return twice
+
+
+def install_measured(
+    group: Sequence[Product], table: dict[int, dict[int, float]], allowed: Sequence[int]
+) -> None:
+    """The measured best at each row count; the packed copy is kept only where it is used."""
+    kernels, many = choose(table, allowed)
+    for product in group:
+        product.kernels, product.many = kernels, many
+        if {many, *kernels} & {PACKED, PADDED}:
+            product.pack_once()
+        else:
+            product.packed = None
+
+
+def install_packed(group: Sequence[Product], pad_lone: bool) -> None:
+    for product in group:
+        product.kernels, product.many = [PACKED] * (LISTED + 1), PACKED
+        if pad_lone:
+            product.kernels[1] = PADDED
+        product.pack_once()
+
+
+def install_one_copy(
+    group: Sequence[Product], table: dict[int, dict[int, float]], shared: set[int]
+) -> None:
+    """Either the dense weight under kernels that need no copy, or the packed weight alone."""
+    judged = [rows for rows in JUDGED if rows in table] or [min(table)]
+    without = sum(min(table[rows].get(k, float("inf")) for k in NO_COPY) for rows in judged)
+    either = (PACKED, PADDED)
+    packed = sum(min(table[rows].get(k, float("inf")) for k in either) for rows in judged)
+    for product in group:
+        tied = product.module.weight.data_ptr() in shared
+        if packed < 0.97 * without and not tied:
+            product.pack_once()
+            product.free()
+            product.kernels, product.many = choose(table, either)
+        else:
+            product.packed = None
+            product.kernels, product.many = choose(table, NO_COPY)
+
+
+def no_room(groups: dict[Shape, list[Product]]) -> str:
+    """Why second copies cannot be afforded, or nothing when they can."""
+    needed = sum(product.nbytes() for group in groups.values() for product in group)
+    free = available_memory()
+    if free is None or needed < 0.8 * free:
+        return ""
+    return (
+        f"packed copies need {needed >> 20} MiB and {free >> 20} MiB are free, so only kernels "
+        "that work on the dense weights are used (kernels='lean' keeps one packed copy)"
+    )
+
+
+def available_memory() -> int | None:
+    """Bytes the system would give without swapping; None where it does not say."""
+    source = Path("/proc/meminfo")
+    if not source.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in source.read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def report(mode: str, groups: dict[Shape, list[Product]], seconds: float, why: str) -> KernelReport:
+    table: dict[str, dict[int, dict[str, float]]] = {}
+    chosen: dict[str, dict[int, str]] = {}
+    extra = 0
+    for key, group in groups.items():
+        name = f"{key[0]}x{key[1]}" + (" conv1d" if key[4] else "")
+        measured = _measured.get(key, {}) if mode != "packed" else {}
+        table[name] = {
+            rows: {KERNELS[kernel]: round(1e3 * value, 4) for kernel, value in row.items()}
+            for rows, row in measured.items()
+        }
+        first = group[0]
+        chosen[name] = {
+            rows: KERNELS[first.kernels[rows] if rows <= LISTED else first.many]
+            for rows in (measured or (1, LISTED + 1))
+        }
+        extra += sum(p.nbytes() for p in group if p.packed is not None and not p.freed)
+    return KernelReport(mode, seconds, extra, table, chosen, why)

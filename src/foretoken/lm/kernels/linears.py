@@ -1,0 +1,355 @@
+"""Matrix products of a model on a CPU, each by the kernel that is fastest for its row count.
+
+A weight of a given shape can be multiplied in several ways, and which is fastest depends on the
+number of rows (nodes scored together), the library and the machine; so it is measured, not known.
+A `Product` replaces the forward of one module and picks a kernel by row count from a short list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+from foretoken.errors import CapabilityError, ConfigError
+
+DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED = range(5)
+KERNELS = ("dense", "transposed", "onednn", "packed", "padded")
+PAD = 4  # rows that `padded` makes of fewer: the packed product reads its weight faster for four
+# row counts that are measured, the telling ones first, since the time to measure is bounded
+ROWS = (1, 16, 4, 64, 2, 8, 32, 3, 256, 6, 12, 24)
+LISTED = 64  # row counts up to this are looked up, larger ones share the last measurement
+
+# absent from builds without oneDNN, where `can_pack` is false and nothing is installed
+onednn: Callable[..., Tensor] = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # type: ignore
+Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN is built in and multiplies this type on this processor."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32
+
+
+class Unwatched:
+    """Stands for a weight made in inference mode, which keeps no count of changes."""
+
+    _version = 0
+
+
+class Product:
+    """The forward of one linear module: a list of kernels by row count. Copies fall back to dense.
+
+    Its copy of the weight is used in inference mode only, which is where scoring happens; a call
+    in any other mode (the user's own training, or transformers' generate) multiplies the module's
+    own weight. Ordinary in-place changes are noticed at once, by the version of the weight; all
+    others need `renew`, which `lm.borrowed` calls after a look at the weights' fingerprints.
+    """
+
+    __slots__ = (
+        "bias",
+        "dtype",
+        "freed",
+        "idle",
+        "kernels",
+        "many",
+        "matrix",
+        "module",
+        "outside",
+        "packed",
+        "read",
+        "version",
+        "watched",
+        "width",
+    )
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.read_weight()
+        self.width, self.dtype = self.matrix.shape[1], self.matrix.dtype
+        self.packed: Tensor | None = None
+        self.kernels: list[int] = [DENSE] * (LISTED + 1)
+        self.many = DENSE
+        self.freed = False  # the dense weight is gone: the packed copy is the only one
+        self.idle = False  # taken out, and perhaps still called by a wrapper that kept it
+        self.read: Any = None  # states of the fingerprints when the weight was read last
+
+    def read_weight(self) -> None:
+        """Views of the module's weight and bias as they are now."""
+        weight, bias = self.module.weight, self.module.bias
+        assert isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
+        # Conv1D of GPT-2 stores [in, out]; a transposed view shares memory and version
+        self.matrix: Tensor = weight.detach().t() if is_conv1d(self.module) else weight.detach()
+        self.bias: Tensor | None = None if bias is None else bias.detach()
+        self.watched: Any = Unwatched if self.matrix.is_inference() else self.matrix
+        self.version = self.watched._version
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if (
+            not torch.is_inference_mode_enabled()
+            or self.idle
+            or x.dtype is not self.dtype
+            or self.watched._version != self.version
+            or torch.is_autocast_enabled("cpu")
+        ):
+            return self.careful(x)
+        rows = x.numel() // self.width
+        kernel = self.kernels[rows] if rows <= LISTED else self.many
+        if kernel == PACKED:
+            return onednn(x, self.packed, self.bias, "none", [], "")
+        return self.run(kernel, x)
+
+    def run(self, kernel: int, x: Tensor) -> Tensor:
+        """`x @ matrix.T + bias` by one kernel."""
+        if kernel == PACKED:
+            return onednn(x, self.packed, self.bias, "none", [], "")
+        if kernel == PADDED:
+            few = x.reshape(-1, self.width)
+            rows = few.shape[0]
+            wide = torch.cat([few, few[-1:].expand(PAD - rows, -1)])
+            y = onednn(wide, self.packed, self.bias, "none", [], "")
+            return y[:rows].reshape(*x.shape[:-1], -1)
+        if kernel == ONEDNN:
+            return onednn(x, self.matrix, self.bias, "none", [], "")
+        if kernel == TRANSPOSED:
+            y = torch.mm(self.matrix, x.reshape(-1, self.width).t()).t()
+            y = y if self.bias is None else y + self.bias
+            return y.reshape(*x.shape[:-1], self.matrix.shape[0])
+        return F.linear(x, self.matrix, self.bias)
+
+    def careful(self, x: Tensor) -> Tensor:
+        """The rare cases: other modes and types, a weight that was written to, a product put away.
+
+        Under gradients nothing is packed again: a training loop would pay for it in every step.
+        """
+        if self.freed:
+            return self.only_packed(x)
+        changed = self.watched._version != self.version
+        if changed and not self.idle and torch.is_inference_mode_enabled():
+            self.renew()
+        plain: Tensor = type(self.module).forward(self.module, x)
+        return plain
+
+    def renew(self, read: Any = None) -> None:
+        """Follow a weight or bias that was replaced or written to; the choice of kernels stays.
+
+        `read` are states of fingerprints: when they were followed already, nothing is done.
+        """
+        if read is not None and read == self.read:
+            return
+        self.must_fit()
+        given = not (self.freed and self.is_hollow())
+        self.read_weight()
+        self.read = read
+        if given and self.packed is not None:
+            self.pack()
+        if given and self.freed:
+            self.hollow()
+
+    def fits(self) -> bool:
+        """Whether the module's weight has the type, size and place that all was chosen for."""
+        weight = self.module.weight
+        shape = tuple(reversed(weight.shape)) if is_conv1d(self.module) else tuple(weight.shape)
+        there = tuple(self.matrix.shape), self.dtype, self.matrix.device
+        return (shape, weight.dtype, weight.device) == there
+
+    def must_fit(self) -> None:
+        if not self.fits():
+            weight = self.module.weight
+            raise ConfigError(
+                f"a linear weight became {tuple(weight.shape)}, {weight.dtype} on {weight.device} "
+                "after its model was loaded.",
+                "weights may get other numbers under a loaded model, no other size, type or place.",
+                "close what was loaded, and load the changed model.",
+            )
+
+    def follows(self) -> bool:
+        """Whether the packed copy holds the weight's numbers, every one of them compared."""
+        if self.packed is None or self.freed:
+            return True
+        size = torch.int16 if self.dtype is torch.bfloat16 else torch.int32  # NaN equals NaN so
+        with torch.no_grad():
+            packed, own = self.packed.to_dense(), self.module.weight.detach()
+            own = own.t() if is_conv1d(self.module) else own
+            return torch.equal(packed.view(size), own.contiguous().view(size))
+
+    def only_packed(self, x: Tensor) -> Tensor:
+        """A module without its dense weight can multiply, and nothing else."""
+        if x.dtype is not self.dtype or (torch.is_grad_enabled() and x.requires_grad):
+            raise CapabilityError(
+                "A model whose linear weights are kept packed only (kernels='lean') was asked to "
+                f"compute gradients or to work on {x.dtype}.",
+                f"Packed weights multiply {self.dtype} under torch.no_grad() or inference_mode().",
+                "call foretoken.lm.kernels.choosing.restore(model), or load with kernels='auto'.",
+            )
+        with torch.no_grad():
+            return self.run(PACKED, x)
+
+    def pack(self) -> None:
+        """Make the packed copy, a normal tensor whatever the mode around."""
+        with torch.inference_mode(self.matrix.is_inference()), torch.no_grad():
+            # the second number is a hint; 2 to 64 give the same layout, 0 and 1 a slow one
+            dense = self.matrix.contiguous()
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(dense, 16)
+
+    def pack_once(self) -> None:
+        if self.packed is None:
+            self.pack()
+
+    def put_in(self) -> None:
+        """Stand in for the module's forward, unless somebody else does by now."""
+        if self.module.__dict__.get("forward", self) is self:
+            self.module.forward, self.idle = self, False
+
+    def take_out(self) -> None:
+        """Give the module its own forward and its dense weight back."""
+        if self.freed:
+            self.unfree()
+        self.idle = True
+        if self.module.__dict__.get("forward") is self:
+            del self.module.__dict__["forward"]
+
+    def free(self) -> None:
+        """Drop the dense weight. Its place is taken by NaNs of the same shape and no size."""
+        self.freed, self.kernels, self.many = True, [PACKED] * (LISTED + 1), PACKED
+        self.outside = self.module.register_state_dict_pre_hook(refuse_saving)
+        self.hollow()
+
+    def hollow(self) -> None:
+        weight = self.module.weight  # the parameter stays the same: an optimizer may hold it
+        weight.data = torch.full((1, 1), float("nan"), dtype=self.dtype).expand(weight.shape)
+        self.read_weight()
+        self.watched, self.version = Unwatched, Unwatched._version
+
+    def is_hollow(self) -> bool:
+        """Whether nobody has given the freed module a weight since."""
+        return bool(self.module.weight.data_ptr() == self.matrix.data_ptr())
+
+    def unfree(self) -> None:
+        """Put the dense weight back; unpacking returns the very bits that were packed."""
+        assert self.packed is not None
+        self.outside.remove()
+        self.freed = False
+        if self.is_hollow():  # else the module was given a weight, and that is the one
+            with torch.inference_mode(False), torch.no_grad():
+                dense = self.packed.to_dense()
+                dense = dense.t().contiguous() if is_conv1d(self.module) else dense
+            self.module.weight.data = dense
+        self.read_weight()
+
+    def nbytes(self) -> int:
+        return self.matrix.shape[0] * self.width * self.matrix.element_size()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self.must_be_whole()
+        copied = memo[id(self.module)]
+        return type(copied).forward.__get__(copied)
+
+    def __reduce__(self) -> Any:
+        self.must_be_whole()
+        return original_forward, (self.module,)
+
+    def must_be_whole(self) -> None:
+        if self.freed:
+            refuse_saving()
+
+
+def original_forward(module: nn.Module) -> Any:
+    """What an unpickled module gets in place of a `Product`: the forward of its class."""
+    return type(module).forward.__get__(module)
+
+
+def refuse_saving(*_: Any) -> None:
+    """Packed weights are opaque to saving and copying, which would silently lose them."""
+    raise CapabilityError(
+        "A model whose linear weights are kept packed only (kernels='lean') was asked for its "
+        "state dict, a copy or a save.",
+        "The dense weights were freed to save memory.",
+        "call foretoken.lm.kernels.choosing.restore(model), or load with kernels='auto'.",
+    )
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    return type(module) is Conv1D
+
+
+def linears(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules a `Product` can stand in for: exact classes only, without a forward of their own."""
+    for module in model.modules():
+        if type(module) not in (nn.Linear, Conv1D) or "forward" in module.__dict__:
+            continue
+        weight = module.weight
+        plain = type(weight) in (nn.Parameter, Tensor)  # no wrapper around quantised numbers
+        if plain and weight.device.type == "cpu" and can_pack(weight.dtype):
+            yield module
+
+
+def measure(products: Sequence[Product], seconds: float) -> dict[int, dict[int, float]]:
+    """Seconds per call of each kernel by row count, over products of one shape.
+
+    Several products are cycled through, since a weight that stays in the cache flatters everybody.
+    A kernel that is far behind once is not tried again; `seconds` bounds the whole, and a row count
+    that was not reached takes its neighbour's choice.
+    """
+    members = products[: max(1, 96_000_000 // products[0].nbytes())]
+    for product in members:
+        product.pack_once()
+    alive = [DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED]
+    table: dict[int, dict[int, float]] = {}
+    ends = perf_counter() + seconds
+    for rows in ROWS:
+        if table and perf_counter() > ends:
+            break
+        x = torch.linspace(-1, 1, rows * members[0].width, dtype=members[0].dtype)
+        x = x.reshape(1, rows, members[0].width)
+        used = members if rows < 64 else members[:1]  # many rows: arithmetic, not memory
+        tried = [kernel for kernel in alive if kernel != PADDED or rows < PAD]
+        table[rows] = interleaved(used, x, tried)
+        best = min(table[rows].values())
+        alive = [kernel for kernel in alive if table[rows].get(kernel, best) < 4 * best]
+    return dict(sorted(table.items()))
+
+
+def interleaved(members: Sequence[Product], x: Tensor, kernels: Sequence[int]) -> dict[int, float]:
+    """Best of three passes per kernel, taken in turns so that a busy neighbour harms all alike.
+
+    With one thread its own processor time is read, which does not count the neighbour at all.
+    """
+    clock = thread_time if torch.get_num_threads() == 1 else perf_counter
+    best = dict.fromkeys(kernels, float("inf"))
+    for _ in range(3):
+        for kernel in kernels:
+            began = clock()
+            for product in members:
+                product.run(kernel, x)
+            best[kernel] = min(best[kernel], (clock() - began) / len(members))
+    return best
+
+
+def choose(table: Seconds, allowed: Sequence[int], margin: float = 0.03) -> tuple[list[int], int]:
+    """The kernel for each row count up to LISTED, and the one for more.
+
+    A row count between two measured ones takes the next larger's choice; an earlier kernel in
+    `allowed` is left only for one that is faster by more than `margin`.
+    """
+    best: dict[int, int] = {}
+    for rows, seconds in table.items():
+        chosen = next(kernel for kernel in allowed if kernel in seconds)
+        for kernel in allowed:
+            if kernel in seconds and seconds[kernel] < seconds[chosen] * (1 - margin):
+                chosen = kernel
+        best[rows] = chosen
+    measured = sorted(best)
+    last = best[measured[-1]]
+    listed = [best[next((m for m in measured if m >= n), measured[-1])] for n in range(LISTED + 1)]
+    # Where time ended before larger counts were measured: four rows and more need no padding.
+    listed = [PACKED if k == PADDED and n >= PAD else k for n, k in enumerate(listed)]
+    return listed, PACKED if last == PADDED else last

@@ -1,0 +1,166 @@
+"""One forward of an unmodified model over the tokens of several rows: a mask, positions, a cache.
+
+The attention function is switched for the length of the forward. The only caller of a model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.lm.runtime import attention
+from foretoken.lm.runtime.cache import SlotCache
+from foretoken.lm.runtime.family import Family, attention_configs, decoder_layers, decoder_of
+from foretoken.lm.runtime.masks import Masks
+from foretoken.lm.runtime.packing import Batch, Feed
+from foretoken.lm.runtime.partial_forwards import Part, Stack
+from foretoken.lm.runtime.plan import Plan
+from foretoken.lm.runtime.taps import tapping
+from foretoken.types import Scores, Taps
+
+_NOTHING = nullcontext()
+
+
+class Replays(Protocol):
+    """Captured forwards (`kernels.graphs`)."""
+
+    def logits(self, batch: Batch) -> Tensor | None:
+        """Logits of a batch; None where it is one for the ordinary forward."""
+        ...
+
+    def drop(self) -> None:
+        """Forget what was captured."""
+        ...
+
+
+class BatchForward:
+    """A model, its slot cache, and how both are called."""
+
+    plan: Plan
+    vocab_size: int
+
+    def __init__(self, model: Any, family: Family) -> None:
+        self.model, self.family = model, family
+        self.device: torch.device = model.device
+        self.masks = Masks(model.dtype, self.device)
+        self.cache = SlotCache(family.layers)
+        self.span: Any = None  # of exact sums (`kernels.bits`); None where bits are not promised
+        self.graphs: Replays | None = None
+        self._layers = decoder_layers(model, family.layers)
+        self._decoder = decoder_of(model)
+        self._switch = attention.Switch(attention_configs(model))
+        accepted = inspect.signature(model.forward).parameters
+        self._positions_accepted = "position_ids" in accepted
+        self._keep_accepted = "logits_to_keep" in accepted
+
+    @cached_property
+    def stack(self) -> Stack:
+        """The decoder layers, some of which a forward may leave out."""
+        return Stack(self.model, self._layers)
+
+    def _run(self, feeds: list[Feed], taps: Taps, part: Part | None = None) -> list[Scores]:
+        """Forward the feeds together where rows may differ in length, else one by one."""
+        if len(feeds) == 1 and feeds[0].tokens:
+            return [self._run_one(feeds[0], taps, part)]
+        fed = [feed for feed in feeds if feed.tokens]
+        if not fed:
+            return [Scores(self.masks.nothing.new_zeros(0, self.vocab_size)) for _ in feeds]
+        if len(fed) == 1 or not self.plan.ragged:
+            ran = [self._run_one(feed, taps, part) for feed in fed]
+        else:
+            fed.sort(key=_slot)
+            ran = self._run_together(fed, taps, part)
+        said = {feed.memory.slot: score for feed, score in zip(fed, ran, strict=True)}
+        hidden = None if ran[0].hidden is None else ran[0].hidden[:0]
+        none = Scores(ran[0].logits[:0], hidden)
+        return [said.get(feed.memory.slot, none) for feed in feeds]
+
+    def _run_together(self, feeds: list[Feed], taps: Taps, part: Part | None) -> list[Scores]:
+        """One forward over rows by ascending slot."""
+        batch = self._batch(feeds)
+        logits, hidden = self._forward(batch, taps, part)
+        scores = []
+        skipped = batch.width - logits.shape[1]
+        for i, feed in enumerate(feeds):
+            feed.settle()
+            stop = len(feed.tokens)
+            start = stop - feed.scored
+            features = None if hidden is None else hidden[i, start if feed.scored else 0 : stop]
+            scores.append(Scores(logits[i, start - skipped : stop - skipped], features))
+        return scores
+
+    def _run_one(self, feed: Feed, taps: Taps, part: Part | None) -> Scores:
+        """The forward of a lone row, which a draft model makes once per token."""
+        width = count = len(feed.tokens)
+        if self.plan.ordered and count == 1:
+            width = 2  # products of a single row round differently from all others
+        numbers = [[_padded(feed.tokens, width)], [_padded(feed.positions, width)]]
+        ids, positions = torch.tensor(numbers, device=self.device).unbind()
+        kept = width - count + feed.scored if feed.scored else 1
+        batch = Batch([feed], width, feed.stop, kept, ids, positions)
+        logits, hidden = self._forward(batch, taps, part)
+        feed.settle()
+        if hidden is None and logits.shape[1] == feed.scored:
+            return Scores(logits[0])
+        skipped, start = width - logits.shape[1], count - feed.scored
+        features = None if hidden is None else hidden[0, start if feed.scored else 0 : count]
+        return Scores(logits[0, start - skipped : count - skipped], features)
+
+    def _batch(self, feeds: list[Feed]) -> Batch:
+        """Padded ids and positions, in one transfer."""
+        rows = len(feeds)
+        width = max([len(feed.tokens) for feed in feeds])
+        numbers = [_padded(feed.tokens, width) for feed in feeds]
+        numbers += [_padded(feed.positions, width) for feed in feeds]
+        both = torch.tensor(numbers, device=self.device)
+        scored = [len(feed.tokens) - feed.scored for feed in feeds if feed.scored]
+        first = min(scored, default=width)
+        longest = max([feed.stop for feed in feeds])
+        return Batch(feeds, width, longest, max(1, width - first), both[:rows], both[rows:])
+
+    def _forward(self, batch: Batch, taps: Taps, part: Part | None) -> tuple[Tensor, Tensor | None]:
+        """The model call: logits [B, kept, V] and tapped features [B, Q, L, H] of a batch."""
+        if self.graphs is not None and not taps and part is None:
+            replayed = self.graphs.logits(batch)
+            if replayed is not None:
+                return replayed, None
+        feeds, width = batch.feeds, batch.width
+        slots, starts = [feed.memory.slot for feed in feeds], [feed.start for feed in feeds]
+        self.cache.reserve(slots[-1] + 1, max(starts) + width)
+        arguments, lows = self.masks.arguments(batch, self.family, self.plan)
+        self.cache.aim(slots, starts, width, batch.longest, lows, self.device)
+        if self.span is not None:
+            arguments["order"] = self.span.order_of(feeds, batch.key_positions())
+        if self._positions_accepted:
+            arguments["position_ids"] = batch.positions
+        headless = part is not None and not part.head
+        if self._keep_accepted and not headless:
+            arguments["logits_to_keep"] = batch.kept
+        arguments |= {"input_ids": batch.ids, "past_key_values": self.cache, "use_cache": True}
+        run = self.stack.body if headless else self.model
+        entered = _NOTHING if part is None else part.entered(self.stack, feeds, width)
+        tapped: list[Tensor] = []
+        with self._switch.to(self.plan.attention), entered:
+            if taps:
+                with tapping(self._layers, self._decoder, taps) as tapped:
+                    output = run(**arguments)
+            else:
+                output = run(**arguments)
+        logits = output.last_hidden_state[..., :0] if headless else output.logits
+        if logits.shape[1] > batch.kept:
+            logits = logits[:, -batch.kept :]
+        return logits, torch.stack(tapped, dim=2) if taps else None
+
+
+def _slot(feed: Feed) -> int:
+    return feed.memory.slot
+
+
+def _padded(numbers: list[int], width: int) -> list[int]:
+    missing = width - len(numbers)
+    return numbers + numbers[-1:] * missing if missing else numbers

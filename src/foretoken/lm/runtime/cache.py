@@ -1,0 +1,192 @@
+"""A preallocated key-value cache with one slot per row, grown by doubling.
+
+Buffers are `[layers, slots, heads, columns, dim]`, one per shape of layer, so that a row is moved
+or compacted in a few operations however many layers there are. They are zero-filled: a masked
+column still takes part as zero times its value, and stray NaNs would spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@dataclass(slots=True)
+class Target:
+    """Where the next forward writes and reads."""
+
+    first: int  # slot of the first row
+    count: int  # rows
+    start: int  # first column written, for a single row
+    width: int  # columns written per row
+    longest: int  # columns read
+    cells: tuple[Tensor, Tensor] | None = None  # slot and column of every query of several rows
+    scattered: Tensor | None = None  # the slots, where they are not neighbours
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer's view of the buffers. Windows live in masks; `low` only spares reading."""
+
+    is_sliding = False
+
+    def __init__(self, owner: SlotCache) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.owner = owner
+        self.low = 0  # columns before this are seen by no query of the forward
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        group = Group([self], *self.owner.blank(1, key_states, value_states))
+        group.attach()
+        self.owner.groups.append(group)
+        self.owner.loose = True
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        at = self.owner.target
+        assert self.keys is not None and self.values is not None
+        if at.cells is None:
+            stop = at.start + at.width
+            self.keys[at.first, :, at.start : stop] = key_states[0]
+            self.values[at.first, :, at.start : stop] = value_states[0]
+        else:
+            rows, columns = at.cells
+            self.keys[rows, :, columns] = key_states.transpose(1, 2)
+            self.values[rows, :, columns] = value_states.transpose(1, 2)
+        keys = self.keys[:, :, self.low : at.longest]
+        values = self.values[:, :, self.low : at.longest]
+        if at.scattered is not None:
+            return keys.index_select(0, at.scattered), values.index_select(0, at.scattered)
+        last = at.first + at.count
+        return keys[at.first : last], values[at.first : last]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.target.longest, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.target.longest - self.owner.target.width
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Layers of one shape and their shared buffers."""
+
+    layers: list[SlotLayer]
+    keys: Tensor  # [layers, slots, heads, columns, dim]
+    values: Tensor
+
+    def attach(self) -> None:
+        for i, layer in enumerate(self.layers):
+            layer.keys, layer.values = self.keys[i], self.values[i]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Groups of equal kind can share buffers."""
+        keys, values = self.keys, self.values
+        return keys.shape[2], keys.shape[4], values.shape[4], keys.dtype, str(keys.device)
+
+
+class SlotCache(Cache):
+    """Keys and values of all rows; the only user of `past_key_values`."""
+
+    def __init__(self, layers: int, slots: int = 1, columns: int = 128) -> None:
+        self.rows_of = [SlotLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.rows_of))
+        self.slots, self.columns = slots, columns
+        self.groups: list[Group] = []
+        self.loose = False  # layers came with buffers of their own, not shared yet
+        self.target = Target(0, 1, 0, 0, 0)
+        self.lowered = False  # some layers leave the first columns out
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self.rows_of[layer_idx].update(key_states, value_states)
+
+    def blank(self, layers: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeroed buffers for layers whose states look like `keys` and `values`."""
+        shape = (layers, self.slots, keys.shape[-3], self.columns)
+        return keys.new_zeros(*shape, keys.shape[-1]), values.new_zeros(*shape, values.shape[-1])
+
+    def reserve(self, slots: int, columns: int) -> None:
+        """Room for `slots` rows of `columns` columns; what is cached stays."""
+        if slots <= self.slots and columns <= self.columns and not self.loose:
+            return
+        while self.slots < slots:
+            self.slots *= 2
+        while self.columns < columns:
+            self.columns *= 2
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """New buffers of the present size, shared by all layers of a kind."""
+        self.loose = False
+        kinds: dict[tuple[Any, ...], list[Group]] = {}
+        for group in self.groups:
+            kinds.setdefault(group.kind, []).append(group)
+        self.groups = [self._merged(groups) for groups in kinds.values()]
+
+    def _merged(self, groups: Sequence[Group]) -> Group:
+        layers = [layer for group in groups for layer in group.layers]
+        keys, values = self.blank(len(layers), groups[0].keys[0], groups[0].values[0])
+        done = 0
+        for group in groups:
+            count, slots, _, columns, _ = group.keys.shape
+            keys[done : done + count, :slots, :, :columns] = group.keys
+            values[done : done + count, :slots, :, :columns] = group.values
+            done += count
+        merged = Group(layers, keys, values)
+        merged.attach()
+        return merged
+
+    def aim(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        width: int,
+        longest: int,
+        lows: Mapping[int, int],
+        device: torch.device,
+    ) -> None:
+        """Point the next forward at rows of ascending `slots`; `lows`: layer -> first column."""
+        first, count = slots[0], len(slots)
+        self.target = target = Target(first, count, starts[0], width, longest)
+        if lows or self.lowered:
+            for index, layer in enumerate(self.rows_of):
+                layer.low = lows.get(index, 0)
+            self.lowered = bool(lows)
+        if count == 1:
+            return
+        columns = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+        rows = torch.tensor(slots, device=device)
+        target.cells = rows[:, None].expand_as(columns), columns
+        if slots[-1] - first + 1 != count:
+            target.scattered = rows
+
+    def keep(self, slot: int, start: int, nodes: Sequence[int]) -> None:
+        """Move columns `start + nodes[i]` of a row to `start + i`."""
+        at = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
+        if at == len(nodes):
+            return
+        for group in self.groups:
+            index = torch.tensor([start + n for n in nodes[at:]], device=group.keys.device)
+            for buffer in (group.keys, group.values):
+                row = buffer[:, slot]  # [layers, heads, columns, dim]
+                row[:, :, start + at : start + len(nodes)] = row.index_select(2, index)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row into another slot, with columns that only some layers have filled."""
+        for group in self.groups:
+            for buffer in (group.keys, group.values):
+                buffer[:, target] = buffer[:, source]

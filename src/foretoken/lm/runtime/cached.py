@@ -1,0 +1,291 @@
+"""CachedLM: a transformers causal LM that scores trees and takes them back.
+
+The model is not altered: trees travel as a 4-D mask and positions, and rows live in a slot cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.lm.runtime.batch_forward import BatchForward
+from foretoken.lm.runtime.cache import SlotCache
+from foretoken.lm.runtime.family import Family
+from foretoken.lm.runtime.output_head import OutputHead
+from foretoken.lm.runtime.packing import (
+    Memory,
+    committed_feed,
+    renewed_feed,
+    tree_feed,
+)
+from foretoken.lm.runtime.self_check import compare_with_fresh
+from foretoken.lm.runtime.sharing import exclusive, shared_by
+from foretoken.trees.masks import depths
+from foretoken.types import Caps, DecodeState, Draft, Ragged, Rows, Scores, Taps
+
+CHUNK = 512  # tokens of prompts fed together: a mask of a whole long prompt would not fit
+NARROW = 32  # tokens of each, however many prompts
+
+
+class CachedLM(BatchForward):
+    """The LanguageModel protocol over an unmodified transformers model.
+
+    `opening.open_lm` makes one: it finds the plan, and attaches kernels and captured graphs. Leave
+    it as a context manager, or call `close`, to get the model back as it was.
+    """
+
+    caps: Caps
+    lossless = True
+
+    def __init__(
+        self, model: Any, family: Family, borrowing: Any = None, name: str = "target"
+    ) -> None:
+        super().__init__(model, family)
+        self.name = name
+        self.borrowing = borrowing  # `kernels.borrowed`: evaluation mode and kernels, shared
+        self.shared = shared_by(model)
+        self.lock = self.shared.lock
+        self.layers, self.hidden_size = family.layers, family.hidden
+        self.max_length = family.max_length
+        self._rows: dict[int, Memory] = {}  # uid -> memory, any order
+        self._slots: list[int] = []  # slot -> uid
+        self.kernels: Any = None  # KernelReport of what stands in for linear layers
+
+    def __enter__(self) -> CachedLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @exclusive
+    def close(self) -> None:
+        """Forget all rows and give the model back as it was."""
+        self.borrowing.close()
+        self.reset()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.borrowing.closed)
+
+    def check_usable(self) -> None:
+        """ConfigError where the model was closed, or set to training mode since it was loaded."""
+        self.borrowing.check_usable()
+
+    @exclusive
+    def refresh(self, full: bool = False) -> int:
+        """Follow weights that were changed or replaced since the last look; how many there were.
+
+        The look takes well under a millisecond; `full` compares every number that was copied.
+        """
+        changed, moved = self.borrowing.refresh(full)
+        if moved and self.graphs is not None:
+            self.graphs.drop()  # captured at addresses that may be others' by now
+        return int(changed)
+
+    def reset(self) -> None:
+        """Forget all rows and give their memory back."""
+        self._rows, self._slots = {}, []
+        self.cache = SlotCache(self.family.layers)
+
+    @cached_property
+    def _head(self) -> OutputHead:
+        return OutputHead(self.model, self._decoder)
+
+    @exclusive
+    def prefill(
+        self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None
+    ) -> list[Float[Tensor, "S L H"] | None]:
+        """Cache tokens of the rows, all but the last or `limit` more; features of those fed now."""
+        for row in rows:
+            if row.uid not in self._rows:
+                self._rows[row.uid] = Memory(slot=len(self._slots))
+                self._slots.append(row.uid)
+            else:
+                assert self.missing(row), "prefill of a row that is already cached"
+        parts = self._fill(rows, taps, limit, last)
+        if not taps:
+            return [None] * len(rows)
+        none = self.masks.nothing.new_zeros(0, len(taps), self.hidden_size)
+        fed = [torch.cat(part or [none]) for part in parts]
+        return [states if last is None else states[-last:] for states in fed]
+
+    def missing(self, row: DecodeState) -> int:
+        """Committed tokens that are not cached yet, the last one aside."""
+        memory = self._rows.get(row.uid)
+        return len(row.tokens) - 1 - (0 if memory is None else memory.cached)
+
+    @exclusive
+    def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
+        """One forward over every row's tree; uncached committed tokens are fed along."""
+        for row in rows:
+            self._memory(row).forget()
+        trees = [draft.tree for draft in drafts]
+        return self._advance(
+            rows, [tree.tokens for tree in trees], [tree.parents for tree in trees], taps
+        )
+
+    @exclusive
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        """Append nodes to the rows' open trees; a parent of -1 opens a new one."""
+        for row, above in zip(rows, parents, strict=True):
+            if above and above[0] < 0:
+                self._memory(row).forget()
+        return self._advance(rows, tokens, parents, taps)
+
+    @exclusive
+    def commit(self, rows: Rows, paths: Ragged) -> None:
+        """Keep the root and `path` of each open tree, forget the rest."""
+        for row, path in zip(rows, paths, strict=True):
+            memory = self._memory(row)
+            assert max(path, default=0) < len(memory.tokens), "commit of a node that was never fed"
+            if path:
+                self.cache.keep(memory.slot, memory.cached, [0, *path])
+            memory.cached += 1 + len(path)
+            memory.forget()
+
+    @exclusive
+    def prune(self, rows: Rows, kept: Ragged, settled: Sequence[int]) -> None:
+        """Keep ascending nodes of each open tree; the first `settled` ones become cached tokens."""
+        for row, nodes, count in zip(rows, kept, settled, strict=True):
+            memory = self._memory(row)
+            self.cache.keep(memory.slot, memory.cached, nodes)
+            memory.prune(nodes, count)
+
+    @exclusive
+    def free(self, rows: Rows) -> None:
+        """Forget rows. The last slot's row moves into the gap, so that slots stay contiguous."""
+        for row in rows:
+            memory = self._rows.pop(row.uid, None)
+            if memory is None:
+                continue
+            last = self._slots.pop()
+            if last != row.uid:
+                moved = self._rows[last]
+                self.cache.move(moved.slot, memory.slot)
+                moved.slot = memory.slot
+                self._slots[memory.slot] = last
+
+    @exclusive
+    def embed(self, tokens: Sequence[int]) -> Float[Tensor, "n H"]:
+        """Input embeddings, as they enter the first layer."""
+        embedded: Tensor = self.model.get_input_embeddings()(
+            torch.tensor(tokens, dtype=torch.long, device=self.device)
+        )
+        return embedded
+
+    @exclusive
+    def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
+        """Logits of hidden states behind the last norm, as the model's own forward makes them."""
+        return self._head(hidden)
+
+    @exclusive
+    def read_out(self, states: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
+        """Logits of hidden states behind any layer: the model's own norm and head."""
+        return self.stack.read_out(states)
+
+    @exclusive
+    def self_check(self, row: DecodeState) -> None:
+        """CapabilityError where the cache says another next token than a forward without it, as
+        behaviour that sets in late (windows, scalings) may have it. Closes the row's open tree."""
+        memory = self._memory(row)
+        memory.forget()
+        [score] = self._advance([row], [row.tokens[-1:]], [[-1]], ())
+        memory.forget()
+        keep = {"logits_to_keep": 1} if self._keep_accepted else {}
+        compare_with_fresh(self.model, row.tokens, score.logits[0], self.verified, **keep)
+        self.shared.verified = max(self.shared.verified, len(row.tokens))
+
+    @property
+    def verified(self) -> float:
+        """Tokens up to which logits from the cache were seen to be right."""
+        return self.shared.verified
+
+    @property
+    def rows_held(self) -> int:
+        return len(self._rows)
+
+    def _memory(self, row: DecodeState) -> Memory:
+        memory = self._rows.get(row.uid)
+        assert memory is not None, "a row that was never prefilled, or was freed"
+        return memory
+
+    def _fill(
+        self, rows: Rows, taps: Taps = (), limit: int | None = None, last: int | None = None
+    ) -> list[list[Tensor]]:
+        """Cache committed tokens but the last, in chunks, all rows in turn; tapped features."""
+        switch = self.family.switch
+        stops = [len(row.tokens) - 1 for row in rows]
+        parts: list[list[Tensor]] = [[] for _ in rows]
+        for i, row in enumerate(rows):
+            memory = self._memory(row)
+            memory.far = switch is not None and stops[i] > switch
+            if limit is not None and not memory.far:
+                stops[i] = min(stops[i], memory.cached + limit)
+        while due := [i for i, row in enumerate(rows) if self._memory(row).cached < stops[i]]:
+            step, feeds = max(CHUNK // len(due), NARROW), []
+            for i in due:
+                memory = self._memory(rows[i])
+                # longrope scales by the last position of a call
+                stop = stops[i] if memory.far else min(stops[i], memory.cached + step)
+                feeds.append(committed_feed(memory, rows[i].tokens, stop))
+            wanted = [last is None or feed.cached > stops[i] - last
+                      for i, feed in zip(due, feeds, strict=True)]  # fmt: skip
+            ran = self._run(feeds, taps if any(wanted) else ())
+            for i, score, keep in zip(due, ran, wanted, strict=True):
+                if keep and score.hidden is not None:
+                    parts[i].append(score.hidden)
+        return parts
+
+    def _advance(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps) -> list[Scores]:
+        """Logits and tapped features of new nodes."""
+        if self.family.switch is not None:
+            return [
+                self._advance_scaled(row, new, above, taps)
+                for row, new, above in zip(rows, tokens, parents, strict=True)
+            ]
+        feeds = []
+        for row, new, above in zip(rows, tokens, parents, strict=True):
+            memory = self._memory(row)
+            if not memory.tokens and len(row.tokens) - 1 - memory.cached > CHUNK:
+                self._fill([row])
+            missing = () if memory.tokens else row.tokens[memory.cached : -1]
+            feeds.append(tree_feed(memory, missing, new, above))
+        return self._run(feeds, taps)
+
+    def _advance_scaled(
+        self, row: DecodeState, tokens: Sequence[int], parents: Sequence[int], taps: Taps
+    ) -> Scores:
+        """As `_advance` for longrope, whose scaling follows the last position of a call.
+
+        Nodes on both sides of the switch are scored in one call each, and the columns are always
+        those that a forward over the row without a cache would have made.
+        """
+        memory, switch = self._memory(row), self.family.switch
+        assert switch is not None
+        root = len(row.tokens) - 1
+        beyond = [root + depth >= switch for depth in depths(parents, memory.depths)]
+        sides = sorted(set(beyond))
+        parts = []
+        for side in sides:
+            if len(sides) == 1 and memory.far == side:
+                missing = () if memory.tokens else row.tokens[memory.cached : -1]
+                feed = tree_feed(memory, missing, tokens, parents)
+            else:
+                feed = renewed_feed(memory, row.tokens[:-1], tokens, parents, side, switch)
+                if side != sides[-1]:
+                    feed.nodes = None  # they enter the tree with the second call
+            parts += self._run([feed], taps)
+            memory.far = side
+        if len(parts) == 1:
+            return parts[0]
+        near, far = parts
+        there = torch.tensor(beyond, device=self.device)[:, None]
+        logits = torch.where(there, far.logits, near.logits)
+        if near.hidden is None or far.hidden is None:
+            return Scores(logits)
+        return Scores(logits, torch.where(there[..., None], far.hidden, near.hidden))

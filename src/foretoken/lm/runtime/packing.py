@@ -1,0 +1,177 @@
+"""What one row contributes to a forward, and what a row's cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from foretoken.trees.masks import ancestors, depths, prefixes
+
+
+@dataclass(slots=True, eq=False)
+class Memory:
+    """One row in the cache: committed columns, then the nodes of its open tree in feeding order."""
+
+    slot: int
+    cached: int = 0  # committed tokens that have columns
+    tokens: list[int] = field(default_factory=list)  # of the open tree
+    depths: list[int] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)  # ancestors as bits
+    far: bool = False  # longrope: columns were made beyond the switch
+
+    def forget(self) -> None:
+        """Drop the open tree."""
+        self.tokens, self.depths, self.seen = [], [], []
+
+    def prune(self, nodes: Sequence[int], settled: int) -> None:
+        """Keep `nodes` of the open tree; the first `settled` ones are committed."""
+        kept = nodes[settled:]
+        places = {node: i for i, node in enumerate(kept)}
+        seen: list[int] = []
+        for i, node in enumerate(kept):
+            parent = (self.seen[node] ^ 1 << node).bit_length() - 1  # the last of its ancestors
+            seen.append(1 << i | (seen[places[parent]] if parent in places else 0))
+        self.cached += settled
+        self.tokens = [self.tokens[node] for node in kept]
+        self.depths = [self.depths[node] - settled for node in kept]
+        self.seen = seen
+
+
+@dataclass(slots=True, eq=False)
+class Feed:
+    """Tokens of one row for one forward. Column `base + j` is bit j of `seen`."""
+
+    memory: Memory
+    base: int  # columns before this are seen by all, as far as windows allow
+    start: int  # column of the first token
+    tokens: list[int]
+    positions: list[int]
+    seen: list[int]
+    key_positions: list[int]  # of the columns from `base` on
+    scored: int  # logits are wanted for that many last tokens
+    # what the memory becomes once the forward is done
+    cached: int
+    nodes: tuple[list[int], list[int], list[int]] | None = None  # tokens, depths, seen
+
+    @property
+    def stop(self) -> int:
+        """Columns of this row after the forward."""
+        return self.start + len(self.tokens)
+
+    def settle(self) -> None:
+        """Record what the forward has cached."""
+        self.memory.cached = self.cached
+        if self.nodes is not None:
+            tokens, down, seen = self.nodes
+            self.memory.tokens += tokens
+            self.memory.depths += down
+            self.memory.seen += seen
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One forward: its rows by ascending slot, shorter ones padded by their last token."""
+
+    feeds: list[Feed]
+    width: int  # tokens per row
+    longest: int  # columns read
+    kept: int  # logits are computed for that many last places
+    ids: Int[Tensor, "B Q"]
+    positions: Int[Tensor, "B Q"]
+
+    def key_positions(self) -> Int[Tensor, "B K"]:
+        """Logical position of every cache column."""
+        device = self.ids.device
+        columns = torch.arange(self.longest, device=device).repeat(len(self.feeds), 1)
+        for row, feed in zip(columns, self.feeds, strict=True):
+            row[feed.base : feed.stop] = torch.tensor(feed.key_positions, device=device)
+        return columns
+
+
+def committed_feed(memory: Memory, tokens: Sequence[int], stop: int) -> Feed:
+    """Committed tokens up to `stop`, as a chain behind what is cached."""
+    start = memory.cached
+    positions = list(range(start, stop))
+    return Feed(
+        memory,
+        base=start,
+        start=start,
+        tokens=list(tokens[start:stop]),
+        positions=positions,
+        seen=prefixes(stop - start),
+        key_positions=positions,
+        scored=0,
+        cached=stop,
+    )
+
+
+def tree_feed(
+    memory: Memory, missing: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
+) -> Feed:
+    """New nodes of the open tree, behind committed tokens that are `missing` in the cache."""
+    known = len(memory.tokens)
+    down = depths(parents, memory.depths)
+    seen = ancestors(parents, memory.seen)
+    base, late = memory.cached, len(missing)
+    root = base + late
+    positions = [root + depth for depth in down]
+    if not late:
+        keys = [root + depth for depth in memory.depths] + positions if known else positions
+        return Feed(
+            memory, base, base + known, list(tokens), positions, seen, keys,
+            len(tokens), base, (list(tokens), down, seen),
+        )  # fmt: skip
+    assert not known, "committed tokens are caught up with before a tree is opened"
+    before = (1 << late) - 1
+    positions = [*range(base, root), *positions]
+    return Feed(
+        memory,
+        base=base,
+        start=base,
+        tokens=[*missing, *tokens],
+        positions=positions,
+        seen=prefixes(late) + [before | bits << late for bits in seen],
+        key_positions=positions,
+        scored=len(tokens),
+        cached=root,
+        nodes=(list(tokens), down, seen),
+    )
+
+
+def renewed_feed(
+    memory: Memory,
+    committed: Sequence[int],
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    far: bool,
+    switch: int,
+) -> Feed:
+    """The whole row and its tree once more, with all positions scaled for one side of `switch`.
+
+    On the near side, nodes beyond the switch are fed at its edge: their columns are of no use, and
+    are made again before anyone reads them.
+    """
+    down = depths(parents, memory.depths)
+    seen = ancestors(parents, memory.seen)
+    late = len(committed)
+    every = memory.depths + down
+    positions = [*range(late), *(late + depth for depth in every)]
+    if not far:
+        positions = [min(position, switch - 1) for position in positions]
+    before = (1 << late) - 1
+    return Feed(
+        memory,
+        base=0,
+        start=0,
+        tokens=[*committed, *memory.tokens, *tokens],
+        positions=positions,
+        seen=prefixes(late) + [before | bits << late for bits in memory.seen + seen],
+        key_positions=positions,
+        scored=len(tokens),
+        cached=late,
+        nodes=(list(tokens), down, seen),
+    )

@@ -1,0 +1,27 @@
+"""How forwards of a model are made; chosen by the probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from foretoken.lm.runtime.attention import NAME
+
+# largest error of logits that counts as rounding, relative to how much they differ
+ALLOWED = {torch.float64: 1e-6, torch.float32: 3e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the model takes: masks of its own or ours, and by which attention function."""
+
+    tree: bool  # 4-D masks; otherwise chains, with the model's own mask
+    ragged: bool  # rows of different lengths in one forward
+    attention: str | None  # attention function during our forwards; None leaves the model's
+    why: str = ""  # the reason for a limit
+    ordered: bool = False  # sums over keys are cut by position, so that all columns must be there
+
+    @property
+    def own(self) -> bool:
+        return self.attention == NAME

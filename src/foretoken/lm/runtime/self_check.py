@@ -1,0 +1,27 @@
+"""Logits from a cache against those of a forward without one, while a text is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import CapabilityError
+from foretoken.lm.runtime.plan import ALLOWED
+
+
+def compare_with_fresh(
+    model: Any, tokens: list[int], cached: Tensor, verified: float, **options: Any
+) -> None:
+    """CapabilityError where `cached` [V] are not the logits that follow `tokens`."""
+    ids = torch.tensor([tokens], device=model.device)
+    right = model(input_ids=ids, use_cache=False, **options).logits[0, -1].float()
+    error = float((cached.float() - right).square().mean().sqrt() / right.std())
+    if not error <= ALLOWED.get(model.dtype, 2e-1):
+        raise CapabilityError(
+            f"{model.config.model_type} was asked to write on after {len(tokens)} tokens.",
+            f"logits from its cache are off by {error:.0%} of their spread there; up to "
+            f"{verified} tokens they were right.",
+            "use plain transformers generate for texts of this length.",
+        )

@@ -1,0 +1,51 @@
+"""What language models over one module share: whose turn it is, and how far they were checked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """One module: its attention and its shadowed layers are its own, whoever runs it."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    verified: int = 32  # tokens of the longest text whose cached logits were seen to be right
+
+
+_modules: WeakKeyDictionary[nn.Module, Shared] = WeakKeyDictionary()
+_guard = threading.Lock()
+
+
+def shared_by(model: nn.Module) -> Shared:
+    """What all users of a module share."""
+    with _guard:
+        return _modules.setdefault(model, Shared())
+
+
+def exclusive(method: Callable[P, R]) -> Callable[P, R]:
+    """`method` under its model's lock, in inference mode: several threads may use one model.
+
+    The engine is in that mode already: entering again costs more than some of the calls themselves.
+    """
+
+    @wraps(method)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        with given[0].lock:  # type: ignore[attr-defined]
+            if torch.is_inference_mode_enabled():
+                return method(*given, **named)
+            with torch.inference_mode():
+                return method(*given, **named)
+
+    return call

@@ -1,0 +1,147 @@
+"""Drafting with a CachedLM that leaves sublayers out (SWIFT, arXiv 2410.06916, section 3).
+
+A sublayer is the attention or the MLP of one layer; left out, it adds nothing to the residual
+stream. The first and the last layer always run. Drafted nodes lie in the row's own cache as an open
+tree, which the next scoring writes anew, so nothing has to be restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from foretoken.contract import LanguageModel
+from foretoken.errors import CapabilityError
+from foretoken.lm.runtime.cached import CachedLM
+from foretoken.lm.runtime.packing import Feed, tree_feed
+from foretoken.lm.runtime.partial_forwards import (
+    Forward,
+    Stack,
+    replaced,
+    returned_lengths,
+)
+from foretoken.lm.runtime.sharing import exclusive
+from foretoken.lm.views.view import TargetView
+from foretoken.trees.masks import prefixes
+from foretoken.types import DecodeState, Ragged, Rows
+
+ATTENTION, MLP = 0, 1
+MLP_NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "ff")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipping:
+    """A forward that leaves sublayers out."""
+
+    forwards: dict[nn.Module, Forward]
+    head: bool = True
+
+    def entered(
+        self, stack: Stack, feeds: Sequence[Feed], width: int
+    ) -> AbstractContextManager[None]:
+        return replaced(self.forwards)
+
+
+class SkippedLayers(TargetView):
+    """Sublayer `2 i` is the attention of layer i + 1, sublayer `2 i + 1` its MLP."""
+
+    base: CachedLM
+
+    def __init__(self, lm: LanguageModel) -> None:
+        super().__init__(lm)
+        family = self.base.family
+        if family.switch is not None:
+            raise CapabilityError(
+                f"drafting with skipped layers of {family.name} was asked for.",
+                f"longrope scales all positions of a call anew beyond {family.switch}.",
+                "use method chain, prompt-lookup or plain.",
+            )
+        self.inner = self.base.stack.layers[1:-1]
+        self.parts = [part for layer in self.inner for part in sublayers(layer, family.name)]
+        self.shapes = returned_lengths(self.base.model, self.parts)
+        self.units = len(self.parts)  # sublayers that may be left out
+        # `guesses` can be asked: it feeds tokens far from their own columns
+        self.searchable = not self.base.plan.ordered
+
+    @exclusive
+    def draft(
+        self, rows: Rows, tokens: Ragged, parents: Ragged, skipped: frozenset[int]
+    ) -> list[Float[Tensor, "n V"]]:
+        """Append nodes to the rows' open trees, without these sublayers; their logits."""
+        feeds = []
+        for row, new, above in zip(rows, tokens, parents, strict=True):
+            memory = self.base._memory(row)
+            if above[0] < 0:
+                memory.forget()
+                self.base._fill([row])
+            feeds.append(tree_feed(memory, (), new, above))
+        return [score.logits for score in self.base._run(feeds, (), self.without(skipped))]
+
+    @exclusive
+    def guesses(self, row: DecodeState, count: int, skipped: frozenset[int]) -> list[int]:
+        """What the draft says after each of the first `count` new tokens, one forward for all.
+
+        It sees the prompt as the whole model cached it, and the new tokens as it reads them itself.
+        """
+        memory = self.base._memory(row)
+        assert not memory.tokens, "a search beside an open tree"
+        base, start = row.prompt_len, memory.cached
+        assert start > base, "a search before anything was written"
+        positions = list(range(base, base + count))
+        feed = Feed(
+            memory,
+            base=base,
+            start=start,
+            tokens=row.tokens[base : base + count],
+            positions=positions,
+            seen=[bits << (start - base) for bits in prefixes(count)],
+            key_positions=[*range(base, start), *positions],
+            scored=count,
+            cached=start,
+        )
+        [score] = self.base._run([feed], (), self.without(skipped))
+        chosen: list[int] = score.logits.argmax(-1).tolist()
+        return chosen
+
+    def without(self, skipped: frozenset[int]) -> Skipping:
+        """Whole layers are passed by; a lone sublayer adds zeros."""
+        stack = self.base.stack
+        forwards: dict[nn.Module, Forward] = {}
+        for index, layer in enumerate(self.inner):
+            pair = 2 * index + ATTENTION, 2 * index + MLP
+            left = [unit for unit in pair if unit in skipped]
+            if len(left) == len(pair):
+                forwards[layer] = stack.passing(index + 1)
+            for unit in left if len(left) == 1 else ():
+                forwards[self.parts[unit]] = adding_nothing(self.shapes[unit])
+        return Skipping(forwards)
+
+
+def sublayers(layer: nn.Module, family: str) -> tuple[nn.Module, nn.Module]:
+    """The attention and the MLP of a decoder layer."""
+    attention = [m for m in layer.children() if "Attention" in type(m).__name__]
+    mlp = [m for name, m in layer.named_children() if name in MLP_NAMES]
+    if len(attention) == 1 and len(mlp) == 1:
+        return attention[0], mlp[0]
+    raise CapabilityError(
+        f"drafting with skipped layers of {family} was asked for.",
+        f"attention and MLP are no modules of their own in {type(layer).__name__}.",
+        "use method layerskip, chain, prompt-lookup or plain.",
+    )
+
+
+def adding_nothing(length: int) -> Forward:
+    """A sublayer's forward that returns zeros, in a tuple of `length` where it is above zero."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        states = args[0] if args else kwargs["hidden_states"]
+        nothing = torch.zeros_like(states)
+        return (nothing, *(None,) * (length - 1)) if length else nothing
+
+    return forward

@@ -1,0 +1,70 @@
+"""A view of a target: a language model that wraps another one and changes some of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.contract import LanguageModel
+from foretoken.types import Caps, DecodeState, Draft, Ragged, Rows, Scores, Taps
+
+
+class TargetView:
+    """The wrapped model but for what a subclass overrides; views can be stacked.
+
+    Whatever is not named here (`layers`, `close`, `prune`, ...) is the wrapped model's, too.
+    """
+
+    lossless = True  # scores are the wrapped model's
+
+    caps: Caps
+    vocab_size: int
+    hidden_size: int
+    max_length: int | None
+    verified: float
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.lm = lm
+        self.base: Any = innermost(lm)  # the model itself: its layers, its cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["lm"], name)
+
+    def prefill(
+        self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None
+    ) -> list[Float[Tensor, "S L H"] | None]:
+        return self.lm.prefill(rows, taps, limit=limit, last=last)
+
+    def missing(self, row: DecodeState) -> int:
+        return self.lm.missing(row)
+
+    def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
+        return self.lm.score(rows, drafts, taps)
+
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        return self.lm.grow(rows, tokens, parents, taps)
+
+    def commit(self, rows: Rows, paths: Ragged) -> None:
+        self.lm.commit(rows, paths)
+
+    def free(self, rows: Rows) -> None:
+        self.lm.free(rows)
+
+    def self_check(self, row: DecodeState) -> None:
+        self.lm.self_check(row)
+
+    def embed(self, tokens: Sequence[int]) -> Float[Tensor, "n H"]:
+        return self.lm.embed(tokens)
+
+    def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
+        return self.lm.unembed(hidden)
+
+
+def innermost(lm: LanguageModel) -> LanguageModel:
+    """The model below all views."""
+    while isinstance(lm, TargetView):
+        lm = lm.lm
+    return lm

@@ -1,0 +1,41 @@
+"""Several sources of guesses at once: merged in one tree, or the one that pays just now."""
+
+from foretoken.methods.method import Family, Method
+
+FAMILY = Family(
+    "portfolio",
+    "several of the others: merged in one tree, or whichever pays at the moment",
+    "nothing; a draft model and a datastore for rasd",
+    (
+        Method(
+            "auto",
+            "whatever pays just now: looked-up trees, the target's own first layers, or nothing",
+            drafter="drafters.portfolio:Portfolio",
+            verifier="recursive",
+            controller="cost_model",
+            inner=("prompt-lookup", "suffix", "token-recycling", "del"),
+            optional=("del",),
+            inner_chains=("prompt-lookup",),
+            defaults={"depth": 10, "nodes": 80},
+        ),
+        Method(
+            "fused",
+            "several look-up methods in one tree: prompt look-up, suffixes and recycled tokens",
+            drafter="drafters.fusion:Fusion",
+            verifier="point",
+            inner=("prompt-lookup", "suffix", "token-recycling"),
+            defaults={"depth": 10, "nodes": 80},
+        ),
+        Method(
+            "rasd",
+            "a draft model's tree, fused with what it finds plausible in a datastore",
+            drafter="drafters.guided_retrieval:GuidedRetrieval",
+            verifier="point",
+            models=("target",),
+            inner=("tree",),
+            needs=("datastore",),
+            defaults={"depth": 10, "nodes": 64},
+            paper="arXiv 2503.03434",
+        ),
+    ),
+)

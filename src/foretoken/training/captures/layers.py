@@ -1,0 +1,60 @@
+"""What every layer of a target would have said of its own text (SpecEE, arXiv 2504.08850).
+
+The text is read again in one forward with all hidden layers, and with the draft model's candidates
+at every place; the label is whether a layer's most likely token is the last layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.engine.session import Session
+from foretoken.lm.views.early_exit_scoring import Readout
+from foretoken.lm.views.view import innermost
+from foretoken.training.capture import Capture, Tensors
+from foretoken.trees.build import chain
+from foretoken.types import DecodeState, Draft, Draw, Layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerPredictions(Capture):
+    """Features [n, L - 1, 3K] of the candidates and labels [n, L - 1] of every layer but the last.
+
+    A layer's features are the candidates' logits, their law, and how it changed since the layer
+    below.
+    """
+
+    candidates: int  # likely tokens that are looked at
+
+    def record(self, session: Session, row: DecodeState, text: Sequence[int]) -> Tensors:
+        target, draft = innermost(session.target), session.draft
+        readout = Readout(target)  # type: ignore[arg-type]
+        tree = chain(row.tokens[-1], text[:-1])
+        target.prefill([row])
+        taps = tuple(Layer(i) for i in range(target.layers))  # type: ignore[attr-defined]
+        [score] = target.score([row], [Draft(tree, Draw.POINT)], taps)
+        target.free([row])
+        draft.prefill([row])
+        [guesses] = draft.grow([row], [tree.tokens], [tree.parents])
+        draft.free([row])
+        candidates = guesses.logits.topk(self.candidates).indices  # [n, K]
+        final = score.logits.argmax(-1)
+        before: Tensor | None = None
+        features, labels = [], []
+        for layer in range(len(taps) - 1):
+            normed = readout.norm(score.hidden[:, layer])  # type: ignore[index]
+            scores = readout.some(normed, candidates)
+            law = scores.softmax(-1)
+            change = law if before is None else law - before
+            before = law
+            features.append(torch.cat([scores, law, change], -1))
+            labels.append(torch.tensor(readout.best(normed), device=final.device) == final)
+        return {
+            "input_ids": final.cpu(),
+            "features": torch.stack(features, 1).float().cpu(),
+            "labels": torch.stack(labels, 1).float().cpu(),
+        }

@@ -1,0 +1,82 @@
+"""Training options of a head: a frozen dataclass whose fields say their type, default and meaning.
+
+The comment behind a field is its meaning; lists of options print it, so it is written only once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from foretoken.errors import ConfigError, check_values, nearest
+from foretoken.values import fits, told
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """What every head's training has; a head's own config adds to it and changes defaults."""
+
+    prompts: int = 600  # prompts to train on; a tenth as many more are held out
+    new_tokens: int = 64  # tokens that are written after each prompt
+    temperature: float = 1.0  # of the models while they write; the head fits this one; 0: greedy
+    epochs: int = 3  # passes over the captured tokens
+    steps: int | None = None  # optimizer steps; none: as many as the epochs have
+    batch: int = 256  # tokens in a step
+    rate: float = 1e-3  # peak learning rate
+    seed: int = 0  # of prompts, samples and weights
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for name, hint in hints.items():
+            check_values(self, (name, fits(getattr(self, name), hint), told(hint)))
+        positive = ("prompts", "new_tokens", "epochs", "steps", "batch")
+        check_values(
+            self,
+            *((name, getattr(self, name) is None or getattr(self, name) >= 1, "1 or more")
+              for name in positive),
+            ("temperature", self.temperature >= 0.0, "0 (greedy) or more"),
+            ("rate", self.rate > 0.0, "above 0"),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of a config, as a list shows it."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+
+
+def configured(cls: type[Config], given: Mapping[str, Any], what: str) -> Config:
+    """`cls(**given)`; an unknown name is refused with the nearest ones."""
+    known = [option.name for option in options(cls)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"option {name!r} was asked for with {what}.",
+                f"its options are {', '.join(known)}.",
+                f"did you mean {nearest(name, known)}?",
+            )
+    return cls(**given)
+
+
+def options(cls: Any) -> list[Option]:
+    """Every field of a config class with its meaning: the comment on its line."""
+    meanings: dict[str, str] = {}
+    for base in reversed([base for base in cls.__mro__ if dataclasses.is_dataclass(base)]):
+        source = inspect.getsource(typing.cast(type, base))
+        meanings |= dict(re.findall(r"^ +(\w+): [^#\n]*# (.+)$", source, re.MULTILINE))
+    hints = typing.get_type_hints(cls)
+    return [
+        Option(field.name, told(hints[field.name]), field.default, meanings.get(field.name, ""))
+        for field in dataclasses.fields(cls)
+    ]

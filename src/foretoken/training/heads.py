@@ -1,0 +1,155 @@
+"""One path that trains every head of HEADS: capture, split, resume, keep the best, judge, save."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.engine.session import Session
+from foretoken.errors import ConfigError
+from foretoken.heads import store
+from foretoken.heads.table import HEADS, Head, head_row, resolve
+from foretoken.training import checkpoint
+from foretoken.training.capture import collect
+from foretoken.training.config import TrainingConfig
+from foretoken.training.features import Features, Shuffled
+from foretoken.training.trainer import Progress, Trainer, TrainingPlan
+
+HELD_OUT = 10  # one prompt is kept for judging beside this many
+HELD_OUT_TOKENS = 1024  # of a batch that is only judged
+
+Figures = dict[str, dict[str, float]]  # named rows of named numbers, all with the same names
+Prompts = Callable[[str, int], Sequence[Any]]  # a split, "train" or "valid", and how many
+
+
+class HeadObjective:
+    """What is a head's own in training: its shape, its loss, and how good it has become."""
+
+    def __init__(self, config: Any, train: Features) -> None:
+        self.config = config
+
+    def shape(self, session: Session) -> dict[str, Any]:
+        """What the module's Config takes beside the sizes of the model it reads."""
+        return {}
+
+    def begin(self, head: Any, session: Session) -> None:
+        """Give a fresh head what it starts from, and keep what the loss needs of the models."""
+
+    def __call__(
+        self, model: nn.Module, batch: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch, and metrics with its "loss"."""
+        raise NotImplementedError
+
+    def judge(self, head: Any, held_out: Features) -> dict[str, float]:
+        """How good a head is on held-out tokens."""
+        return {}
+
+    def finish(self, head: Any, train: Features, held_out: Features) -> tuple[Any, Figures]:
+        """The trained head, calibrated if need be, and its figures."""
+        return head, {"trained": self.judge(head, held_out)}
+
+
+def run_training(
+    session: Session,
+    name: str,
+    prompts: Prompts,
+    config: TrainingConfig,
+    out: Path,
+    *,
+    fresh: bool = False,
+    show: bool = True,
+) -> dict[str, Any]:
+    """Train the head `name` for the session's models into `out`; the notes of its card.
+
+    A killed run goes on where it was; what was captured serves runs with other training options.
+    """
+    row, work = trainable(name), out / "training"
+    if fresh and work.is_dir():
+        shutil.rmtree(work)
+    capture = resolve(row.captures).of(config)
+    counts = {"train": config.prompts, "valid": max(1, config.prompts // HELD_OUT)}
+    train, held_out = (
+        collect(session, prompts(split, count), capture, work / "capture", split, show=show)
+        for split, count in counts.items()
+    )
+    objective: HeadObjective = resolve(row.objective)(config, train)
+    torch.manual_seed(config.seed)
+    module, lm = resolve(row.module), getattr(session, row.reads)
+    sizes = {"hidden_size": lm.hidden_size, "vocab_size": lm.vocab_size}
+    head = module(module.Config(**sizes, **objective.shape(session)))
+    objective.begin(head, session)
+    untrained = objective.judge(head, held_out)
+    settings = asdict(config)
+    run = work / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
+    progress = fit(head, objective, (train, held_out), config, run, name=name, show=show)
+    head, figures = objective.finish(head, train, held_out)
+    notes = {
+        "tokens": {"train": len(train), "valid": len(held_out)},
+        "untrained": untrained,
+        "figures": figures,
+        "steps": progress.step,
+        "ended": progress.ended,
+        "held_out": progress.held_out,
+        "settings": settings,
+    }
+    store.save(out, name, head, notes)
+    shutil.copyfile(run / "loss.png", out / "loss.png")
+    return notes
+
+
+def fit(
+    head: nn.Module,
+    objective: HeadObjective,
+    parts: tuple[Features, Features],
+    config: TrainingConfig,
+    folder: Path,
+    *,
+    name: str,
+    show: bool,
+) -> Progress:
+    """Train on the first part, keep what is best on the second; goes on where `folder` stands."""
+    train, held_out = parts
+    stream = Shuffled(train, config.batch, config.seed)
+    judged = Shuffled(held_out, len(held_out) // -(-len(held_out) // HELD_OUT_TOKENS), 0)
+    steps = config.steps or config.epochs * stream.per_epoch
+    every = max(1, steps // 20)
+    plan = TrainingPlan(
+        steps=steps,
+        matrix_rate=0.0,
+        vector_rate=config.rate,
+        warmup=max(1, round(0.03 * steps)),
+        save_every=every,
+        evaluate_every=every,
+        held_out_batches=judged.per_epoch,
+        patience=6,
+        seed=config.seed,
+    )
+    trainer = Trainer(head, objective, stream, plan, folder, held_out=judged, name=f"{name} head")
+    progress = trainer.run(show=show)
+    if (folder / checkpoint.BEST).is_file():
+        head.load_state_dict(checkpoint.load(folder / checkpoint.BEST)["model"])
+    head.eval().requires_grad_(False)
+    return progress
+
+
+def trainable(name: str) -> Head:
+    """The row of a head that has an objective; others are refused with those that have one."""
+    row = head_row(name)
+    if not row.trainable:
+        known = ", ".join(head.name for head in HEADS.values() if head.trainable)
+        raise ConfigError(
+            f"training the head {name!r} was asked for.",
+            f"{name!r} cannot be trained yet, as its row has no objective; these can: {known}.",
+            f"use {row.serves} with random weights, or add an objective to the row in HEADS.",
+        )
+    return row

@@ -1,0 +1,148 @@
+"""Heads that guess text from the target's hidden states: each brings its own loss over texts.
+
+A head has `learn(texts, ends)`: the loss of a batch of texts and how often its guesses were the
+target's tokens. Everything else that training takes is alike and stands here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foretoken.contract import LanguageModel
+from foretoken.engine.session import Session
+from foretoken.errors import check_values
+from foretoken.lm.runtime.cached import CachedLM
+from foretoken.lm.runtime.family import decoder_of
+from foretoken.lm.runtime.output_head import OutputHead
+from foretoken.lm.views.view import innermost
+from foretoken.training.config import TrainingConfig
+from foretoken.training.features import Features
+from foretoken.training.heads import HeadObjective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GuessTraining(TrainingConfig):
+    """What all heads that guess are trained with."""
+
+    epochs: int = 20  # passes over the captured texts
+    batch: int = 16  # texts in a step
+    window: int = 128  # tokens read of a text, its prompt's end included
+
+    def __post_init__(self) -> None:
+        TrainingConfig.__post_init__(self)
+        check_values(self, ("window", self.window >= 2, "2 or more"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelTraining(GuessTraining):
+    """Medusa-1's settings (arXiv 2401.10774): the target stays as it is."""
+
+    depth: int = 4  # places guessed behind the next token; paper 5
+    blocks: int = 1  # residual blocks before each output layer; paper 1
+
+    def __post_init__(self) -> None:
+        GuessTraining.__post_init__(self)
+        for name in ("depth", "blocks"):
+            check_values(self, (name, getattr(self, name) >= 1, "1 or more"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureTraining(GuessTraining):
+    """EAGLE's settings (arXiv 2401.15077), at a rate for small models."""
+
+    noise: float = 0.1  # largest disturbance of the states read, against piled-up errors; paper 0.1
+
+
+class Ends:
+    """The target's input embeddings and output head, frozen, for losses to go through."""
+
+    @torch.no_grad()
+    def __init__(self, lm: LanguageModel) -> None:
+        self.lm, self.head = lm, None
+        layer: Callable[[Tensor], Tensor] = lm.unembed
+        if isinstance(lm, CachedLM):
+            self.head = OutputHead(lm.model, decoder_of(lm.model))
+            layer = self.head.head
+        # Asked for unit vectors: a layer whose weights are packed has none to look at.
+        units = torch.eye(lm.hidden_size).to(lm.embed([0]))
+        bias = layer(torch.zeros_like(units[:1])).float()
+        self.bias = bias[0].clone()
+        self.weight = (layer(units).float() - bias).T.contiguous().clone()  # [V H]
+
+    def embed(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n H"]:
+        """Input embeddings."""
+        found = self.lm.embed(tokens.flatten().tolist()).clone()
+        return found.view(*tokens.shape, -1).to(self.weight)
+
+    def unembed(self, states: Float[Tensor, "*n H"]) -> Float[Tensor, "*n V"]:
+        """Logits; gradients pass to the states."""
+        logits = F.linear(states, self.weight, self.bias)
+        return logits if self.head is None else self.head.shaped(logits)
+
+
+class GuessObjective(HeadObjective):
+    """The head's own loss, through the ends of the session's target."""
+
+    config: Any
+
+    def begin(self, head: Any, session: Session) -> None:
+        self.ends = Ends(innermost(session.target))
+
+    def __call__(
+        self, model: Any, batch: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, right = model.learn(batch, self.ends)
+        return loss, {"loss": loss.detach(), **right}
+
+    def judge(self, head: Any, held_out: Features) -> dict[str, float]:
+        """How often guesses are the target's tokens; shards count alike."""
+        names: list[str] = []
+
+        def right(texts: dict[str, Tensor]) -> Tensor:
+            found = head.learn(texts, self.ends)[1]
+            names[:] = found
+            return torch.stack(list(found.values()))[None]
+
+        shares = held_out.each(right).mean(0).tolist()
+        return dict(zip(names, shares, strict=True))
+
+
+class ParallelObjective(GuessObjective):
+    """Of heads that guess several places at once, whose outputs start as the target's own."""
+
+    def shape(self, session: Session) -> dict[str, Any]:
+        return {"depth": self.config.depth, "blocks": self.config.blocks}
+
+    def begin(self, head: Any, session: Session) -> None:
+        super().begin(head, session)
+        head.start_from(self.ends.weight)
+
+
+class FeatureObjective(GuessObjective):
+    """Of heads that guess state after state, in the shape of one of the target's layers."""
+
+    def shape(self, session: Session) -> dict[str, Any]:
+        lm = innermost(session.target)
+        if not isinstance(lm, CachedLM):
+            return {}
+        config = lm.model.config.get_text_config(decoder=True)
+        inner = getattr(config, "intermediate_size", None) or 4 * lm.hidden_size
+        return {"heads": config.num_attention_heads, "inner": inner}
+
+    def __call__(
+        self, model: Any, batch: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        if torch.is_grad_enabled() and self.config.noise:
+            disturbed = batch["hidden"] + self.config.noise * (
+                2 * torch.rand_like(batch["hidden"]) - 1
+            )
+            batch = {**batch, "read": disturbed}
+        return super().__call__(model, batch, rng)

@@ -1,0 +1,162 @@
+"""What commands refuse: three parts on stderr, or one document under --json, before any work."""
+
+import json
+import logging
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from foretoken.cli import app
+from foretoken.cli.app import Commands
+from foretoken.errors import ConfigError
+
+runner = CliRunner()
+
+
+def run(*arguments, **more):
+    return runner.invoke(app, [str(a) for a in arguments], **more)
+
+
+def parts(ran, status=2):
+    """The three parts a program reads."""
+    assert ran.exit_code == status, ran.output
+    assert ran.stderr == ""
+    return json.loads(ran.stdout)["error"]
+
+
+def refused(ran, *told):
+    """Three parts for a reader, nothing before them: no work was begun."""
+    assert ran.exit_code == 2, ran.output
+    assert ran.stderr.startswith("error: ") and ran.stdout == ""
+    assert "possible here: " in ran.stderr and "what to do: " in ran.stderr
+    assert all(part in " ".join(ran.stderr.split()) for part in told), ran.stderr
+
+
+def test_errors_are_documents_under_json():
+    found = parts(run("generate", "x", "--method", "chian", "--json"))
+    assert set(found) == {"asked", "possible", "do"} and "did you mean chain" in found["do"]
+    found = parts(run("generate", "x", "--temprature", "1", "--json"))
+    assert "--temprature" in found["asked"] and "did you mean --temperature" in found["do"]
+    assert "--dtype" in parts(run("minis", "list", "--dtype", "x", "--json"))["asked"]
+    assert "NAME" not in parts(run("methods", "chian", "--json"))["asked"]
+
+
+def test_command_lines_that_cannot_be_understood():
+    refused(run("generate", "x", "--methd", "plain"), "--methd", "did you mean --method")
+    refused(run("generat", "x"), "'generat'", "did you mean generate?")
+    refused(run("generate", "x", "y"), "extra argument", "generate --help")
+    refused(run("generate", "x", "--top-k", "many"), "--top-k", "generate --help")
+    refused(run("train", "acceptence"), "'acceptence'", "did you mean acceptance")
+    refused(run("--verson"), "--verson", "did you mean --version")
+    refused(run("generate", "x", "-v", "-q"), "--verbose and --quiet")
+
+
+def test_one_prompt_from_one_place(tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("words")
+    refused(run("generate", "x", "--file", file), "a prompt and --file were passed together")
+    refused(run("generate", "--messages", file, "--file", file), "--file and --messages")
+    refused(run("generate", ""), "without a prompt")
+    refused(run("generate", "-", input=""), "without a prompt")
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ("café".encode("latin-1"), "looks like Latin-1"),
+        ("café".encode("utf-16"), "looks like UTF-16"),
+        (b"\x89PNG\0\0", "is binary"),
+    ],
+)
+def test_a_prompt_file_that_is_no_text_says_what_it_is(tmp_path, found, told):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(found)
+    refused(run("generate", "--file", file), told)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path):
+    from foretoken.cli.write import read_text
+
+    file = tmp_path / "prompt.txt"
+    file.write_bytes("café".encode("utf-8-sig"))
+    assert read_text(file) == "café"
+
+
+def test_messages_that_are_no_messages(tmp_path):
+    file = tmp_path / "chat.json"
+    for text, told in (("[1", "is no JSON"), ("[]", "without messages"), ("{}", "a chat")):
+        file.write_text(text)
+        refused(run("generate", "--messages", file), told)
+
+
+def test_sampling_options_are_checked_before_models(tmp_path):
+    refused(run("generate", "x", "--target", tmp_path / "none", "--top-p", "2"), "in (0, 1]")
+    refused(run("chat", "--target", tmp_path / "none", "--top-k", "-1"), "top_k")
+
+
+@pytest.fixture
+def group():
+    """Commands of their own that fail in every way there is."""
+    made = typer.Typer(cls=Commands)
+
+    @made.command()
+    def missing(json: bool = False):
+        raise ModuleNotFoundError("No module named 'psutil'", name="psutil")
+
+    @made.command()
+    def full(json: bool = False):
+        raise OSError(28, "No space left on device", "/store/part")
+
+    @made.command()
+    def broken():
+        raise ModuleNotFoundError("No module named 'foretoken.nowhere'", name="foretoken.nowhere")
+
+    @made.command()
+    def wrong():
+        raise ConfigError("a", "b", "c")
+
+    return made
+
+
+def test_a_missing_extra_says_what_to_install(group):
+    refused(runner.invoke(group, ["missing"]), "lacks psutil", "pip install 'foretoken[bench]'")
+    assert "psutil" in parts(runner.invoke(group, ["missing", "--json"]))["possible"]
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug_and_stays_one(group):
+    assert isinstance(runner.invoke(group, ["broken"]).exception, ModuleNotFoundError)
+
+
+def test_a_full_disk_is_no_mistake_of_the_user_and_no_traceback(group):
+    ran = runner.invoke(group, ["full"])
+    assert ran.exit_code == 1 and "/store/part" in ran.stderr and "No space left" in ran.stderr
+    assert "No space left" in parts(runner.invoke(group, ["full", "--json"]), 1)["possible"]
+
+
+def test_how_much_is_told_is_chosen_with_v_and_q(pair_folders, caplog):
+    target, draft = pair_folders
+    how = ["generate", "the cat", "--target", target, "--draft", draft, "--max-new-tokens", 4]
+    how += ["--set", "kernels=dense"]
+    usual, loud, hushed = run(*how), run(*how, "-v"), run(*how, "-q")
+    assert usual.stdout == loud.stdout == hushed.stdout
+    assert hushed.stderr == ""
+    assert "loading" in usual.stderr and "4 tokens in" in usual.stderr
+    assert "probed" not in usual.stderr and "probed: drafts as trees" in loud.stderr
+    assert "kernels: dense" in loud.stderr
+    assert run(*how, "--json").stderr == ""
+    logging.getLogger("foretoken").setLevel(logging.NOTSET)
+
+
+def test_a_lossy_method_says_so_everywhere(pair_folders):
+    target, draft = pair_folders
+    how = ["--target", target, "--draft", draft, "--set", "kernels=dense"]
+    how += ["--max-new-tokens", 4, "--method", "mcsd-target-init"]
+    ran = run("generate", "the cat", *how, "-q")
+    assert "LOSSY" in ran.stderr and "are preferred" in " ".join(ran.stderr.split())
+    found = json.loads(run("generate", "the cat", *how, "--json").stdout)
+    assert found["lossless"] is False and "are preferred" in found["why"]
+    assert "LOSSY" in run("chat", *how, input="/exit\n").stderr
+    how[-1] = "plain"
+    found = json.loads(run("generate", "the cat", *how, "--json").stdout)
+    assert found["lossless"] is True and found["law"] == "the target's own law"

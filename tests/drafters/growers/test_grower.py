@@ -1,0 +1,104 @@
+"""What all growers share: rows that do not fit, features that follow the text, pruned drafts."""
+
+import pytest
+import torch
+
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.growers.chain import Chain
+from foretoken.drafters.growers.sampled_tree import SampledTree
+from foretoken.drafters.growers.stochastic_beam import StochasticBeam
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.types import Budget, Layer, Scores, Verdict
+from foretoken.verifiers.recursive import Recursive
+
+GROWERS = [Chain, BestFirst, SampledTree, StochasticBeam]
+
+
+class ReadsTarget(OrdinaryModel):
+    """A draft model that is shown the target's states, and checks that none is missing."""
+
+    taps = (Layer(-1),)
+    context = 2
+
+    def __init__(self, lm, target, fits=True):
+        super().__init__(lm)
+        self.target, self.fits, self.known = target, fits, {}
+
+    def open(self, row, features):
+        assert len(features) == min(2, len(row.tokens) - 1)
+        self.known[row.uid] = len(row.tokens) - 1
+        return self.fits and super().open(row, features)
+
+    def keep(self, rows, paths, features):
+        for row, states in zip(rows, features, strict=True):
+            start = self.known[row.uid]
+            self.known[row.uid] += len(states)
+            assert self.known[row.uid] == len(row.tokens) - 1
+            for at, state in enumerate(states):
+                torch.testing.assert_close(
+                    state[0], self.target.after(row.tokens[: start + at + 1])
+                )
+        super().keep(rows, paths, features)
+
+    def close(self, row):
+        self.known.pop(row.uid, None)
+        super().close(row)
+
+
+@pytest.mark.parametrize("grower", GROWERS)
+def test_features_of_the_root_and_of_accepted_nodes_follow_the_text(
+    grower, pair, prompts, row, run, plain
+):
+    target, draft = pair
+    make = lambda: [row(p, 12, max_new_tokens=30) for p in prompts]  # noqa: E731
+    model = ReadsTarget(draft, target)
+    drafter = grower(model)
+    assert drafter.traits.taps == model.taps and drafter.traits.context == 2
+    found, records = run(target, drafter, make(), verifier=Recursive(), depth=3, nodes=9)
+    assert found == plain(target, make())
+    assert any(verdict.path for record in records for verdict in record.verdicts)
+    assert not model.known and draft.rows_held == 0
+
+
+@pytest.mark.parametrize("grower", GROWERS)
+def test_a_row_that_the_model_refuses_is_decoded_plainly(grower, pair, prompts, row, run, plain):
+    target, draft = pair
+    make = lambda: [row(p, 12, max_new_tokens=12) for p in prompts]  # noqa: E731
+    drafter = grower(ReadsTarget(draft, target, fits=False))
+    found, _ = run(target, drafter, make(), verifier=Recursive(), depth=3, nodes=9)
+    assert found == plain(target, make())
+    assert draft.forwards == 0
+
+
+@pytest.mark.parametrize("grower", GROWERS)
+def test_nothing_is_drafted_behind_an_end_that_nobody_has_judged(grower, pair, row):
+    _, draft = pair
+    drafter = grower(OrdinaryModel(draft))
+    one = row([1, 2], 12, max_new_tokens=12, eos=frozenset({5}))
+    drafter.start(one, None)
+    one.tokens.append(5)
+    (found,) = drafter.propose([one], [Budget(3, 9)])
+    assert len(found.tree) == 1 and draft.forwards == 0
+
+
+def test_a_draft_that_others_pruned_is_found_again(pair, row, step):
+    """The model keeps the accepted nodes, and calibration counts the nodes that were judged."""
+    _, draft = pair
+    drafter = BestFirst(OrdinaryModel(draft), BestFirst.Config(min_gain=0.0))
+    one = row([1, 2], 12, max_new_tokens=30)
+    drafter.start(one, None)
+    (found,) = drafter.propose([one], [Budget(3, 12)])
+    children = found.tree.children()
+    first = next(node for node in children[0][1:] if children[node])  # not the favourite
+    below = children[first][0]
+    pruned = found.keep([0, first, below])
+    assert pruned.origin == (0, first, below) and pruned.keep([0, 1]).origin == (0, first)
+    text = [found.tree.tokens[node] for node in (first, below)]
+    promised = sum(drafter.ranker.calibration.promised)
+    one.extend([*text, 7])
+    drafter.observe(step([one], [pruned], [Verdict((1, 2), 7)], [Scores(torch.zeros(3, 12))]))
+    assert draft.cached(one) in ([1, 2, text[0]], [1, 2, *text]), "the last one may not be fed"
+    laws = [float(draft.after([1, 2]).softmax(-1)[text[0]])]
+    laws.append(float(draft.after([1, 2, text[0]]).softmax(-1)[text[1]]))
+    gained = sum(drafter.ranker.calibration.promised) - promised
+    assert gained == pytest.approx(sum(laws), rel=0.01), "of the two nodes judged, and no others"

@@ -1,0 +1,97 @@
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from foretoken.drafters.parts.adjacency import Adjacency
+from foretoken.drafters.token_recycling import TokenRecycling
+from foretoken.engine.loading import load
+from foretoken.errors import CheckpointError
+from foretoken.lm.table import TableLM
+
+
+def filled(vocab=12, keep=3):
+    known = Adjacency(vocab, keep)
+    for token in range(0, vocab, 2):
+        known.put(token, [(token + i) % vocab for i in range(1, keep + 1)])
+    return known
+
+
+def test_a_saved_matrix_comes_back(tmp_path):
+    known = filled()
+    known.hint(1, 5)
+    known.save(tmp_path / "deep" / "memory.safetensors")
+    other = Adjacency(12, 3)
+    other.load(tmp_path / "deep" / "memory.safetensors")
+    assert other.ids == known.ids
+    assert os.listdir(tmp_path / "deep") == ["memory.safetensors"], "no temporary file stays"
+
+
+def test_another_number_of_followers_is_cut_or_left_open(tmp_path):
+    filled(keep=3).save(tmp_path / "m")
+    less, more = Adjacency(12, 2), Adjacency(12, 5)
+    less.load(tmp_path / "m")
+    more.load(tmp_path / "m")
+    assert less.followers(4) == [5, 6] and more.followers(4) == [5, 6, 7]
+    assert less.followers(3) == []
+
+
+def test_another_vocabulary_and_foreign_files_are_refused(tmp_path):
+    filled().save(tmp_path / "m")
+    with pytest.raises(CheckpointError, match="for a model of 13"):
+        Adjacency(13, 3).load(tmp_path / "m")
+    (tmp_path / "broken").write_bytes((tmp_path / "m").read_bytes()[:-7])
+    save_file({"followers": torch.zeros(12, 3, dtype=torch.int32)}, tmp_path / "foreign")
+    for name in ("broken", "foreign", "."):
+        with pytest.raises(CheckpointError, match="recycled tokens"):
+            Adjacency(12, 3).load(tmp_path / name)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    known = filled()
+    known.save(tmp_path / "m")
+    before = (tmp_path / "m").read_bytes()
+
+    def full(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(CheckpointError, match="older file is untouched"):
+        Adjacency(12, 3).save(tmp_path / "m")
+    assert (tmp_path / "m").read_bytes() == before
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_the_drafter_starts_from_its_file_and_saves_to_it(tmp_path, row, run):
+    target = TableLM.random(vocab=12, order=2, seed=3)
+    config = TokenRecycling.Config(memory=str(tmp_path / "memory"))
+    first = TokenRecycling(target, config)  # a file that does not exist yet is no mistake
+    run(target, first, [row([1, 2], 12, max_new_tokens=20)])
+    first.save()
+    assert TokenRecycling(target, config).known.ids == first.known.ids
+    with pytest.raises(CheckpointError):
+        TokenRecycling(TableLM.random(vocab=9), config)
+
+
+def test_a_session_saves_what_its_method_learnt_and_nothing_else(tmp_path, make_llama):
+    model = make_llama(40)
+    with load(model, "token-recycling", memory=str(tmp_path / "m"), kernels="dense") as session:
+        session.generate([1, 2, 3], 8)
+        session.save()
+        assert (tmp_path / "m").is_file()
+        session.using("token-recycling").save()
+        session.using("plain").save()
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_hints_fill_rows_that_were_never_scored():
+    known = Adjacency(9, 2)
+    known.hint(1, 4)
+    known.hint(1, 5)
+    assert known.followers(1) == [5, 4]
+    known.hint(1, 4)
+    assert known.followers(1) == [5, 4], "a full row changes no more"
+    known.put(1, [7, 8])
+    known.hint(1, 2)
+    assert known.followers(1) == [7, 8]

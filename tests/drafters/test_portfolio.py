@@ -1,0 +1,231 @@
+"""Several drafters, of which one drafts: each keeps its own state, all see every outcome."""
+
+from math import inf
+
+import pytest
+import torch
+
+from foretoken.audit.rows import make_row, write
+from foretoken.coins import SeededCoins
+from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.dynamic_exit import DynamicExit
+from foretoken.drafters.fusion import Fusion
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.growers.chain import Chain
+from foretoken.drafters.nothing import Nothing
+from foretoken.drafters.parts.bandit import Bandit
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.drafters.portfolio import Portfolio
+from foretoken.drafters.prompt_lookup import PromptLookup
+from foretoken.drafters.suffix import SuffixDecoding
+from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import Engine
+from foretoken.errors import ConfigError, PairingError
+from foretoken.lm.table import TableLM
+from foretoken.trees.build import root
+from foretoken.types import (
+    Budget,
+    Caps,
+    Draft,
+    Draw,
+    FinalNorm,
+    Layer,
+    Prices,
+    SamplingParams,
+    Shape,
+    Traits,
+    Verdict,
+)
+from foretoken.verifiers.point import Point
+from foretoken.verifiers.recursive import Recursive
+
+PROMPTS = ([0, 1, 2, 0, 1], [3, 3, 1], [2])
+PRICED = Budget(4, 8, Prices(0.0, (0.0,) * 9, 1.5, 3.0))
+
+
+class Turns(Bandit):
+    """The first member and the arms one after the other, at a fixed promise."""
+
+    def __init__(self, *turns, promised=inf):
+        super().__init__(1)
+        self.turns, self.promised, self.steps = turns, promised, 0
+
+    def choose(self, texts, speed):
+        self.steps += 1
+        arm = self.turns[self.steps % len(self.turns)]
+        return arm, 0.0 if arm is None else self.promised
+
+
+class Priced(Fixed):
+    """The same budget and the same prices every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.budget = PRICED
+
+
+@pytest.fixture
+def target():
+    return TableLM.random(5, seed=3)
+
+
+def arm_of(target, seed=4):
+    """A draft model's chain: drawn candidates, so it stands alone."""
+    return Chain(OrdinaryModel(TableLM.random(target.vocab_size, seed=seed)))
+
+
+def rows(target, **options):
+    params = SamplingParams(max_new_tokens=60, **options)
+    return [
+        make_row(prompt, params, SeededCoins(i), target.vocab_size)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+def engine_of(target, drafter, *turns, promised=inf):
+    if turns:
+        drafter.bandit = Turns(*turns, promised=promised)
+    return Engine(target, drafter, Recursive(), Priced())
+
+
+@pytest.mark.parametrize("other", [arm_of, DynamicExit])
+def test_text_is_plains_whoever_drafts(target, other):
+    drafter = Portfolio(PromptLookup(), SuffixDecoding(), other(target))
+    assert len(drafter.members) == 2 and drafter.traits.shape is Shape.TREE
+    assert drafter.traits.draws == {Draw.POINT, Draw.IID}
+    plain = write(Engine(target, Nothing(), Point(), Fixed()), rows(target))
+    seen: set[int] = set()
+    engine = engine_of(target, drafter, None, 0)
+    engine.listeners.append(lambda step: seen.update(len(draft.tree) for draft in step.drafts))
+    assert write(engine, rows(target), max_rows=2) == plain
+    assert max(seen) > 2, "something was drafted"
+    assert target.rows_held == 0
+
+
+def test_what_is_looked_up_learns_while_another_member_drafts(target):
+    drafter = Portfolio(SuffixDecoding(), arm_of(target))
+    write(engine_of(target, drafter, 0), rows(target))
+    suffix = drafter.members[0].members[0]
+    assert len(suffix.answers) >= 180, "every answer is remembered, whoever drafted it"
+
+
+def test_a_look_up_drafts_where_it_is_worth_more_than_is_promised(target):
+    for promised, arm in ((0.0, None), (3.9, 0), (inf, 0)):
+        drafter = Portfolio(PromptLookup(), arm_of(target))
+        engine = engine_of(target, drafter, 0, promised=promised)
+        seen = set()
+        engine.listeners.append(
+            lambda step, drafter=drafter, seen=seen: seen.update(
+                row.private[drafter].turn.arm for row in step.rows if row.finish is None
+            )
+        )
+        write(engine, rows(target))
+        assert seen == {arm}
+
+
+def test_without_prices_the_first_member_drafts(target):
+    drafter = Portfolio(PromptLookup(), arm_of(target))
+    drafter.bandit = Turns(0)
+    write(Engine(target, drafter, Recursive(), Fixed()), rows(target))
+    assert drafter.bandit.steps == 0
+
+
+def test_a_seed_repeats_its_text_beside_rows_that_are_free_to_choose(target):
+    """Which member drafts follows from seconds; what it draws takes coins of its row."""
+
+    def seeded():
+        return rows(target, seed=7, temperature=1.0)[:2]
+
+    def alone():
+        drafter = Portfolio(PromptLookup(), arm_of(target))
+        return write(engine_of(target, drafter, 0), seeded())
+
+    drafter = Portfolio(PromptLookup(), arm_of(target))
+    engine = engine_of(target, drafter, 0)
+    kinds = [set(), set()]
+
+    def listen(step):
+        for row, draft in zip(step.rows, step.drafts, strict=True):
+            if len(draft.tree) > 1:
+                kinds[row.repeatable].add(draft.draw)
+
+    engine.listeners.append(listen)
+    assert write(engine, [*seeded(), *rows(target, temperature=1.0)])[:2] == alone()
+    assert kinds == [{Draw.IID}, {Draw.POINT}], "the batch was split"
+
+
+def test_a_step_teaches_its_members_pace(target, row, step):
+    drafter = Portfolio(PromptLookup(), arm_of(target))
+    bandit = drafter.bandit
+    one = row([0, 1, 2, 0, 1], 5, max_new_tokens=30)
+    draft_lm = drafter.members[1].model.lm
+    drafter.start(one, None)
+    [draft] = drafter.propose([one], [PRICED])
+    assert bandit.tried == [0] and len(draft.tree) == 5
+    assert draft_lm.rows_held == 1
+    one.extend([draft.tree.tokens[1], 3])
+    drafter.observe(step([one], [draft], [Verdict((1,), 3)], seconds=2.0))
+    assert bandit.tried == [1], "a new arm is tried at first"
+    assert bandit.all[0].tokens == 2 and bandit.all[0].spent == pytest.approx(2.0 * 3.0 / 1.5)
+    assert one.private[drafter].paces[0].spent == bandit.all[0].spent
+
+
+class Reader(RowDrafter):
+    """Drafts nothing, and notes the hidden states it is shown."""
+
+    def __init__(self, taps, context=None):
+        self.traits = Traits(taps=taps, context=context)
+        self.seen, self.hidden = [], []
+
+    def propose_one(self, row, budget):
+        return Draft(root(row.tokens[-1]), Draw.POINT)
+
+    def start(self, row, seen):
+        self.seen.append(seen)
+
+    def observe(self, step):
+        self.hidden += [score.hidden for score in step.scores]
+
+
+def test_members_read_the_hidden_states_of_their_own_taps(target):
+    def noted(drafter, *readers):
+        write(Engine(target, drafter, Recursive(), Fixed()), rows(target))
+        return [(reader.seen, reader.hidden) for reader in readers]
+
+    def make():
+        return Reader((Layer(0),), context=2), Reader((Layer(1), FinalNorm()), context=3)
+
+    first, second = make()
+    drafter = Portfolio(PromptLookup(), first, second)
+    assert drafter.traits.taps == (Layer(0), Layer(1), FinalNorm()) and drafter.traits.context == 3
+    together = noted(drafter, first, second)
+    for mine, kept in zip(together, make(), strict=True):
+        [alone] = noted(Portfolio(PromptLookup(), kept), kept)
+        for a, b in zip((*mine[0], *mine[1]), (*alone[0], *alone[1]), strict=True):
+            assert torch.equal(a, b)
+    every = Portfolio(PromptLookup(), first, Reader((Layer(2),)))
+    assert every.traits.context is None, "one of them reads the whole prompt"
+
+
+def test_what_cannot_be_merged_stands_alone(target):
+    grown = BestFirst(OrdinaryModel(target))
+    drafter = Portfolio(PromptLookup(), grown, arm_of(target))
+    assert isinstance(drafter.members[0], Fusion) and drafter.members[1] is grown
+    with pytest.raises(ConfigError, match="no sources"):
+        Portfolio(arm_of(target))
+
+
+def test_the_target_is_scored_through_the_view_of_a_member(target):
+    member = DynamicExit(target)
+    assert Portfolio(PromptLookup(), member).view is member.view
+    assert not hasattr(Portfolio(PromptLookup(), arm_of(target)), "view")
+    with pytest.raises(PairingError, match="one view"):
+        Portfolio(PromptLookup(), member, DynamicExit(target))
+
+
+def test_auto_leaves_out_what_a_target_cannot_carry():
+    whole = assemble("auto", TableLM.random(4, seed=1)).drafter
+    assert len(whole.members) == 2 and whole.traits.shape is Shape.TREE
+    chains = TableLM(TableLM.random(4, seed=1).logits, Caps(tree="chain", why="a test"))
+    assert assemble("auto", chains).drafter.traits.shape is Shape.CHAIN

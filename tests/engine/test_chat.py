@@ -1,0 +1,96 @@
+"""Chat messages as prompts: the ids of the tokenizer's chat template, alone and in a batch."""
+
+import copy
+
+import pytest
+
+import foretoken
+from foretoken.engine.chat import chat_ids
+from foretoken.engine.requests import as_batch
+from foretoken.errors import ConfigError
+
+TEMPLATE = (
+    "{% for m in messages %}<turn>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant: {% endif %}"
+)
+HELLO = [{"role": "user", "content": "on the cat"}]
+LONGER = [
+    {"role": "system", "content": "the"},
+    {"role": "user", "content": "a cat"},
+    {"role": "assistant", "content": "in"},
+    {"role": "user", "content": "then"},
+]
+
+
+@pytest.fixture(scope="module")
+def chatty(byte_tokenizer):
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def session(tiny_pair, chatty):
+    with foretoken.load(*tiny_pair[:1], "chain", tiny_pair[1], chatty, kernels="dense") as session:
+        yield session
+
+
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_a_conversation_is_written_by_the_template(chatty):
+    text = "<turn>user: on the cat<eos><turn>assistant: "
+    assert chat_ids(HELLO, chatty) == ids_of(chatty, text)
+    assert chat_ids(tuple(HELLO), chatty) == ids_of(chatty, text)
+
+
+def test_an_answer_that_was_begun_goes_on(chatty):
+    begun = [*HELLO, {"role": "assistant", "content": "in th"}]
+    text = "<turn>user: on the cat<eos><turn>assistant: in th"
+    assert chat_ids(begun, chatty) == ids_of(chatty, text)
+
+
+def test_one_conversation_gives_one_result_and_several_a_list(session, chatty):
+    alone = [session.generate(messages, 12) for messages in (HELLO, LONGER)]
+    assert [out.tokens for out in session.generate([HELLO, LONGER], 12)] == [
+        out.tokens for out in alone
+    ]
+    by_ids = session.generate(chat_ids(HELLO, chatty), 12)
+    assert alone[0].tokens == by_ids.tokens
+    mixed = session.generate([HELLO, "the cat", chat_ids(LONGER, chatty)], 12)
+    assert mixed[0].tokens == alone[0].tokens and mixed[2].tokens == alone[1].tokens
+
+
+def test_a_stream_takes_a_conversation(session):
+    told = "".join(piece.text for piece in session.stream(HELLO, 12))
+    assert told == session.generate(HELLO, 12).text
+
+
+def test_conversations_are_told_from_batches():
+    assert as_batch(HELLO) == ([HELLO], False)
+    assert as_batch([HELLO, LONGER]) == ([HELLO, LONGER], True)
+    assert as_batch([HELLO]) == ([HELLO], True)
+
+
+def test_without_a_chat_template_the_way_out_is_named(tiny_pair, byte_tokenizer):
+    for tokenizer, missing in ((byte_tokenizer, "without a chat template"), (None, "no tokenizer")):
+        session = foretoken.load(tiny_pair[0], "plain", tokenizer=tokenizer, kernels="dense")
+        with pytest.raises(ConfigError, match=missing):
+            session.generate(HELLO, 4)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"content": "no role"}],
+        [{"role": "user"}],
+        [{"role": 3, "content": "x"}],
+        [*HELLO, "a text"],
+        ["a text", *HELLO],
+    ],
+    ids=str,
+)
+def test_broken_messages_are_refused(session, messages):
+    with pytest.raises(ConfigError, match=r"role|chat messages"):
+        session.generate(messages, 4)

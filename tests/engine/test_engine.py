@@ -1,0 +1,248 @@
+"""Rows join and leave a running engine in any order; each text is the one it would be alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from foretoken.audit import checks
+from foretoken.audit.rows import make_row, write
+from foretoken.coins import SeededCoins
+from foretoken.methods import METHODS
+from foretoken.types import Finish, SamplingParams
+
+VOCAB = 4
+TEXT_ROWS = [row for row in METHODS.values() if row.writes == "text"]
+SCHEDULES = 300
+EACH = -(-SCHEDULES // len(TEXT_ROWS))
+
+
+def a_row(seed: int, prompt: list[int], tokens: int, temperature: float, ended=None):
+    params = SamplingParams(max_new_tokens=tokens, temperature=temperature, seed=seed)
+    return make_row(prompt, params, SeededCoins(seed), VOCAB, ended=ended)
+
+
+def twice(stop, row):
+    return Finish("stop") if row.new_tokens[-2:] == [stop, stop] else None
+
+
+def build(entry):
+    """The method's engine under the controller a user gets, with a clock that stands still."""
+    return checks.table_engine(entry, VOCAB, entry.controller, depth=4)
+
+
+def run_schedule(entry, seed: int) -> None:
+    """Submit, cancel, step and stop in random order; compare every finished row with itself alone.
+
+    A lossy text follows the shape of its drafts, and that the company: only its machinery is
+    looked at.
+    """
+    chance = random.Random(seed)
+    engine = build(entry)
+    engine.max_rows = chance.randint(1, 4)
+    lossless = engine.promise.lossless
+    rows = []
+    for i in range(chance.randint(3, 7)):
+        prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 9))]
+        stop = chance.choice([None, None, chance.randrange(VOCAB)])
+        ended = None if stop is None else partial(twice, stop)
+        given = (seed * 100 + i, prompt, chance.randint(1, 24), chance.choice([0.0, 1.0]), ended)
+        rows.append((a_row(*given), given))
+    waiting, cancelled = list(rows), set()
+    while waiting or not engine.idle:
+        act = chance.random()
+        if waiting and act < 0.35:
+            engine.submit(waiting.pop(0)[0])
+        elif act < 0.42:
+            victim = chance.choice(rows)[0]
+            if victim.finish is None and not any(victim is row for row, _ in waiting):
+                engine.cancel(victim)
+                cancelled.add(victim.uid)
+        else:
+            step = engine.step()
+            assert step is None or all(row.uid not in cancelled for row in step.rows)
+    engine.sweep()
+    assert engine.target.rows_held == 0, "rows are freed when they end"
+    for row, given in rows:
+        alone = a_row(*given)
+        [text] = write(build(entry), [alone])
+        if row.uid in cancelled:
+            assert row.finish.reason in ("cancelled", "stop", "length")
+            text = text[: len(row.new_tokens)]
+        else:
+            assert row.finish is not None and row.error is None
+            if lossless:
+                assert row.finish == alone.finish
+        if lossless:
+            assert row.new_tokens == text
+
+
+@pytest.mark.parametrize("entry", TEXT_ROWS, ids=lambda entry: entry.name)
+def test_random_schedules_write_what_each_row_writes_alone(entry) -> None:
+    for seed in range(EACH):
+        run_schedule(entry, seed)
+
+
+def test_a_row_that_joins_is_fed_beside_the_others() -> None:
+    engine = build(METHODS["chain"])
+    first = a_row(1, [0, 1, 2], 30, 0.0)
+    engine.submit(first)
+    for _ in range(3):
+        engine.step()
+    late = a_row(2, [2, 2, 1], 30, 0.0)
+    engine.submit(late)
+    step = engine.step()
+    assert step is not None and {row.uid for row in step.rows} == {first.uid, late.uid}
+
+
+def test_a_cancelled_row_is_gone_with_the_next_step() -> None:
+    engine = build(METHODS["chain"])
+    rows = [a_row(i, [0, 1, 2], 40, 0.0) for i in range(3)]
+    for row in rows:
+        engine.submit(row)
+    engine.step()
+    engine.cancel(rows[1])
+    step = engine.step()
+    assert step is not None and len(step.rows) == 2
+    assert engine.target.rows_held == 2 and rows[1].finish == Finish("cancelled")
+
+
+def test_long_prompts_are_fed_in_chunks_between_steps(monkeypatch) -> None:
+    from foretoken.engine import engine as module
+
+    monkeypatch.setattr(module, "CHUNK", 4)
+    engine = build(METHODS["plain"])
+    short = a_row(1, [0], 40, 0.0)
+    engine.submit(short)
+    engine.step()
+    long = a_row(2, [i % VOCAB for i in range(23)], 5, 0.0)
+    engine.submit(long)
+    before = 0
+    while long not in engine.running and long.finish is None:
+        step = engine.step()
+        assert step is not None and short in step.rows, "the others go on"
+        before += 1
+    assert before == 6, "22 tokens are six chunks of four"
+    assert write(build(METHODS["plain"]), [a_row(2, [i % VOCAB for i in range(23)], 5, 0.0)]) == [
+        drained(engine, long)
+    ]
+
+
+def drained(engine, row):
+    while row.finish is None:
+        engine.step()
+    return row.new_tokens
+
+
+class Boom(Exception):
+    """What a caller's own code raises."""
+
+
+def raising_after(count: int):
+    def ended(row):
+        if len(row.new_tokens) >= count:
+            raise Boom("a stopping criterion")
+
+    return ended
+
+
+@pytest.mark.parametrize("name", [row.name for row in TEXT_ROWS])
+def test_a_criterion_that_raises_ends_its_own_row_only(name) -> None:
+    entry = METHODS[name]
+    engine = build(entry)
+    good = [a_row(i, [0, 1, 2, i], 20, 1.0) for i in range(2)]
+    bad = a_row(9, [2, 1, 0], 20, 1.0, raising_after(5))
+    for row in (good[0], bad, good[1]):
+        engine.submit(row)
+    while not engine.idle:
+        engine.step()
+    assert isinstance(bad.error, Boom) and bad.finish.reason == "error"
+    assert engine.target.rows_held == 0
+    for i, row in enumerate(good):
+        assert row.error is None and len(row.new_tokens) == 20
+        if engine.promise.lossless:
+            assert [row.new_tokens] == write(build(entry), [a_row(i, [0, 1, 2, i], 20, 1.0)])
+
+
+@pytest.mark.parametrize("name", ["chain", "tree", "pearl", "prompt-lookup"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_exception_that_a_second_call_would_not_raise_is_not_lost(name, temperature) -> None:
+    calls = []
+
+    def processor(ids, scores):
+        calls.append(ids)
+        if len(calls) == 3:
+            raise Boom("once")
+        return scores
+
+    engine = build(METHODS[name])
+    good, bad = a_row(3, [0, 1, 2], 20, temperature), a_row(9, [2, 1, 0], 20, temperature)
+    params = replace(bad.params, processors=processor)
+    bad = make_row([2, 1, 0], params, SeededCoins(9), VOCAB)
+    for row in (good, bad):
+        engine.submit(row)
+    while not engine.idle:
+        engine.step()
+    assert isinstance(bad.error, Boom) and good.error is None
+    alone = write(build(METHODS[name]), [a_row(3, [0, 1, 2], 20, temperature)])
+    assert [good.new_tokens] == alone
+
+
+@pytest.mark.parametrize("name", [row.name for row in TEXT_ROWS])
+def test_a_processor_that_raises_ends_its_own_row_only(name) -> None:
+    """It is called while drafting and while judging, for many places at once."""
+    entry = METHODS[name]
+
+    def processor(ids, scores):
+        if ids.shape[-1] > 8:
+            raise Boom("a logits processor")
+        return scores
+
+    engine = build(entry)
+    bad = a_row(9, [2, 1, 0], 20, 1.0)
+    params = replace(bad.params, processors=processor)
+    bad = make_row([2, 1, 0], params, SeededCoins(9), VOCAB)
+    good = a_row(3, [0, 1, 2], 20, 1.0)
+    for row in (good, bad):
+        engine.submit(row)
+    while not engine.idle:
+        engine.step()
+    assert isinstance(bad.error, Boom)
+    assert engine.target.rows_held == 0
+    assert good.error is None and len(good.new_tokens) == 20
+    if engine.promise.lossless:
+        assert [good.new_tokens] == write(build(entry), [a_row(3, [0, 1, 2], 20, 1.0)])
+    again = a_row(3, [0, 1, 2], 20, 1.0)
+    engine.submit(again)
+    while not engine.idle:
+        engine.step()
+    assert len(again.new_tokens) == 20, "the engine goes on"
+
+
+@pytest.mark.parametrize("name", ["plain", "chain", "rsd-c", "prompt-lookup"])
+def test_who_goes_on_after_an_interrupt_writes_the_same_text(name) -> None:
+    """Ctrl-C in the thread that runs the steps; the rows of others are decoded on."""
+    engine = build(METHODS[name])
+    judge, calls = engine.verifier.verify, []
+
+    def interrupted(*given):
+        verdicts = judge(*given)
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return verdicts
+
+    engine.verifier.verify = interrupted
+    rows = [a_row(i, [0, 1, 2, i], 20, 1.0) for i in range(3)]
+    for row in rows:
+        engine.submit(row)
+    with pytest.raises(KeyboardInterrupt):
+        while not engine.idle:
+            engine.step()
+    while not engine.idle:
+        engine.step()
+    for i, row in enumerate(rows):
+        assert [row.new_tokens] == write(build(METHODS[name]), [a_row(i, [0, 1, 2, i], 20, 1.0)])

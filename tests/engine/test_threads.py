@@ -1,0 +1,184 @@
+"""Many callers at once: threads, asyncio tasks and streams on sessions that share their models."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import foretoken
+
+TEXTS = ("the cat is in the ", "a", "on and on and on and on", "one two three four", "é è")
+
+
+class Broken(Exception):
+    """What a user's own code raises."""
+
+
+def breaking(ids, scores):
+    raise Broken("from a processor")
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair):
+    """In double precision, so that no rounding of a larger batch can turn a token."""
+    return tuple(copy.deepcopy(model).double() for model in tiny_pair)
+
+
+@pytest.fixture(scope="module")
+def chain(pair, byte_tokenizer):
+    target, draft = pair
+    with foretoken.load(
+        target, method="chain", draft=draft, tokenizer=byte_tokenizer, kernels="dense"
+    ) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def lookups(pair, byte_tokenizer):
+    """A second session over the very same target."""
+    with foretoken.load(
+        pair[0], method="prompt-lookup", tokenizer=byte_tokenizer, kernels="dense"
+    ) as session:
+        yield session
+
+
+def requests(count: int, seed: int) -> list[tuple[str, dict]]:
+    """Prompts with options, greedy and sampled, short and long."""
+    dice = random.Random(seed)
+    return [
+        (
+            dice.choice(TEXTS)[: dice.randrange(1, 30)],
+            {
+                "max_new_tokens": dice.randrange(1, 12),
+                "temperature": dice.choice((0.0, 0.0, 0.8, 1.0)),
+                "seed": dice.randrange(50),
+            },
+        )
+        for _ in range(count)
+    ]
+
+
+def alone(session, asked) -> list[list[int]]:
+    known: dict[str, list[int]] = {}
+    for prompt, options in asked:
+        key = repr((prompt, sorted(options.items())))
+        if key not in known:
+            known[key] = session.generate(prompt, **options).tokens
+    return [known[repr((prompt, sorted(options.items())))] for prompt, options in asked]
+
+
+def in_threads(calls, workers: int) -> list:
+    """What each call returned or raised, all of them on `workers` threads."""
+    start = threading.Barrier(workers)
+
+    def run(call):
+        try:
+            return call()
+        except Broken as error:
+            return error
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda _: start.wait(timeout=60), range(workers)))
+        return list(pool.map(run, calls))
+
+
+def test_eight_threads_on_one_session_get_their_own_texts(chain) -> None:
+    """Some break, some stream, some leave a stream early."""
+    asked = requests(200, seed=0)
+    wanted = alone(chain, asked)
+
+    def call(i):
+        prompt, options = asked[i]
+        if i % 20 == 7:
+            return lambda: chain.generate(prompt, **{**options, "processors": breaking})
+        if i % 10 == 3:
+            return lambda: [t for piece in chain.stream(prompt, **options) for t in piece.tokens]
+        if i % 20 == 9:
+            return lambda: left_early(chain.stream(prompt, **options))
+        return lambda: chain.generate(prompt, **options).tokens
+
+    got = in_threads([call(i) for i in range(len(asked))], workers=8)
+    for i, (text, right) in enumerate(zip(got, wanted, strict=True)):
+        if i % 20 == 7:
+            assert isinstance(text, Broken)
+        elif i % 20 == 9:
+            assert text == right[: len(text)] and text
+        else:
+            assert text == right, f"request {i}: {asked[i]}"
+    assert chain.engine.idle and chain.target.rows_held == chain.draft.rows_held == 0
+
+
+def left_early(stream) -> list[int]:
+    first = next(stream).tokens
+    stream.close()
+    return first
+
+
+def test_three_threads_on_two_sessions_over_one_model(chain, lookups) -> None:
+    asked = requests(150, seed=1)
+    wanted = alone(chain, asked)
+    calls = [
+        lambda session=(chain, lookups)[i % 2], prompt=prompt, options=options: (
+            session.generate(prompt, **options).tokens
+        )
+        for i, (prompt, options) in enumerate(asked)
+    ]
+    greedy = [i for i, (_, options) in enumerate(asked) if options["temperature"] == 0.0]
+    other = alone(lookups, asked)
+    got = in_threads(calls, workers=3)
+    assert got == [(wanted, other)[i % 2][i] for i in range(len(asked))]
+    assert all(wanted[i] == other[i] for i in greedy)
+    assert chain.target.rows_held == lookups.target.rows_held == 0
+
+
+def test_gathered_tasks_join_one_batch(chain) -> None:
+    asked = requests(150, seed=2)
+    wanted = alone(chain, asked)
+    widths = []
+    chain.engine.listeners.append(lambda step: widths.append(len(step.rows)))
+
+    async def all_of_them():
+        tasks = [chain.agenerate(prompt, **options) for prompt, options in asked]
+        return await asyncio.gather(*tasks)
+
+    try:
+        got = asyncio.run(all_of_them())
+    finally:
+        chain.engine.listeners.clear()
+    assert [result.tokens for result in got] == wanted
+    assert max(widths) > 4, "they took turns"
+
+
+def test_a_cancelled_task_ends_its_rows(chain) -> None:
+    async def give_up():
+        task = asyncio.create_task(chain.agenerate(TEXTS[0], max_new_tokens=400))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await chain.agenerate(TEXTS[1], max_new_tokens=4)
+
+    assert len(asyncio.run(give_up()).tokens) == 4
+    assert chain.engine.idle
+
+
+def test_draft_and_target_of_one_configuration_leave_it_as_it_was(pair, byte_tokenizer) -> None:
+    """Both models run at once, and switch the attention of one shared configuration."""
+    target, draft = (copy.deepcopy(model) for model in pair)
+    draft.config = target.config
+    for module in draft.modules():
+        if hasattr(module, "config"):
+            module.config = target.config
+    before = target.config._attn_implementation
+    with foretoken.load(
+        target, method="pearl", draft=draft, tokenizer=byte_tokenizer, kernels="dense",
+        overlap="threads",
+    ) as session:  # fmt: skip
+        calls = [lambda text=text: session.generate(text, 20).tokens for text in TEXTS * 2]
+        assert in_threads(calls, workers=4) == [call() for call in calls]
+    assert target.config._attn_implementation == before

@@ -1,0 +1,139 @@
+"""What every method with a trained head keeps, on tiny models; new rows of METHODS join by
+themselves.
+"""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import foretoken
+from foretoken.audit.fixtures import random_head
+from foretoken.errors import CheckpointError, ConfigError
+from foretoken.heads import store
+from foretoken.heads.table import HEADS, resolve
+from foretoken.methods import METHODS
+from foretoken.training.heads import run_training
+
+VOCAB = 61
+ROWS = [pytest.param(row, id=row.name) for row in METHODS.values() if row.head]
+PROMPTS = [[(7 * i * i + 3 * i) % VOCAB for i in range(n)] for n in (19, 1, 6)]
+every_row = pytest.mark.parametrize("row", ROWS)
+every_model = pytest.mark.parametrize("family", ["llama", "gpt2"])
+
+
+@pytest.fixture(scope="module")
+def models(make_llama):
+    torch.manual_seed(0)
+    gpt2 = GPT2Config(
+        vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2,
+        eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    return {"llama": make_llama(VOCAB, seed=3), "gpt2": GPT2LMHeadModel(gpt2).eval()}
+
+
+def opened(model, row, head=None, **options):
+    """A session of the row, with a random head unless there is another."""
+    head = head or random_head(row.head, VOCAB, model.config.hidden_size)
+    return foretoken.load(model, method=row.name, draft_head=head, kernels="dense", **options)
+
+
+def texts(results):
+    return [result.tokens for result in results]
+
+
+def accepted(session):
+    """Tokens per target forward, along the corpus."""
+    stats = [one.stats.mean_accepted_length for one in session.generate(prompts("train", 8), 40)]
+    return sum(stats) / len(stats)
+
+
+@every_model
+@every_row
+def test_greedy_text_is_plains_with_any_head(row, family, models):
+    with foretoken.load(models[family], method="plain", kernels="dense") as plain:
+        wanted = texts(plain.generate(PROMPTS, 40))
+    with opened(models[family], row) as session:
+        found = session.generate(PROMPTS, 40)
+        assert texts(found) == wanted
+        assert sum(one.stats.drafted for one in found) > 0
+        assert texts([session.generate(prompt, 40) for prompt in PROMPTS]) == wanted
+
+
+@every_model
+@every_row
+def test_sampled_text_is_its_own_whatever_runs_beside_it(row, family, models):
+    options = {"max_new_tokens": 30, "temperature": 1.0}
+    with opened(models[family], row) as session:
+        together = session.generate(PROMPTS, seed=[1, 2, 3], **options)
+        alone = [session.generate(p, seed=i + 1, **options) for i, p in enumerate(PROMPTS)]
+    assert texts(together) == texts(alone)
+    assert all(one.lossless for one in together)
+
+
+@every_row
+def test_a_controller_that_measures_costs_gets_them(row, models):
+    with opened(models["llama"], row, controller="cost_model") as session:
+        assert len(session.generate(PROMPTS[0], 20).tokens) == 20
+
+
+@every_row
+def test_no_head_and_another_models_head_are_refused(row, models):
+    with pytest.raises(ConfigError, match="draft_head"):
+        foretoken.load(models["llama"], method=row.name)
+    with pytest.raises(ConfigError, match="hidden size"):
+        opened(models["llama"], row, random_head(row.head, VOCAB, 16))
+    with pytest.raises(CheckpointError, match="there is no"):
+        opened(models["llama"], row, "nowhere")
+
+
+def prompts(split, count):
+    """A tiny corpus, known by heart in the end: texts of random models have no rule to find."""
+    return [[i % VOCAB, 5 * i % VOCAB, 7] for i in range(count)]
+
+
+def settings(row, **changes):
+    small = {"prompts": 32, "new_tokens": 40, "window": 40, "steps": 120, "batch": 8, "rate": 5e-3}
+    return resolve(HEADS[row.head].config)(**{**small, "temperature": 0.0, **changes})
+
+
+def trained(model, row, out, **changes):
+    with foretoken.load(model, method="plain", kernels="dense") as session:
+        config = settings(row, **changes)
+        return run_training(session, row.head, prompts, config, out, show=False)
+
+
+@every_model
+@every_row
+def test_training_makes_longer_accepted_paths(row, family, models, tmp_path):
+    notes = trained(models[family], row, tmp_path / "head")
+    first = next(iter(notes["untrained"]))
+    assert notes["figures"]["trained"][first] > notes["untrained"][first]
+    with opened(models[family], row) as session:
+        untrained = accepted(session)
+    with opened(models[family], row, tmp_path / "head") as session:
+        assert accepted(session) > untrained + 0.3
+
+
+@every_row
+def test_a_killed_training_ends_with_the_same_weights(row, models, tmp_path, monkeypatch):
+    small = {"prompts": 16, "steps": 12}
+    whole = trained(models["llama"], row, tmp_path / "whole", **small)
+    objective = resolve(HEADS[row.head].objective)
+    learn, calls = objective.__call__, []
+
+    def killed(self, model, batch, rng):
+        calls.append(1)
+        if len(calls) > 9:
+            raise KeyboardInterrupt
+        return learn(self, model, batch, rng)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(objective, "__call__", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trained(models["llama"], row, tmp_path / "killed", **small)
+    assert not (tmp_path / "killed" / store.CARD).exists()
+    again = trained(models["llama"], row, tmp_path / "killed", **small)
+    assert again["figures"] == whole["figures"]
+    heads = [store.load(tmp_path / name, row.head)[0] for name in ("whole", "killed")]
+    for name, weight in heads[0].state_dict().items():
+        assert torch.equal(weight, heads[1].state_dict()[name]), name

@@ -1,0 +1,90 @@
+"""Behaviour that sets in with a text's length: found at load where the configuration names it, and
+while writing where it does not."""
+
+import pytest
+import torch
+import transformers as hf
+from families import COMMON, tiny
+from play import row_of
+
+from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
+from foretoken.errors import CapabilityError
+from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime.probe import late_lengths
+from foretoken.types import SamplingParams
+from foretoken.warp import Warp
+
+
+class LateTurn(hf.LlamaForCausalLM):
+    """A model whose logits, beyond some length of its own, depend on the tokens of the call."""
+
+    turn = 100
+
+    def forward(self, input_ids=None, past_key_values=None, **kwargs):
+        output = super().forward(input_ids=input_ids, past_key_values=past_key_values, **kwargs)
+        seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if max(seen, input_ids.shape[1]) > self.turn:
+            output.logits = output.logits + output.logits.roll(1, -1) * input_ids.shape[1]
+        return output
+
+
+def late(**config):
+    torch.manual_seed(0)
+    return LateTurn(hf.LlamaConfig(**COMMON | config)).eval()
+
+
+def write(lm, tokens):
+    params = SamplingParams(max_new_tokens=tokens, temperature=0.0)
+    row = row_of([3, 4, 5])
+    row.params, row.warp = params, Warp(params, 3, lm.vocab_size)
+    for _ in decode([row], assemble("plain", lm)):
+        pass
+    return row
+
+
+def test_a_turn_that_no_configuration_names_stops_the_text():
+    lm = open_lm(late(), kernels="dense")
+    assert lm.verified == 32
+    with pytest.raises(CapabilityError, match=r"off by .* up to 65 tokens they were right") as told:
+        write(lm, 400)
+    assert "after 131 tokens" in told.value.asked
+    assert lm.rows_held == 0
+
+
+def test_a_turn_that_the_configuration_names_is_found_at_load():
+    with pytest.raises(CapabilityError, match="llama cannot be decoded"):
+        open_lm(late(keep_window_size=100), kernels="dense")
+
+
+def test_doges_window_is_found_at_load():
+    """Its attention keeps the best so many keys; between equal ones a cache chooses otherwise."""
+    torch.manual_seed(0)
+    model = hf.DogeForCausalLM(hf.DogeConfig(**COMMON, keep_window_size=40)).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not name.endswith(".A"):  # zero as in a new model: all keys are equally good
+                weight.copy_(0.3 * torch.randn(weight.shape) + (weight.dim() == 1))
+    with pytest.raises(CapabilityError, match="doge cannot be decoded"):
+        open_lm(model, kernels="dense")
+
+
+def test_a_length_is_checked_once_per_model():
+    model = tiny("llama")
+    lm = open_lm(model, kernels="dense")
+    write(lm, 150)
+    assert lm.verified == open_lm(model, kernels="dense").verified == 131
+    lm.self_check = None  # a second check would call it
+    write(lm, 150)
+
+
+def test_windows_and_switches_are_read_from_a_configuration():
+    config = {
+        "sliding_window": 512,
+        "window_size": None,
+        "use_window": True,
+        "hidden_size": 64,
+        "attention_chunk_size": 128,
+        "rope_parameters": {"full": {"original_max_position_embeddings": 40, "factor": 8}},
+    }
+    assert late_lengths(config) == [40, 128, 512]
