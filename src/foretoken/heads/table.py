@@ -70,6 +70,17 @@ HEADS: dict[str, Head] = {
             config="training.objectives.exits:ExitTraining",
             serves="specee",
         ),
+        Head(
+            name="medusa",
+            summary="the tokens several places ahead, all from one state of the target",
+            module="heads.medusa:Medusa",
+            models=("target",),
+            reads="target",
+            captures="training.captures.texts:Texts",
+            objective="training.objectives.guessing:ParallelObjective",
+            config="training.objectives.guessing:ParallelTraining",
+            serves="medusa",
+        ),
     )
 }
 
