@@ -81,6 +81,17 @@ HEADS: dict[str, Head] = {
             config="training.objectives.guessing:ParallelTraining",
             serves="medusa",
         ),
+        Head(
+            name="eagle",
+            summary="the target's next hidden state, from the last one and the token after it",
+            module="heads.eagle:Eagle",
+            models=("target",),
+            reads="target",
+            captures="training.captures.texts:Texts",
+            objective="training.objectives.guessing:FeatureObjective",
+            config="training.objectives.guessing:FeatureTraining",
+            serves="eagle",
+        ),
     )
 }
 

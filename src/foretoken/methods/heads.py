@@ -2,6 +2,13 @@
 
 from foretoken.methods.method import Family, Method
 
+EAGLE_TREE = tuple(  # paths of ranks, digit by digit: the released static tree of 25 nodes
+    tuple(map(int, path))
+    for path in (
+        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+    ).split()
+)
+
 FAMILY = Family(
     "heads",
     "a trained head on the target's hidden states: parallel heads, or one that goes on alone",
@@ -18,6 +25,18 @@ FAMILY = Family(
             verifier="point",
             defaults={"depth": 4, "nodes": 16},
             paper="arXiv 2401.10774",
+        ),
+        Method(
+            "eagle",
+            "a one-layer head goes on with the target's hidden states, in a tree of fixed shape",
+            drafter="drafters.growers.best_first:BestFirst",
+            model="drafters.parts.feature_head:FeatureHead",
+            models=("target",),
+            head="eagle",
+            needs=("draft_head",),
+            verifier="point",
+            defaults={"template": EAGLE_TREE, "depth": 5, "nodes": 25},
+            paper="arXiv 2401.15077",
         ),
     ),
 )
