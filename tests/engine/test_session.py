@@ -228,6 +228,14 @@ def test_a_stream_that_is_left_early_forgets_its_row(spec):
     assert stream.result.stats.tokens == len(stream.result.tokens) > 0
 
 
+def test_a_stream_that_nobody_reads_any_more_forgets_its_row(spec):
+    stream = spec.stream(PROMPT, max_new_tokens=200)
+    next(stream)
+    assert spec.target.rows_held == 1
+    del stream
+    assert spec.target.rows_held == 0 and spec.engine.idle
+
+
 def test_two_streams_may_take_turns(spec):
     pair = [spec.stream(p, 20) for p in (PROMPT, "on the ")]
     texts = ["", ""]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,7 @@ class Stream(Iterator[Piece]):
     def __next__(self) -> Piece:
         if not self.begun:
             self.begun = True
-            self.session.scheduler.submit([self.row], self.watch)
+            self.session.scheduler.submit([self.row], told(weakref.ref(self)))
         if not self.pieces and self.row.finish is None:
             try:
                 self.session.scheduler.wait(
@@ -77,12 +78,12 @@ class Stream(Iterator[Piece]):
         self.recorder.row(step, at)
         text = row.ended if isinstance(row.ended, RowText) else None
         trace = self.recorder.steps[row.uid][-1]
-        told = "" if text is None else text.take()
+        words = "" if text is None else text.take()
         if text is not None and row.finish is not None:
-            told += text.close()
+            words += text.close()
         own = len(trace.emitted) > trace.accepted
         corrected = own and trace.accepted < trace.depth
-        self.pieces.append(Piece(told, list(trace.emitted), trace.accepted, corrected))
+        self.pieces.append(Piece(words, list(trace.emitted), trace.accepted, corrected))
 
     def close(self) -> None:
         """Stop here and forget the row."""
@@ -92,10 +93,26 @@ class Stream(Iterator[Piece]):
         self.pieces.clear()
         self.session.engine.cancel(self.row)
 
+    def __del__(self) -> None:
+        """A stream that nobody reads any more keeps no row."""
+        if self.row.finish is None:
+            self.close()
+
     @property
     def result(self) -> Result:
         """What was written so far, with its statistics."""
         return self.session.result(self.row, self.recorder)
+
+
+def told(stream: weakref.ref[Stream]) -> Callable[[Step, int], None]:
+    """Tells a stream of its steps, and does not keep it alive."""
+
+    def watch(step: Step, at: int) -> None:
+        reader = stream()
+        if reader is not None:
+            reader.watch(step, at)
+
+    return watch
 
 
 class Session:
@@ -241,6 +258,8 @@ class Session:
 
     def close(self) -> None:
         """Give loaded models back as they were: their own kernels, their own mode."""
+        if "pool" in self.__dict__:
+            del self.pool  # its threads end with it
         for lm in self.models:
             lm.close()
 
