@@ -9,7 +9,18 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "foretoken"
 LAYERS = (
-    {"types", "contract", "coins", "warp", "errors", "sampling", "trees", "shipped", "values"},
+    {
+        "types",
+        "contract",
+        "coins",
+        "warp",
+        "errors",
+        "sampling",
+        "trees",
+        "shipped",
+        "values",
+        "config_comments",
+    },
     {"lm", "heads", "datastore"},  # a datastore knows ids and files, neither models nor drafters
     {"drafters", "verifiers", "controllers"},
     {"engine", "continuous", "methods"},

@@ -52,7 +52,7 @@ class SamplingParams:
 class Finish:
     """Why a row ended."""
 
-    # "stop" (end token, stop text, stopping criterion), "length" (max_new_tokens) or "context" (the
-    # model has no position left)
+    # "stop" (end token, stop text, stopping criterion), "length" (max_new_tokens), "context" (the
+    # model has no position left), "cancelled" or "error"
     reason: str
     stop_text: str | None = None  # the stop text that matched

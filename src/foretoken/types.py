@@ -262,6 +262,10 @@ class DecodeState:
         """Tokens that may still be written."""
         return self.limit[0] - (len(self.tokens) - self.prompt_len)
 
+    def fail(self, error: BaseException) -> None:
+        """End by an exception, which the row's owner gets unchanged."""
+        self.error, self.finish = error, Finish("error")
+
     @property
     def repeatable(self) -> bool:
         """Whether its seed has to give the same sampled text again, alone and in company."""

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import foretoken
 from foretoken.cli import app
 from foretoken.cli.catalogue import options_of, parts_of, sheet, table
-from foretoken.cli.config_comments import meanings
 from foretoken.cli.options import setting
+from foretoken.config_comments import meanings
 from foretoken.engine.assemble import config_fields
 from foretoken.engine.promise import promise_of_row
 from foretoken.methods import CONTROLLERS, METHODS, VERIFIERS, resolve

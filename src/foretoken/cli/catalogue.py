@@ -189,7 +189,7 @@ def parts_of(row: Method) -> dict[str, Any]:
 
 def options_of(row: Method) -> list[Option]:
     """Every option of a method, of every rule and controller it can be given."""
-    from foretoken.cli.config_comments import meanings
+    from foretoken.config_comments import meanings
 
     found = []
     for part, owner in parts_of(row).items():

@@ -8,12 +8,13 @@ the table of costs says, frozen when it was measured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from foretoken.contract import StoppingRule
 from foretoken.controllers.policy import Limits, Policy
 from foretoken.controllers.step_costs import StepCosts
-from foretoken.types import Budget, CostTable, DecodeState, Rows, Step, Traits
+from foretoken.types import Budget, CostTable, DecodeState, Draft, Rows, Step, Traits, Verdict
 
 
 class CostModel:
@@ -65,21 +66,20 @@ class CostModel:
             if policy is None:
                 places.append(at)
             else:
-                policy.observe(*one_row(step, at), None)
+                policy.observe(*of_rows(step, [at]), None)
         if len(places) == len(step.rows):
             share = sum([score.share for score in step.scores]) / len(step.scores)
             self.shared.observe(step.rows, step.drafts, step.verdicts, step.times, share)
         elif places:  # the clock of a step of both kinds tells of neither
-            kept = [one_row(step, at) for at in places]
-            rows, drafts, verdicts = zip(*kept, strict=True)
-            self.shared.observe(
-                [row for (row,) in rows],
-                [draft for (draft,) in drafts],
-                [verdict for (verdict,) in verdicts],
-                None,
-            )
+            self.shared.observe(*of_rows(step, places), None)
 
 
-def one_row(step: Step, at: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """A row of a step, its draft and its verdict."""
-    return [step.rows[at]], [step.drafts[at]], [step.verdicts[at]]
+def of_rows(
+    step: Step, places: Sequence[int]
+) -> tuple[list[DecodeState], list[Draft], list[Verdict]]:
+    """Some rows of a step, their drafts and their verdicts."""
+    return (
+        [step.rows[at] for at in places],
+        [step.drafts[at] for at in places],
+        [step.verdicts[at] for at in places],
+    )

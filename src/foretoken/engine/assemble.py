@@ -25,7 +25,6 @@ class ConfigField:
     part: str  # "model", "drafter", "verifier" or "controller"
     kind: str  # its type, as written
     default: Any
-    owner: type  # the Config it is a field of
 
 
 def assemble(
@@ -123,7 +122,7 @@ def config_fields(
             assert name not in found, f"{name} is an option of two parts of {method_name}"
             default = row.defaults.get(name, option.default)
             role = part.split()[-1]
-            found[name] = ConfigField(name, role, str(option.type), default, cls.Config)
+            found[name] = ConfigField(name, role, str(option.type), default)
     return found
 
 

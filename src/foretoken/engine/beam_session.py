@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Unpack
 from foretoken.engine.beam import BeamRecord, Round, decode
 from foretoken.engine.promise import Promise
 from foretoken.engine.requests import Prompt, Sampling, as_batch
-from foretoken.engine.scheduling import turn_of
+from foretoken.engine.scheduling import held
 from foretoken.engine.session import Session
 from foretoken.engine.text import decoder, text_of
 from foretoken.errors import ConfigError
@@ -144,7 +144,7 @@ class BeamSession(Session):
             )
         rows = self.beam_rows(prompts, max_new_tokens, num_beams, **sampling)
         stats = {row.state.uid: BeamStats() for row in rows}
-        with turn_of(self.target, *self.models), closing(decode(rows, self.engine)) as records:
+        with held(self.scheduler.turns), closing(decode(rows, self.engine)) as records:
             before = perf_counter()
             for record in records:
                 now = perf_counter()

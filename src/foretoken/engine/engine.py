@@ -96,42 +96,46 @@ class Engine(Parts):
             self.filling.append(Filling(self.waiting.popleft()))
         if not self.filling:
             return False
-        traits, together = self.drafter.traits, self.filling
-        try:
-            self.feed(together)
-        except Exception as error:
-            if len(together) == 1:
-                self.fail(together[0].row, error)
-            else:  # the row at fault is found by feeding each alone
-                for one in together:
-                    try:
-                        self.feed([one])
-                    except Exception as own:
-                        self.fail(one.row, own)
-        self.filling = []
+        together, self.filling = self.filling, []
+        self.feed(together)
         for one in together:
-            row = one.row
-            if row.finish is not None:
-                self.leave([row])
-            elif self.target.missing(row):
+            if one.row.finish is not None:
+                self.leave([one.row])
+            elif self.target.missing(one.row):
                 self.filling.append(one)
             else:
-                seen = torch.cat(one.features) if traits.taps else None
-                try:
-                    self.drafter.start(row, seen)
-                    self.running.append(row)
-                except Exception as error:
-                    self.fail(row, error)
-                    self.leave([row])
+                self.start(one)
         return bool(self.filling or (self.waiting and not self.running))
 
-    def feed(self, rows: Sequence[Filling]) -> None:
+    def feed(self, prompts: Sequence[Filling]) -> None:
+        """One chunk of each prompt; if it fails, each is fed alone, to find the row at fault."""
+        try:
+            self.prefill(prompts)
+        except Exception as error:
+            if len(prompts) == 1:
+                prompts[0].row.fail(error)
+                return
+            for one in prompts:
+                self.feed([one])
+
+    def start(self, one: Filling) -> None:
+        """Let a row run whose prompt is cached."""
+        row = one.row
+        seen = torch.cat(one.features) if self.drafter.traits.taps else None
+        try:
+            self.drafter.start(row, seen)
+            self.running.append(row)
+        except Exception as error:
+            row.fail(error)
+            self.leave([row])
+
+    def prefill(self, prompts: Sequence[Filling]) -> None:
         """One chunk of each prompt, in one forward where the model can."""
         traits, began = self.drafter.traits, perf_counter()
         fed = self.target.prefill(
-            [one.row for one in rows], traits.taps, limit=CHUNK, last=traits.context
+            [one.row for one in prompts], traits.taps, limit=CHUNK, last=traits.context
         )
-        for one, features in zip(rows, fed, strict=True):
+        for one, features in zip(prompts, fed, strict=True):
             if features is not None:
                 one.features.append(features)
             one.row.prefill += perf_counter() - began
@@ -151,7 +155,7 @@ class Engine(Parts):
             if len(rows) == 1 or lengths != [len(row.tokens) for row in rows]:
                 guilty = list(rows)
             for row in guilty:
-                self.fail(row, error)
+                row.fail(error)
             groups = [[row for row in rows if row not in guilty]]
             if not guilty:
                 LOG.warning("a step of %d rows failed, each is tried alone: %r", len(rows), error)
@@ -160,7 +164,7 @@ class Engine(Parts):
             rewind(rows, used)
             if lengths != [len(row.tokens) for row in rows]:
                 for row in rows:
-                    self.fail(row, error)
+                    row.fail(error)
             raise
         rewind(rows, used)
         steps = [step for group in groups if group and (step := self.round(group)) is not None]
@@ -178,11 +182,7 @@ class Engine(Parts):
         try:
             self.target.self_check(row)
         except Exception as error:
-            self.fail(row, error)
-
-    def fail(self, row: DecodeState, error: BaseException) -> None:
-        """End a row by an exception, which its owner gets unchanged."""
-        row.error, row.finish = error, Finish("error")
+            row.fail(error)
 
     def sweep(self) -> None:
         """Forget rows that ended or were cancelled."""

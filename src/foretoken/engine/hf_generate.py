@@ -37,7 +37,7 @@ from foretoken.engine.hf_lengths import check_lengths
 from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_request, engine_over
 from foretoken.engine.requests import row_seeds, stop_texts
-from foretoken.engine.scheduling import turn_of
+from foretoken.engine.scheduling import held, turns_of
 from foretoken.engine.text import RowText, decoder, silent_stops
 from foretoken.errors import ConfigError
 from foretoken.lm.views.view import innermost
@@ -132,7 +132,7 @@ class Inside:
         padding = left_padding(input_ids, model_kwargs)
         longest = split_criteria(stopping_criteria or [], generation_config.max_length)[0]
         check_lengths(model, padding, input_ids.shape[1], longest)
-        with turn_of(model), ExitStack() as borrowed:
+        with held(turns_of(model)), ExitStack() as borrowed:
             engine = self._engine(model, borrowed)
             rows = self._rows(
                 input_ids, padding, logits_processor, stopping_criteria, generation_config, engine

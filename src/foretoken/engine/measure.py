@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.engine import Engine
-from foretoken.engine.step import Parts, commit, judge, learn, propose, score
+from foretoken.engine.step import Parts, commit, judge, learn, propose, score, step_of
 from foretoken.trees.build import chain
 from foretoken.types import (
     Budget,
@@ -24,8 +24,6 @@ from foretoken.types import (
     Prices,
     SamplingParams,
     Shape,
-    Step,
-    StepTimes,
     Verdict,
 )
 from foretoken.warp import Warp
@@ -128,19 +126,14 @@ class Stopwatch:
         verdicts = [Verdict((), scratch.go_on())]
         emitted = commit(rows, drafts, verdicts, parts)
         ended = perf_counter()
-        nodes = len(drafts[0].tree)
-        times = StepTimes(
-            1, nodes, len(scratch.row.tokens), drafted - began, scored - drafted, ended - scored
-        )
-        step = Step(
-            tuple(rows), tuple(drafts), tuple(scores), tuple(verdicts), tuple(emitted), times
-        )
+        seconds = drafted - began, scored - drafted, ended - scored
+        step = step_of(rows, drafts, scores, verdicts, emitted, *seconds)
         learn(step, parts)
         deepest = max(drafts[0].tree.depths())
         if deepest:
-            self.draft[deepest].append(times.draft)
-        self.target[nodes].append(times.target)
-        self.other.append(times.other)
+            self.draft[deepest].append(step.times.draft)
+        self.target[step.times.nodes].append(step.times.target)
+        self.other.append(step.times.other)
 
     def ask(self, scratch: ScratchRow, budget: Budget) -> None:
         """A proposal where nothing is worth its price: what asking alone costs."""

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from foretoken.coins import Coins
 from foretoken.engine.engine import Engine
-from foretoken.engine.step import commit, plan, propose, score
+from foretoken.engine.step import commit, plan, propose, score, step_of
 from foretoken.errors import CapabilityError
 from foretoken.trees.build import chain, root
-from foretoken.types import DecodeState, Draft, Draw, Laws, Rows, Scores, Step, StepTimes, Verdict
+from foretoken.types import DecodeState, Draft, Draw, Laws, Rows, Scores, Step, Verdict
 
 Propose = Callable[[], list[Draft]]
 Score = Callable[[], list[Scores]]
@@ -77,18 +77,8 @@ class OverlapEngine(Engine):
         emitted = commit(rows, held, verdicts, self)
         spent = perf_counter() - began
         models = phase.draft + phase.target
-        times = StepTimes(
-            rows=len(rows),
-            nodes=sum(len(draft.tree) for draft in held),
-            context=max(len(row.tokens) for row in rows),
-            draft=phase.draft,
-            target=phase.target,
-            other=max(spent - models, 0.0),
-            hidden=phase.hidden,
-        )
-        step = Step(
-            tuple(rows), tuple(held), tuple(phase.scores), tuple(verdicts), tuple(emitted), times
-        )
+        seconds = phase.draft, phase.target, max(spent - models, 0.0), phase.hidden
+        step = step_of(rows, held, phase.scores, verdicts, emitted, *seconds)
         self.drafter.observe(step)
         self.controller.observe(
             replace(

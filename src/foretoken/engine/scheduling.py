@@ -8,30 +8,30 @@ model take turns step by step.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from foretoken.engine.engine import Engine
+from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.views.view import innermost
 from foretoken.types import DecodeState, Rows, Step
 
-_turns: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
-_guard = threading.Lock()
+
+def turns_of(*models: Any) -> list[threading.RLock]:
+    """The turns of models, in the one order in which everybody takes them."""
+    owners = {id(owner): owner for model in models if (owner := owner_of(model)) is not None}
+    return [shared_by(owners[key]).turn for key in sorted(owners)]
 
 
 @contextmanager
-def turn_of(*models: Any) -> Iterator[None]:
-    """Nobody else steps on these models inside; locks are taken in one order by everybody."""
-    with _guard:
-        owners = {id(owner): owner for model in models if (owner := owner_of(model)) is not None}
-        locks = [_turns.setdefault(owners[key], threading.RLock()) for key in sorted(owners)]
-    with ExitStack() as held:
-        for lock in locks:
-            held.enter_context(lock)
+def held(turns: Iterable[threading.RLock]) -> Iterator[None]:
+    """Nobody else steps on the models of these turns inside."""
+    with ExitStack() as stack:
+        for turn in turns:
+            stack.enter_context(turn)
         yield
 
 
@@ -45,7 +45,7 @@ class Scheduler:
     """Runs an engine for its callers."""
 
     def __init__(self, engine: Engine, *models: Any) -> None:
-        self.engine, self.models = engine, models
+        self.engine, self.turns = engine, turns_of(engine.target, *models)
         self.changed = threading.Condition()
         self.led = False  # somebody runs the steps just now
         self.watchers: dict[int, Callable[[Step, int], None]] = {}  # by the row's uid
@@ -76,7 +76,7 @@ class Scheduler:
     def lead(self, ready: Callable[[], bool]) -> None:
         """Run steps until `ready`."""
         while not ready():
-            with turn_of(self.engine.target, *self.models):
+            with held(self.turns):
                 step = self.engine.step()
             if step is not None:
                 for at, row in enumerate(step.rows):
@@ -95,7 +95,7 @@ class Scheduler:
         try:
             watch(step, at)
         except Exception as error:
-            self.engine.fail(row, error)
+            row.fail(error)
 
     def drop(self, rows: Rows) -> None:
         """Forget rows, whatever became of them; those under way end with the next step."""
@@ -107,7 +107,7 @@ class Scheduler:
                 return  # who leads gives their memory back
             self.led = True
         try:
-            with turn_of(self.engine.target, *self.models):
+            with held(self.turns):
                 self.engine.sweep()
         finally:
             with self.changed:

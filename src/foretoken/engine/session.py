@@ -32,7 +32,7 @@ from foretoken.engine.requests import (
     sampling_params,
 )
 from foretoken.engine.results import Piece, Result
-from foretoken.engine.scheduling import Scheduler, owner_of, turn_of
+from foretoken.engine.scheduling import Scheduler, held, owner_of
 from foretoken.engine.text import RowText, decoder, silent_stops, text_of
 from foretoken.errors import ConfigError
 from foretoken.lm.views.view import innermost
@@ -363,7 +363,7 @@ class Session:
         """Measure, once, what the controller has to know before the first step."""
         with self.preparing:
             if not self.prepared:
-                with turn_of(self.target, *self.models):
+                with held(self.scheduler.turns):
                     costs = measure_costs(self.engine)
                 log_costs(costs)
                 self.engine.controller.learn(costs)

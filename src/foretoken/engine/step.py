@@ -14,7 +14,6 @@ from foretoken.types import (
     Budget,
     DecodeState,
     Draft,
-    Finish,
     Rows,
     Scores,
     Step,
@@ -45,17 +44,28 @@ def advance(rows: Rows, parts: Parts) -> Step:
     verdicts = judge(rows, drafts, scores, parts)
     emitted = commit(rows, drafts, verdicts, parts)
     ended = perf_counter()
-    times = StepTimes(
-        rows=len(rows),
-        nodes=sum([len(draft.tree) for draft in drafts]),
-        context=max([len(row.tokens) for row in rows]),
-        draft=drafted - planned,
-        target=scored - drafted,
-        other=(planned - began) + (ended - scored),
-    )
-    step = Step(tuple(rows), tuple(drafts), tuple(scores), tuple(verdicts), tuple(emitted), times)
+    other = (planned - began) + (ended - scored)
+    seconds = drafted - planned, scored - drafted, other
+    step = step_of(rows, drafts, scores, verdicts, emitted, *seconds)
     learn(step, parts)
     return step
+
+
+def step_of(
+    rows: Rows,
+    drafts: Sequence[Draft],
+    scores: Sequence[Scores],
+    verdicts: Sequence[Verdict],
+    emitted: Sequence[list[int]],
+    draft: float,
+    target: float,
+    other: float,
+    hidden: float = 0.0,
+) -> Step:
+    """A round that is over, for who looks at it; what it took, in seconds, as in StepTimes."""
+    nodes, context = sum([len(one.tree) for one in drafts]), max([len(row.tokens) for row in rows])
+    times = StepTimes(len(rows), nodes, context, draft, target, other, hidden)
+    return Step(tuple(rows), tuple(drafts), tuple(scores), tuple(verdicts), tuple(emitted), times)
 
 
 def plan(rows: Rows, drafted_for: Rows, parts: Parts) -> list[Budget]:
@@ -109,7 +119,7 @@ def extended(row: DecodeState, tokens: Sequence[int]) -> list[int]:
     try:
         return row.extend(tokens)
     except Exception as error:  # a caller's code: told to that caller, unchanged
-        row.error, row.finish = error, Finish("error")
+        row.fail(error)
         return row.tokens[before:]
 
 

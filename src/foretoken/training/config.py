@@ -6,13 +6,12 @@ The comment behind a field is its meaning; lists of options print it, so it is w
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from foretoken.config_comments import meanings
 from foretoken.errors import ConfigError, check_values, nearest
 from foretoken.values import fits, told
 
@@ -71,12 +70,8 @@ def configured(cls: type[Config], given: Mapping[str, Any], what: str) -> Config
 
 def options(cls: Any) -> list[Option]:
     """Every field of a config class with its meaning: the comment on its line."""
-    meanings: dict[str, str] = {}
-    for base in reversed([base for base in cls.__mro__ if dataclasses.is_dataclass(base)]):
-        source = inspect.getsource(typing.cast(type, base))
-        meanings |= dict(re.findall(r"^ +(\w+): [^#\n]*# (.+)$", source, re.MULTILINE))
-    hints = typing.get_type_hints(cls)
+    hints, meant = typing.get_type_hints(cls), meanings(cls)
     return [
-        Option(field.name, told(hints[field.name]), field.default, meanings.get(field.name, ""))
+        Option(field.name, told(hints[field.name]), field.default, meant[field.name])
         for field in dataclasses.fields(cls)
     ]

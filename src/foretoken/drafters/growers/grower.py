@@ -72,6 +72,10 @@ class ModelDrafter(RowDrafter):
         """The tree of a row, of at most `depth` levels and of one at least; None drafts nothing."""
         raise NotImplementedError
 
+    def grow(self, growths: Sequence[Growth], stop: StoppingRule | None) -> None:
+        """Let trees that are not complete grow until they are."""
+        raise NotImplementedError
+
     def undrafted(self, row: DecodeState) -> Draft:
         """The draft of a row that none is made for."""
         return Draft(root(row.tokens[-1]), Draw.POINT)
@@ -94,6 +98,16 @@ class ModelDrafter(RowDrafter):
         depth = self.reach(row, budget)
         state.growth = growth = self.begin(row, depth, budget) if depth > 0 else None
         return growth
+
+    def propose(
+        self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
+    ) -> list[Draft]:
+        growths = [self.begun(row, budget) for row, budget in zip(rows, budgets, strict=True)]
+        self.grow([one for one in growths if one is not None and not one.complete], stop)
+        return [
+            self.undrafted(row) if one is None else one.draft()
+            for row, one in zip(rows, growths, strict=True)
+        ]
 
     def reach(self, row: DecodeState, budget: Budget) -> int:
         """Levels that may be drafted; nodes of the last one are never fed."""
@@ -143,12 +157,9 @@ class Grower(ModelDrafter):
         self.model = model
         self.longest = model.max_length
 
-    def propose(
-        self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
-    ) -> list[Draft]:
-        growths = [self.begun(row, budget) for row, budget in zip(rows, budgets, strict=True)]
-        growing = [one for one in growths if one is not None and not one.complete]
+    def grow(self, growths: Sequence[Growth], stop: StoppingRule | None) -> None:
         taps = () if stop is None else stop.taps
+        growing = growths
         while growing:
             feeds = [one.feed() for one in growing]
             scores = self.model.grow(
@@ -160,10 +171,6 @@ class Grower(ModelDrafter):
             growing = [
                 one for one, score in zip(growing, scores, strict=True) if one.take(score, stop)
             ]
-        return [
-            self.undrafted(row) if one is None else one.draft()
-            for row, one in zip(rows, growths, strict=True)
-        ]
 
     def follow(
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from foretoken.contract import BlockModel, Features, StoppingRule
 from foretoken.drafters.growers.best_first import BestFirstGrowth, Ranker
 from foretoken.drafters.growers.grower import Growth, ModelDrafter
 from foretoken.trees.templates import Form
-from foretoken.types import Budget, DecodeState, Draft, Memory, Rows, Scores, Shape, Traits
+from foretoken.types import Budget, DecodeState, Memory, Rows, Scores, Shape, Traits
 
 
 class ProductGrowth(BestFirstGrowth):
@@ -55,24 +56,17 @@ class Product(ModelDrafter):
     def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
         return ProductGrowth(row, min(depth, self.block.depth), budget, self.ranker)
 
-    def propose(
-        self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
-    ) -> list[Draft]:
-        growths = [self.begun(row, budget) for row, budget in zip(rows, budgets, strict=True)]
-        growing = [one for one in growths if isinstance(one, ProductGrowth)]
-        if growing:
-            depth = max([one.depth for one in growing])
-            for one, laws in zip(
-                growing, self.block.laws([one.row for one in growing], depth), strict=True
-            ):
-                for logits in laws:
-                    one.feed()
-                    if not one.take(Scores(logits[None]), stop):
-                        break
-        return [
-            self.undrafted(row) if one is None else one.draft()
-            for row, one in zip(rows, growths, strict=True)
-        ]
+    def grow(self, growths: Sequence[Any], stop: StoppingRule | None) -> None:
+        """All levels from one answer of the block model."""
+        if not growths:
+            return
+        depth = max([one.depth for one in growths])
+        found = self.block.laws([one.row for one in growths], depth)
+        for one, laws in zip(growths, found, strict=True):
+            for logits in laws:
+                one.feed()
+                if not one.take(Scores(logits[None]), stop):
+                    break
 
     def follow(
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]

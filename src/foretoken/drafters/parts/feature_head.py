@@ -20,7 +20,7 @@ from torch import Tensor
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.trained_head import HeadOptions, load_head
 from foretoken.trees.masks import ancestors, depths
-from foretoken.types import DecodeState, FinalNorm, Scores, Tap
+from foretoken.types import DecodeState, FinalNorm, Ragged, Rows, Scores, Taps
 
 CHUNK = 512  # prompt tokens in one forward of the head
 
@@ -56,7 +56,7 @@ class Feed:
 class FeatureHead:
     """A draft model by a module that maps embeddings and states to states."""
 
-    taps: tuple[Tap, ...] = (FinalNorm(),)
+    taps: Taps = (FinalNorm(),)
     context: int | None = None
     max_length: int | None = None  # its positions are rotary
 
@@ -82,13 +82,7 @@ class FeatureHead:
         return True
 
     @torch.inference_mode()
-    def grow(
-        self,
-        rows: Sequence[DecodeState],
-        tokens: Sequence[Sequence[int]],
-        parents: Sequence[Sequence[int]],
-        taps: tuple[Tap, ...] = (),
-    ) -> list[Scores]:
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         """Laws after new nodes; a root is fed with the committed tokens before it."""
         assert all(tap == FinalNorm() for tap in taps), "it guesses states behind the last norm"
         feeds = []
@@ -160,10 +154,7 @@ class FeatureHead:
         ]
 
     def keep(
-        self,
-        rows: Sequence[DecodeState],
-        paths: Sequence[Sequence[int] | None],
-        features: Sequence[Features | None],
+        self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]
     ) -> None:
         """Drop what was fed with guessed states; the true ones wait for the next root."""
         for row, seen in zip(rows, features, strict=True):

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.trained_head import HeadOptions, load_head
-from foretoken.types import DecodeState, FinalNorm, Tap
+from foretoken.types import DecodeState, FinalNorm, Rows, Taps
 
 
 class ParallelHeads:
     """Laws of the next places by a module that maps states [n H] to logits [n depth V]."""
 
-    taps: tuple[Tap, ...] = (FinalNorm(),)
+    taps: Taps = (FinalNorm(),)
     context: int | None = 1
 
     Config = HeadOptions
@@ -39,7 +39,7 @@ class ParallelHeads:
         return True
 
     @torch.inference_mode()
-    def laws(self, rows: Sequence[DecodeState], depth: int) -> list[Float[Tensor, "depth V"]]:
+    def laws(self, rows: Rows, depth: int) -> list[Float[Tensor, "depth V"]]:
         """Logits of the tokens behind each row's last one; none where no state is known yet."""
         states = [row.private.get(self) for row in rows]
         known = [state for state in states if state is not None]
@@ -49,7 +49,7 @@ class ParallelHeads:
         said = iter(self.head(torch.stack(known).to(self.dtype))[:, :depth])
         return [none if state is None else next(said) for state in states]
 
-    def keep(self, rows: Sequence[DecodeState], features: Sequence[Features | None]) -> None:
+    def keep(self, rows: Rows, features: Sequence[Features | None]) -> None:
         for row, seen in zip(rows, features, strict=True):
             assert seen is not None, "features come with every verdict"
             row.private[self] = seen[-1, 0].clone()

@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,16 +19,18 @@ R = TypeVar("R")
 class Shared:
     """One module: its attention and its shadowed layers are its own, whoever runs it."""
 
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=threading.RLock)  # of a call
+    # of a whole step, whose calls may come from other threads: they take the lock above
+    turn: threading.RLock = field(default_factory=threading.RLock)
     verified: int = 32  # tokens of the longest text whose cached logits were seen to be right
 
 
-_modules: WeakKeyDictionary[nn.Module, Shared] = WeakKeyDictionary()
+_modules: WeakKeyDictionary[Any, Shared] = WeakKeyDictionary()
 _guard = threading.Lock()
 
 
-def shared_by(model: nn.Module) -> Shared:
-    """What all users of a module share."""
+def shared_by(model: Any) -> Shared:
+    """What all users of a module, or of a table, share."""
     with _guard:
         return _modules.setdefault(model, Shared())
 
