@@ -2,8 +2,9 @@
 
     python benchmarks/overhead.py [--quick] [--contexts 200,2000]
 
-A hook on each model times its forwards; the rest of a step is overhead: trees, masks, cache
-bookkeeping, laws, verdicts, commits, Python. Writes benchmarks/results/overhead.json and .md.
+Each model's forwards are timed, as they were captured; the rest of a step is overhead: trees,
+masks, cache bookkeeping, laws, verdicts, commits, Python. Writes benchmarks/results/overhead.json
+and .md.
 """
 
 from __future__ import annotations
@@ -40,17 +41,23 @@ class ForwardClock:
     """Seconds inside the models' own forwards."""
 
     seconds: float = 0.0
-    began: float = 0.0
 
-    def watch(self, model: Any) -> None:
-        model.register_forward_pre_hook(self._start)
-        model.register_forward_hook(self._stop)
+    def watch(self, lm: Any) -> None:
+        """Time the forwards of a language model, captured or not."""
+        if lm.lean is not None:
+            lm.lean.run = self.timed(lm.lean.run)
+        else:
+            lm.model.forward = self.timed(lm.model.forward)
 
-    def _start(self, *_: Any) -> None:
-        self.began = perf_counter()
+    def timed(self, run: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            began = perf_counter()
+            try:
+                return run(*given, **named)
+            finally:
+                self.seconds += perf_counter() - began
 
-    def _stop(self, *_: Any) -> None:
-        self.seconds += perf_counter() - self.began
+        return call
 
 
 def steps(row: Any, prompt: list[int], tokens: int, clock: ForwardClock) -> list[tuple[float, ...]]:
@@ -87,7 +94,7 @@ def measure(models: Models, lengths: list[int], tokens: int, rounds: int) -> dic
     rows = {spec.label: models.row(spec) for spec in parse_methods(METHODS)}
     clock = ForwardClock()
     for role in ("target", "draft"):
-        clock.watch(models.own(role).model)
+        clock.watch(models.own(role))
     texts = {n: [context(models, n, seed) for seed in range(rounds + 1)] for n in lengths}
     found: dict[str, dict[int, list[tuple[float, ...]]]] = {
         label: {n: [] for n in lengths} for label in rows

@@ -8,6 +8,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from foretoken.lm.runtime.cache_attention import CacheAttention
+
 MERGES = [("t", "h"), ("th", "e"), ("i", "n"), ("Ġ", "a"), ("e", "r"), ("o", "n")]
 
 
@@ -24,6 +26,20 @@ def byte_tokenizer():
         pad_token="<pad>",
         additional_special_tokens=["<turn>"],
     )
+
+
+@pytest.fixture
+def layers_run(monkeypatch):
+    """Layers that captured models ran, in the order in which their attention was asked."""
+    runs = []
+    ask = CacheAttention.__call__
+
+    def noting(attend, layer, *states):
+        runs.append(layer)
+        return ask(attend, layer, *states)
+
+    monkeypatch.setattr(CacheAttention, "__call__", noting)
+    return runs
 
 
 def tiny_llama(vocab: int, seed: int = 0, **changes):

@@ -184,32 +184,30 @@ def test_layer_predictions_are_the_drafts_and_the_targets_own_tokens(family, row
             assert float((score.hidden - fresh).abs().max()) < 1e-5 * scale
 
 
-def test_looking_at_all_layers_runs_none_of_them(row, prompts):
+def test_looking_at_all_layers_runs_none_of_them(row, prompts, layers_run):
     """Layers run: those of the drafts, and every layer once per round."""
     model = small("llama")
     lm = open_lm(model, kernels="dense")
     engine = assemble("del", lm, controller="fixed", depth=5)
-    runs = []
-    for index, layer in enumerate(model.base_model.layers):
-        layer.self_attn.register_forward_hook(lambda *_, index=index: runs.append(index))
     one = row(prompts[1], 61, max_new_tokens=30)
+    layers_run.clear()
     expected, kept = 4, counts_of(engine)  # the prompt
     for record in decode([one], engine):
         expected += kept[0].exit * (len(record.drafts[0].tree) - 1) + 4
-    assert len(runs) == expected
+    assert len(layers_run) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_flat_upper_layers_give_more_tokens_per_layer_than_plain(temperature, row, run, prompts):
+def test_flat_upper_layers_give_more_tokens_per_layer_than_plain(
+    temperature, row, run, prompts, layers_run
+):
     lm = open_lm(flat_above(small("llama"), 1), kernels="dense")
-    runs = []
-    for layer in lm.model.base_model.layers:
-        layer.self_attn.register_forward_hook(lambda *_: runs.append(1))
+    layers_run.clear()
     drafter = DynamicExit(lm)
     one = row(prompts[2], 61, max_new_tokens=60, temperature=temperature, seed=1)
     _, records = run(lm, drafter, [one], verifier=Block(), depth=18)
     assert len(records) <= 5
-    assert 60 / len(runs) > 2 * 1 / 4
+    assert 60 / len(layers_run) > 2 * 1 / 4
 
 
 def test_hopeless_layers_come_down_to_plain_decoding(row, run):

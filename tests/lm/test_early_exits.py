@@ -122,14 +122,16 @@ def test_chains_of_families_that_count_places(family, make_tiny):
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_a_round_runs_every_layer_once_per_pass(family, depth, make_tiny):
+@pytest.mark.parametrize("compile", ["auto", "off"])
+def test_a_round_runs_every_layer_once_per_pass(family, depth, compile, make_tiny, layers_run):
     """g drafted tokens: g passes of the early layers, and one of all, in two pieces."""
     model = make_tiny(family)
-    lm = open_lm(model, kernels="dense")
+    lm = open_lm(model, kernels="dense", compile=compile)
     view = early_exits(lm, (depth,))
     row = row_of([5, 8, 13, 21])
     lm.prefill([row])
-    runs = counted(model)
+    runs = counted(model) if compile == "off" else layers_run
+    runs.clear()
     tree = random_chain(random.Random(0), 21, 6)  # five drafted tokens, the last is never fed
     drafted(view, [row], [tree], [5], [depth])
     view.score([row], [point(tree)])

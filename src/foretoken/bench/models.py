@@ -20,7 +20,7 @@ from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_tokenizers, check_vocabulary, end_tokens
 from foretoken.errors import ConfigError
 from foretoken.lm.load import load_model, load_tokenizer
-from foretoken.lm.opening import open_lm
+from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
 
 
 def check_rows(specs: Sequence[RowSpec], draft: Any) -> None:
@@ -70,8 +70,8 @@ class Models:
         target = self.own("target", spec.model_options)
         draft_lm = None
         if spec.needs_draft:
-            kernels = {k: v for k, v in spec.model_options.items() if k == "kernels"}
-            draft_lm = self.own("draft", kernels)
+            forward = {k: v for k, v in spec.model_options.items() if k in FORWARD_OPTIONS}
+            draft_lm = self.own("draft", forward)
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
         if spec.needs_draft:
             check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)

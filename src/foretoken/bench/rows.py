@@ -1,7 +1,7 @@
 """The rows of a comparison: their names and options.
 
 `chain[depth=4,controller=cost_model]` is the method `chain` with options of its own; two rows may
-share a method. Options that belong to the language model (`exact_bits`, `kernels`) get a model of
+share a method. Options of the language model (`exact_bits`, `kernels`, `compile`) get a model of
 their own, for kernels are installed in place.
 """
 
@@ -29,7 +29,7 @@ FAMILIES = {  # many rows by one name; those that stand on data get it as the na
         for row in family.methods
     ),
 }
-LANGUAGE_MODEL_OPTIONS = ("exact_bits", "kernels")
+LANGUAGE_MODEL_OPTIONS = ("exact_bits", "kernels", "compile")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ def log_model(lm: Any) -> None:
     if kernels is None:
         LOG.info("%s: kernels: dense, as the model brings them", name)
         return
+    how = "captured" if kernels.captured else f"as it is {kernels.uncaptured}".rstrip()
+    LOG.info("%s: forward: %s", name, how)
     spent = f"{kernels.seconds:.2f} s of measuring, {kernels.extra_bytes / 2**20:.0f} MiB more"
     LOG.info("%s: kernels: %s, %s %s", name, kernels.mode, spent, kernels.why)
     for shape, rows in kernels.chosen.items():

@@ -27,6 +27,7 @@ def load(
     verifier: str | None = None,
     exact_bits: bool = False,
     kernels: str = "auto",
+    compile: str = "auto",
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     max_rows: int = 16,
@@ -38,7 +39,8 @@ def load(
     Without `method` it is `chain` where there is a draft, and `auto` where there is none.
     `config` holds fields of the method's model, drafter, verifier and controller. What cannot work
     is refused here, before any weight is read where that can be known. A method that needs no
-    draft leaves `draft` alone.
+    draft leaves `draft` alone. `compile` captures the models' forwards at load where that can be
+    (seconds for a real model; "off" leaves them as they are).
 
     The model's generation config is honoured as `generate` does: explicit options win. A
     GenerationConfig may be passed in its place, or False to leave all but its end tokens aside.
@@ -66,7 +68,7 @@ def load(
         draft,
         tokenizer=vocabulary,
         loading=loading,
-        lm_options={"exact_bits": exact_bits, "kernels": kernels},
+        lm_options={"exact_bits": exact_bits, "kernels": kernels, "compile": compile},
         controller=controller,
         verifier=verifier,
         max_rows=max_rows,

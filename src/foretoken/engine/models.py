@@ -75,15 +75,15 @@ def engine_over(
 ) -> tuple[Any, Any]:
     """The engine over a loaded target, and its draft (None for a method that needs none)."""
     from foretoken.lm.load import load_model, load_tokenizer
-    from foretoken.lm.opening import open_lm
+    from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
 
     with ExitStack() as refused:
         target_lm = open_lm(model, name="target", **(lm_options or {}))
         refused.callback(target_lm.close)
         draft_lm = None
         if needs_draft(method_row(method)):
-            kernels = {k: v for k, v in (lm_options or {}).items() if k == "kernels"}
-            draft_lm = open_lm(load_model(draft, **(loading or {})), name="draft", **kernels)
+            forward = {k: v for k, v in (lm_options or {}).items() if k in FORWARD_OPTIONS}
+            draft_lm = open_lm(load_model(draft, **(loading or {})), name="draft", **forward)
             refused.callback(draft_lm.close)
         engine = assemble(method, target_lm, draft_lm, **parts)
         if draft_lm is not None:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
+from foretoken.errors import ConfigError
 from foretoken.lm.kernels.bits_probe import promise_bits
 from foretoken.lm.kernels.borrowed import Borrowing
+from foretoken.lm.kernels.capture import refusal
 from foretoken.lm.kernels.graphs import Graphs
+from foretoken.lm.kernels.lean import LeanForward
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.family import describe
-from foretoken.lm.runtime.probe import choose_plan
+from foretoken.lm.runtime.probe import choose_plan, disagreement
+
+COMPILE = ("auto", "off")
+FORWARD_OPTIONS = ("kernels", "compile")  # what a draft model takes as well
 
 
 def open_lm(
-    model: Any, *, name: str = "target", exact_bits: bool = False, kernels: str = "auto"
+    model: Any,
+    *,
+    name: str = "target",
+    exact_bits: bool = False,
+    kernels: str = "auto",
+    compile: str = "auto",
 ) -> CachedLM:
     """A language model over a transformers model, or CapabilityError with what it lacks.
 
-    `kernels` is a mode of `choose_kernels`. `exact_bits` promises logits and cache whose bits do
+    `kernels` is a mode of `choose_kernels`; `compile` captures the model's forward (`kernels.lean`)
+    where that can be, or not ('off'). `exact_bits` promises logits and cache whose bits do
     not depend on what is scored together (`kernels.bits`), or refuses with the reason. A model that
     is refused is given back as it was.
     """
@@ -27,9 +40,35 @@ def open_lm(
     with ExitStack() as refused:
         refused.callback(borrowing.close)
         lm = CachedLM(model, family, borrowing, name)
-        choose_plan(lm)
-        lm.kernels = promise_bits(lm) if exact_bits else borrowing.install(kernels)
+        truth = choose_plan(lm)
+        if exact_bits:
+            lm.kernels = promise_bits(lm)
+        else:
+            capture = partial(captured, lm) if capturing(compile, kernels) else None
+            lm.kernels = borrowing.install(kernels, capture=capture)
+            if lm.lean is not None and (why := disagreement(lm, truth)):
+                lm.kernels = borrowing.give_up_capture(why)
         refused.pop_all()
     if lm.device.type == "cuda" and lm.plan.tree:
         lm.graphs = Graphs(lm)
     return lm
+
+
+def capturing(compile: str, kernels: str) -> bool:
+    """Whether a model is to be captured; ConfigError for what `compile` cannot be."""
+    if compile not in COMPILE:
+        raise ConfigError(
+            f"compile={compile!r} was asked for.",
+            f"compile is one of {', '.join(COMPILE)}.",
+            "pass one of these; 'auto' is the default.",
+        )
+    return compile == "auto" and kernels in ("auto", "dense")
+
+
+def captured(lm: CachedLM) -> LeanForward:
+    """The captured forward of a model whose attention and positions are ours to give."""
+    if not (lm.plan.own and lm.plan.tree and lm._positions_accepted and lm._keep_accepted):
+        raise refusal(lm.family, "its attention, positions or places of logits cannot be given")
+    if lm.family.switch is not None:
+        raise refusal(lm.family, "its rotations follow the longest position of a call")
+    return LeanForward.of(lm.model, lm.family, lm.plan.ragged)

@@ -8,17 +8,20 @@ being closed gives back what it held.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import RLock
 from typing import Any, NoReturn
 
 from torch import nn
 
-from foretoken.errors import ConfigError
-from foretoken.lm.kernels.choosing import KernelReport, choose_kernels, installed
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.kernels.choosing import KernelReport, choose_kernels, installed, restore
+from foretoken.lm.kernels.lean import LeanForward
 from foretoken.lm.kernels.linears import Product
+from foretoken.lm.kernels.merged import Site
 from foretoken.lm.runtime.fingerprints import WeightWatch
 from foretoken.lm.runtime.finite import check_finite
 
@@ -35,7 +38,13 @@ class Kernels:
 
     asked: tuple[str, bool]  # mode, and whether lone rows are padded
     report: KernelReport
-    products: list[Product]
+    products: list[Product]  # that stand in for linear layers
+    lean: LeanForward | None = None  # the captured model, with products of its own
+
+    @property
+    def copies(self) -> list[Site]:
+        """Everything that may hold a copy of a weight."""
+        return [*self.products, *(self.lean.sites if self.lean is not None else ())]
 
 
 @dataclass(slots=True)
@@ -150,18 +159,57 @@ class Borrowing:
         self.close_once()
         self.kernels = self.watch = None
 
-    def install(self, mode: str, pad_lone: bool = False) -> KernelReport:
-        """Choose kernels as `lm.fast.choose_kernels` does, or share what another has chosen."""
+    def install(
+        self, mode: str, pad_lone: bool = False, capture: Callable[[], LeanForward] | None = None
+    ) -> KernelReport:
+        """Choose kernels as `choose_kernels` does, or share what another has chosen.
+
+        Those of a captured model are its own; without one they stand in for the model's layers.
+        """
         with _lock:
             shared, self.asked = self.shared, (mode, pad_lone)
             if shared.kernels is None:
                 shared.before = list(installed(self.model))
-                report = choose_kernels(self.model, mode, pad_lone=pad_lone)
-                chosen = list(installed(self.model))
-                shared.kernels = Kernels((mode, pad_lone), report, chosen)
+                restore(self.model)
+                lean, why = None, ""
+                if capture is not None:
+                    try:
+                        lean = capture()
+                    except CapabilityError as refused:
+                        why = refused.possible
+                shared.kernels = self.chosen(mode, pad_lone, lean, why)
             self.share(mode, pad_lone)
             self.watch = WeightWatch(self.model)
             return shared.kernels.report
+
+    def chosen(self, mode: str, pad_lone: bool, lean: LeanForward | None, why: str) -> Kernels:
+        """Kernels for a captured model, or for the modules."""
+        sites = None if lean is None else lean.sites
+        report = choose_kernels(self.model, mode, pad_lone=pad_lone, sites=sites)
+        report = replace(report, captured=lean is not None, uncaptured=why)
+        return Kernels((mode, pad_lone), report, list(installed(self.model)), lean)
+
+    def give_up_capture(self, why: str) -> KernelReport:
+        """Run the modules after all, for everybody who holds the model."""
+        with _lock:
+            there = self.shared.kernels
+            assert there is not None
+            found = self.chosen(*there.asked, None, why)
+            there.report, there.products, there.lean = found.report, found.products, None
+            return there.report
+
+    @property
+    def lean(self) -> LeanForward | None:
+        """The captured model; None where there is none, or it was closed."""
+        return None if self.kernels is None else self.kernels.lean
+
+    def put_in_modules(self) -> None:
+        """Kernels for the model's own layers as well, for forwards that need its modules."""
+        with _lock:
+            there = self.kernels
+            if there is not None and there.lean is not None and not there.products:
+                choose_kernels(self.model, there.asked[0])
+                there.products += installed(self.model)
 
     def share(self, mode: str, pad_lone: bool) -> None:
         """Use the kernels that are in place. `auto` takes what there is, others what they ask."""
@@ -188,17 +236,22 @@ class Borrowing:
         with _lock:
             if self.closed or self.kernels is None or self.watch is None:
                 return 0, False
+            if self.kernels.lean is not None and self.kernels.lean.patched():
+                self.give_up_capture("its modules were patched after it was captured")
             changed, weights, moved = self.watch.look(self.model)
             if moved and not self.fits():
                 refuse_other_place(self.model, self.name)
             if changed:
                 check_finite(self.model, self.name)
-            for product in self.kernels.products:
-                if id(product.module) in changed:
-                    product.renew(self.watch.states(product.module))
+            for product in self.kernels.copies:
+                written = [module for module in product.modules if id(module) in changed]
+                if written:
+                    product.renew([self.watch.states(module) for module in product.modules])
                 elif full and not product.follows():
                     product.renew()
                     weights += 1
+            if self.kernels.lean is not None and (changed or moved):
+                self.kernels.lean.settle()
             if changed or moved or full:
                 self.watch.renew(self.model)
             return weights, moved

@@ -32,13 +32,15 @@ from foretoken.lm.kernels.linears import (
     linears,
     measure,
 )
+from foretoken.lm.kernels.merged import Site
 
 MODES = ("auto", "dense", "packed", "lean")
 NO_COPY = (DENSE, ONEDNN, TRANSPOSED)
 JUDGED = (1, 16)  # the row counts one copy is judged by: plain decoding and scoring a tree
 
-# out, in, type, threads, stored transposed: one machine, so one answer per process
-Shape = tuple[int, int, torch.dtype, int, bool]
+# outputs of each layer and inputs, type, threads, stored transposed: one machine, so one answer
+# per process
+Shape = tuple[tuple[int, ...], torch.dtype, int, bool]
 _measured: dict[Shape, dict[int, dict[int, float]]] = {}
 
 
@@ -53,15 +55,24 @@ class KernelReport:
     table: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
     chosen: dict[str, dict[int, str]] = field(default_factory=dict)  # same keys -> rows -> kernel
     why: str = ""  # why nothing, or less than asked, was done
+    captured: bool = False  # whether the model runs as a captured forward
+    uncaptured: str = ""  # why it does not
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def choose_kernels(
-    model: nn.Module, mode: str = "auto", *, pad_lone: bool = False, seconds: float = 2.0
+    model: nn.Module,
+    mode: str = "auto",
+    *,
+    pad_lone: bool = False,
+    seconds: float = 2.0,
+    sites: Sequence[Site] | None = None,
 ) -> KernelReport:
     """Install the fastest product for every linear layer of `model`, in place.
+
+    With `sites` of a captured model, kernels are chosen for these, and the model stays as it is.
 
     auto: measured; the dense weight stays and a packed copy is added where it pays (memory for
     speed). lean: measured; one copy, either the dense weight or the packed one alone. packed:
@@ -74,9 +85,12 @@ def choose_kernels(
             f"kernels is one of {', '.join(MODES)}.",
             "pass one of these; 'auto' is the default.",
         )
-    restore(model)
     began = perf_counter()
-    groups = by_shape(model) if mode != "dense" else {}
+    stand_in = sites is None
+    if sites is None:
+        restore(model)
+        sites = [Product(module) for module in linears(model)]
+    groups = by_shape(sites) if mode != "dense" else {}
     why = "" if groups or mode == "dense" else "no linear layer here that oneDNN can multiply"
     if mode == "auto" and groups and (why := no_room(groups)):
         warnings.warn(f"linear kernels: {why}", RuntimeWarning, stacklevel=2)
@@ -93,9 +107,9 @@ def choose_kernels(
         else:
             allowed = NO_COPY if why else (DENSE, PACKED, PADDED, *NO_COPY)
             install_measured(group, _measured[key], allowed)
-    for group in groups.values():
-        for product in group:
-            product.put_in()
+    for site in sites if stand_in and groups else ():
+        assert isinstance(site, Product)
+        site.put_in()
     return report(mode, groups, perf_counter() - began, why)
 
 
@@ -113,14 +127,13 @@ def installed(model: nn.Module) -> Iterator[Product]:
             yield product
 
 
-def by_shape(model: nn.Module) -> dict[Shape, list[Product]]:
-    """Products for the model's linear layers, grouped by what decides their speed."""
-    groups: dict[Shape, list[Product]] = {}
-    for module in linears(model):
-        product = Product(module)
-        out, width = product.matrix.shape
-        key = (out, width, product.dtype, torch.get_num_threads(), is_conv1d(module))
-        groups.setdefault(key, []).append(product)
+def by_shape(sites: Sequence[Site]) -> dict[Shape, list[Site]]:
+    """Products grouped by what decides their speed."""
+    groups: dict[Shape, list[Site]] = {}
+    for site in sites:
+        stored = is_conv1d(site.modules[0])
+        key = (site.shape, site.dtype, torch.get_num_threads(), stored)
+        groups.setdefault(key, []).append(site)
     return groups
 
 
@@ -136,7 +149,7 @@ def tied_weights(model: nn.Module) -> set[int]:
 
 
 def install_measured(
-    group: Sequence[Product], table: dict[int, dict[int, float]], allowed: Sequence[int]
+    group: Sequence[Site], table: dict[int, dict[int, float]], allowed: Sequence[int]
 ) -> None:
     """The measured best at each row count; the packed copy is kept only where it is used."""
     kernels, many = choose(table, allowed)
@@ -148,7 +161,7 @@ def install_measured(
             product.packed = None
 
 
-def install_packed(group: Sequence[Product], pad_lone: bool) -> None:
+def install_packed(group: Sequence[Site], pad_lone: bool) -> None:
     for product in group:
         product.kernels, product.many = [PACKED] * (LISTED + 1), PACKED
         if pad_lone:
@@ -157,7 +170,7 @@ def install_packed(group: Sequence[Product], pad_lone: bool) -> None:
 
 
 def install_one_copy(
-    group: Sequence[Product], table: dict[int, dict[int, float]], shared: set[int]
+    group: Sequence[Site], table: dict[int, dict[int, float]], shared: set[int]
 ) -> None:
     """Either the dense weight under kernels that need no copy, or the packed weight alone."""
     judged = [rows for rows in JUDGED if rows in table] or [min(table)]
@@ -165,6 +178,7 @@ def install_one_copy(
     either = (PACKED, PADDED)
     packed = sum(min(table[rows].get(k, float("inf")) for k in either) for rows in judged)
     for product in group:
+        assert isinstance(product, Product), "one copy is kept by a layer alone"
         tied = product.module.weight.data_ptr() in shared
         if packed < 0.97 * without and not tied:
             product.pack_once()
@@ -175,7 +189,7 @@ def install_one_copy(
             product.kernels, product.many = choose(table, NO_COPY)
 
 
-def no_room(groups: dict[Shape, list[Product]]) -> str:
+def no_room(groups: dict[Shape, list[Site]]) -> str:
     """Why second copies cannot be afforded, or nothing when they can."""
     needed = sum(product.nbytes() for group in groups.values() for product in group)
     free = available_memory()
@@ -196,12 +210,13 @@ def available_memory() -> int | None:
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def report(mode: str, groups: dict[Shape, list[Product]], seconds: float, why: str) -> KernelReport:
+def report(mode: str, groups: dict[Shape, list[Site]], seconds: float, why: str) -> KernelReport:
     table: dict[str, dict[int, dict[str, float]]] = {}
     chosen: dict[str, dict[int, str]] = {}
     extra = 0
     for key, group in groups.items():
-        name = f"{key[0]}x{key[1]}" + (" conv1d" if key[4] else "")
+        *outputs, inputs = key[0]
+        name = f"{'+'.join(map(str, outputs))}x{inputs}" + (" conv1d" if key[3] else "")
         measured = _measured.get(key, {}) if mode != "packed" else {}
         table[name] = {
             rows: {KERNELS[kernel]: round(1e3 * value, 4) for kernel, value in row.items()}
@@ -212,5 +227,7 @@ def report(mode: str, groups: dict[Shape, list[Product]], seconds: float, why: s
             rows: KERNELS[first.kernels[rows] if rows <= LISTED else first.many]
             for rows in (measured or (1, LISTED + 1))
         }
-        extra += sum(p.nbytes() for p in group if p.packed is not None and not p.freed)
+        extra += sum(
+            p.nbytes() for p in group if p.packed is not None and not getattr(p, "freed", False)
+        )
     return KernelReport(mode, seconds, extra, table, chosen, why)

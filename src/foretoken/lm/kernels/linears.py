@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter, thread_time
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ ROWS = (1, 16, 4, 64, 2, 8, 32, 3, 256, 6, 12, 24)
 LISTED = 64  # row counts up to this are looked up, larger ones share the last measurement
 
 # absent from builds without oneDNN, where `can_pack` is false and nothing is installed
-onednn: Callable[..., Tensor] = getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # type: ignore
+_pointwise: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+onednn: Callable[..., Tensor] = _pointwise and _pointwise.default._op
 Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
 
 
@@ -107,16 +108,17 @@ class Product:
             return onednn(x, self.packed, self.bias, "none", [], "")
         return self.run(kernel, x)
 
+    def multiply(self, x: Tensor) -> Tensor:
+        """The product for a caller that has looked at mode and weights itself."""
+        rows = x.numel() // self.width
+        return self.run(self.kernels[rows] if rows <= LISTED else self.many, x)
+
     def run(self, kernel: int, x: Tensor) -> Tensor:
         """`x @ matrix.T + bias` by one kernel."""
         if kernel == PACKED:
             return onednn(x, self.packed, self.bias, "none", [], "")
         if kernel == PADDED:
-            few = x.reshape(-1, self.width)
-            rows = few.shape[0]
-            wide = torch.cat([few, few[-1:].expand(PAD - rows, -1)])
-            y = onednn(wide, self.packed, self.bias, "none", [], "")
-            return y[:rows].reshape(*x.shape[:-1], -1)
+            return multiply_padded(x, self.packed, self.bias, self.width)
         if kernel == ONEDNN:
             return onednn(x, self.matrix, self.bias, "none", [], "")
         if kernel == TRANSPOSED:
@@ -153,6 +155,16 @@ class Product:
             self.pack()
         if given and self.freed:
             self.hollow()
+
+    @property
+    def modules(self) -> tuple[Any, ...]:
+        """The linear layers whose weights this holds."""
+        return (self.module,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Outputs and inputs."""
+        return tuple(self.matrix.shape)
 
     def fits(self) -> bool:
         """Whether the module's weight has the type, size and place that all was chosen for."""
@@ -262,6 +274,14 @@ class Product:
             refuse_saving()
 
 
+def multiply_padded(x: Tensor, packed: Any, bias: Tensor | None, width: int) -> Tensor:
+    """The packed product of few rows, made PAD rows for it."""
+    few = x.reshape(-1, width)
+    rows = few.shape[0]
+    wide = torch.cat([few, few[-1:].expand(PAD - rows, -1)])
+    return onednn(wide, packed, bias, "none", [], "")[:rows].reshape(*x.shape[:-1], -1)
+
+
 def original_forward(module: nn.Module) -> Any:
     """What an unpickled module gets in place of a `Product`: the forward of its class."""
     return type(module).forward.__get__(module)
@@ -292,7 +312,18 @@ def linears(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-def measure(products: Sequence[Product], seconds: float) -> dict[int, dict[int, float]]:
+class Multiplies(Protocol):
+    """A product with a kernel to be chosen: of one layer, or of several that share an input."""
+
+    width: int
+    dtype: torch.dtype
+
+    def run(self, kernel: int, x: Tensor) -> Any: ...
+    def pack_once(self) -> None: ...
+    def nbytes(self) -> int: ...
+
+
+def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[int, float]]:
     """Seconds per call of each kernel by row count, over products of one shape.
 
     Several products are cycled through, since a weight that stays in the cache flatters everybody.
@@ -318,7 +349,9 @@ def measure(products: Sequence[Product], seconds: float) -> dict[int, dict[int, 
     return dict(sorted(table.items()))
 
 
-def interleaved(members: Sequence[Product], x: Tensor, kernels: Sequence[int]) -> dict[int, float]:
+def interleaved(
+    members: Sequence[Multiplies], x: Tensor, kernels: Sequence[int]
+) -> dict[int, float]:
     """Best of three passes per kernel, taken in turns so that a busy neighbour harms all alike.
 
     With one thread its own processor time is read, which does not count the neighbour at all.

@@ -23,7 +23,7 @@ MOST_FOLDED = 256  # more query rows than this: the product dominates, and repea
 
 
 def attend(
-    module: torch.nn.Module,
+    module: torch.nn.Module | None,
     query: Tensor,  # [B, H, Q, D]
     key: Tensor,  # [B, KV, K, D]
     value: Tensor,  # [B, KV, K, D of values]

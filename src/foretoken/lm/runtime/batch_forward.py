@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from contextlib import nullcontext
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +16,15 @@ from torch import Tensor
 
 from foretoken.lm.runtime import attention
 from foretoken.lm.runtime.cache import SlotCache
+from foretoken.lm.runtime.cache_attention import (
+    Attention,
+    CacheAttention,
+    RowsApart,
+    RowsTogether,
+)
+from foretoken.lm.runtime.captured import Call, Captured
 from foretoken.lm.runtime.family import Family, attention_configs, decoder_layers, decoder_of
-from foretoken.lm.runtime.masks import Masks
+from foretoken.lm.runtime.masks import Masks, window_bounds
 from foretoken.lm.runtime.packing import Batch, Feed
 from foretoken.lm.runtime.partial_forwards import Part, Stack
 from foretoken.lm.runtime.plan import Plan
@@ -24,6 +32,8 @@ from foretoken.lm.runtime.taps import tapping
 from foretoken.types import Scores, Taps
 
 _NOTHING = nullcontext()
+# Bytes of padded columns per row and layer that cost what attention of one more row costs to call.
+MOST_WASTED = 150_000
 
 
 class Replays(Protocol):
@@ -44,6 +54,11 @@ class BatchForward:
     plan: Plan
     vocab_size: int
 
+    @property
+    def lean(self) -> Captured | None:
+        """The model as it was captured; None where its modules run."""
+        return None
+
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
         self.device: torch.device = model.device
@@ -51,6 +66,7 @@ class BatchForward:
         self.cache = SlotCache(family.layers)
         self.span: Any = None  # of exact sums (`kernels.bits`); None where bits are not promised
         self.graphs: Replays | None = None
+        self._places: dict[tuple[int, int], Tensor] = {}
         self._layers = decoder_layers(model, family.layers)
         self._decoder = decoder_of(model)
         self._switch = attention.Switch(attention_configs(model))
@@ -74,7 +90,8 @@ class BatchForward:
             ran = [self._run_one(feed, taps, part) for feed in fed]
         else:
             fed.sort(key=_slot)
-            ran = self._run_together(fed, taps, part)
+            flat = part is None and self.lean is not None and self._lies_flat(fed)
+            ran = self._run_flat(fed, taps) if flat else self._run_together(fed, taps, part)
         said = {feed.memory.slot: score for feed, score in zip(fed, ran, strict=True)}
         hidden = None if ran[0].hidden is None else ran[0].hidden[:0]
         none = Scores(ran[0].logits[:0], hidden)
@@ -93,6 +110,67 @@ class BatchForward:
             features = None if hidden is None else hidden[i, start if feed.scored else 0 : stop]
             scores.append(Scores(logits[i, start - skipped : stop - skipped], features))
         return scores
+
+    def _lies_flat(self, feeds: list[Feed]) -> bool:
+        """Whether rows can be laid end to end: on a CPU, behind one prefill, no window in sight."""
+        if self.device.type != "cpu" or window_bounds(feeds, self.family.windows):
+            return False
+        slots, width = max(feed.memory.slot for feed in feeds), max(feed.stop for feed in feeds)
+        self.cache.reserve(slots + 1, width)
+        self.cache.aim([feeds[0].memory.slot], [feeds[0].start], 1, 1, {}, self.device)
+        return self.cache.lone_columns() is not None
+
+    def _run_flat(self, feeds: list[Feed], taps: Taps) -> list[Scores]:
+        """One forward over rows laid end to end: nothing is padded but attention, where that pays.
+
+        Products cost what the tokens cost, and logits are made where they are wanted.
+        """
+        stops = list(accumulate(len(feed.tokens) for feed in feeds))
+        starts = [0, *stops[:-1]]
+        numbers = [
+            [token for feed in feeds for token in feed.tokens],
+            [position for feed in feeds for position in feed.positions],
+        ]
+        ids, positions = torch.tensor(numbers).unsqueeze(1).unbind()
+        wanted = [
+            place for feed, stop in zip(feeds, stops, strict=True)
+            for place in range(stop - feed.scored, stop)
+        ]  # fmt: skip
+        attend = self._attention(feeds, starts, stops, ids, positions)
+        lean = self.lean
+        assert lean is not None
+        *tapped, logits = lean.run(ids, positions, torch.tensor(wanted or [0]), attend, taps)
+        hidden = torch.stack(tapped, dim=2)[0] if taps else None
+        parts = torch.split(logits[0, : len(wanted)], [feed.scored for feed in feeds])
+        scores = []
+        for feed, part, start, stop in zip(feeds, parts, starts, stops, strict=True):
+            feed.settle()
+            first = stop - feed.scored if feed.scored else start
+            scores.append(Scores(part, None if hidden is None else hidden[first:stop]))
+        return scores
+
+    def _attention(
+        self, feeds: list[Feed], starts: list[int], stops: list[int], ids: Tensor, positions: Tensor
+    ) -> Attention:
+        """How rows laid end to end attend: as a padded batch, or each over its own columns."""
+        longest = max(feed.stop for feed in feeds)
+        widths = {len(feed.tokens) for feed in feeds}
+        wasted = sum(longest - feed.stop for feed in feeds) * self.cache.column_bytes
+        windows = self.family.windows
+        if len(widths) == 1 and wasted <= MOST_WASTED * len(feeds):
+            [width] = widths
+            batch = Batch(feeds, width, longest, 1, ids, positions)
+            slots = [feed.memory.slot for feed in feeds]
+            sights = self.masks.sights(batch, self.family, self.plan)
+            self.cache.aim(slots, [f.start for f in feeds], width, longest, {}, self.device)
+            return RowsTogether(CacheAttention(self.cache, sights, windows), len(feeds))
+        rows = []
+        for feed, a, b in zip(feeds, starts, stops, strict=True):
+            batch = Batch([feed], b - a, feed.stop, 1, ids[:, a:b], positions[:, a:b])
+            sights = self.masks.sights(batch, self.family, self.plan).kept()
+            self.cache.aim([feed.memory.slot], [feed.start], b - a, feed.stop, {}, self.device)
+            rows.append((CacheAttention(self.cache, sights, windows), a, b))
+        return RowsApart(rows)
 
     def _run_one(self, feed: Feed, taps: Taps, part: Part | None) -> Scores:
         """The forward of a lone row, which a draft model makes once per token."""
@@ -129,13 +207,39 @@ class BatchForward:
             replayed = self.graphs.logits(batch)
             if replayed is not None:
                 return replayed, None
-        feeds, width = batch.feeds, batch.width
+        feeds, width, family = batch.feeds, batch.width, self.family
         slots, starts = [feed.memory.slot for feed in feeds], [feed.start for feed in feeds]
         self.cache.reserve(slots[-1] + 1, max(starts) + width)
-        arguments, lows = self.masks.arguments(batch, self.family, self.plan)
-        self.cache.aim(slots, starts, width, batch.longest, lows, self.device)
+        if not self.plan.tree:
+            self.cache.aim(slots, starts, width, batch.longest, {}, self.device)
+            arguments = {"attention_mask": self.masks.places(batch, family, self.plan)}
+            return self._call(batch, arguments, taps, part)
+        sights = self.masks.sights(batch, family, self.plan)
+        self.cache.aim(slots, starts, width, batch.longest, sights.lows(family), self.device)
+        lean = self.lean
+        if lean is not None:
+            attend = CacheAttention(self.cache, sights, family.windows)
+            call = Call(batch, self._last(batch), attend, taps)
+            *tapped, logits = call.run(lean) if part is None else part.run(lean, call)
+            return logits, torch.stack(tapped, dim=2) if taps else None
+        arguments = sights.arguments(family)
         if self.span is not None:
             arguments["order"] = self.span.order_of(feeds, batch.key_positions())
+        return self._call(batch, arguments, taps, part)
+
+    def _last(self, batch: Batch) -> Tensor:
+        """Places that logits are wanted at."""
+        key = batch.width, batch.kept
+        if key not in self._places:
+            if len(self._places) > 4096:
+                self._places = {}
+            self._places[key] = torch.arange(key[0] - key[1], key[0], device=self.device)
+        return self._places[key]
+
+    def _call(
+        self, batch: Batch, arguments: dict[str, Any], taps: Taps, part: Part | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The forward of the model's own modules, under our attention function."""
         if self._positions_accepted:
             arguments["position_ids"] = batch.positions
         headless = part is not None and not part.head
@@ -143,7 +247,7 @@ class BatchForward:
             arguments["logits_to_keep"] = batch.kept
         arguments |= {"input_ids": batch.ids, "past_key_values": self.cache, "use_cache": True}
         run = self.stack.body if headless else self.model
-        entered = _NOTHING if part is None else part.entered(self.stack, feeds, width)
+        entered = _NOTHING if part is None else part.entered(self.stack, batch.feeds, batch.width)
         tapped: list[Tensor] = []
         with self._switch.to(self.plan.attention), entered:
             if taps:

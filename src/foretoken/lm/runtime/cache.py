@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+Columns = tuple[Tensor, Tensor, Tensor, Tensor]  # keys and values to write, then to read
+
 
 @dataclass(slots=True)
 class Target:
@@ -173,6 +175,38 @@ class SlotCache(Cache):
         target.cells = rows[:, None].expand_as(columns), columns
         if slots[-1] - first + 1 != count:
             target.scattered = rows
+
+    def lone_columns(self) -> list[Columns] | None:
+        """For each layer, where a forward over one row writes keys and values, and what it reads.
+
+        Views of the shared buffers, made for all layers at once; None for several rows, and before
+        the layers share their buffers.
+        """
+        at = self.target
+        if at.cells is not None or self.loose or self.lowered or not self.groups:
+            return None
+        found: dict[int, Columns] = {}
+        stop = at.start + at.width
+        for group in self.groups:
+            keys = group.keys[:, at.first : at.first + 1]
+            values = group.values[:, at.first : at.first + 1]
+            views = (
+                keys[..., at.start : stop, :].unbind(),
+                values[..., at.start : stop, :].unbind(),
+                keys[..., : at.longest, :].unbind(),
+                values[..., : at.longest, :].unbind(),
+            )
+            found.update(zip(map(id, group.layers), zip(*views, strict=True), strict=True))
+        if len(found) < len(self.rows_of):
+            return None  # a layer that was never run has no buffers yet
+        return [found[id(layer)] for layer in self.rows_of]
+
+    @property
+    def column_bytes(self) -> int:
+        """Keys and values of one token in one layer."""
+        group = self.groups[0]
+        return (group.keys.shape[2] * (group.keys.shape[4] + group.values.shape[4])
+                * group.keys.element_size())  # fmt: skip
 
     def keep(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         """Move columns `start + nodes[i]` of a row to `start + i`."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foretoken.lm.runtime.batch_forward import BatchForward
 from foretoken.lm.runtime.cache import SlotCache
+from foretoken.lm.runtime.captured import Captured, end_of
 from foretoken.lm.runtime.family import Family
 from foretoken.lm.runtime.output_head import OutputHead
 from foretoken.lm.runtime.packing import (
@@ -23,6 +24,7 @@ from foretoken.lm.runtime.packing import (
     renewed_feed,
     tree_feed,
 )
+from foretoken.lm.runtime.partial_forwards import Stack
 from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.runtime.sharing import exclusive, shared_by
 from foretoken.trees.masks import depths
@@ -67,6 +69,18 @@ class CachedLM(BatchForward):
         """Forget all rows and give the model back as it was."""
         self.borrowing.close()
         self.reset()
+
+    @property
+    def lean(self) -> Captured | None:
+        """The model as it was captured; None where its modules run."""
+        found: Captured | None = None if self.borrowing is None else self.borrowing.lean
+        return found
+
+    @cached_property
+    def stack(self) -> Stack:
+        """The decoder layers; modules of a captured model get kernels when they are asked for."""
+        self.borrowing.put_in_modules()
+        return Stack(self.model, self._layers)
 
     @property
     def closed(self) -> bool:
@@ -181,12 +195,14 @@ class CachedLM(BatchForward):
     @exclusive
     def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         """Logits of hidden states behind the last norm, as the model's own forward makes them."""
-        return self._head(hidden)
+        lean = self.lean
+        return self._head(hidden) if lean is None else end_of(lean, hidden, lean.layers + 1)
 
     @exclusive
     def read_out(self, states: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         """Logits of hidden states behind any layer: the model's own norm and head."""
-        return self.stack.read_out(states)
+        lean = self.lean
+        return self.stack.read_out(states) if lean is None else end_of(lean, states, lean.layers)
 
     @exclusive
     def self_check(self, row: DecodeState) -> None:

@@ -11,6 +11,7 @@ from foretoken.errors import CapabilityError
 
 # Attention whose biases or windows follow the place in the cache instead of the position.
 BY_PLACE = frozenset({"bloom", "mpt", "gpt_neo"})
+MLP_NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "ff")
 KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -120,6 +121,13 @@ def decoder_layers(model: Any, count: int) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     return []
+
+
+def sublayers(layer: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    """The attention and the MLP of a decoder layer; None where they are no modules of their own."""
+    attention = [m for m in layer.children() if "Attention" in type(m).__name__]
+    mlp = [m for name, m in layer.named_children() if name in MLP_NAMES]
+    return (attention[0], mlp[0]) if len(attention) == 1 and len(mlp) == 1 else None
 
 
 def attention_configs(model: Any) -> list[Any]:

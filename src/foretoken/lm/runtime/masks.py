@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,42 +90,30 @@ class Masks:
         shape, apart = (1, 1, rows, longest), (0, 0, breadth, 1)
         return self.buffer.as_strided(shape, apart, breadth - longest)
 
-    def arguments(
-        self, batch: Batch, family: Family, plan: Plan
-    ) -> tuple[dict[str, Any], dict[int, int]]:
-        """Mask arguments of the model, and the first column that each windowed layer reads."""
+    def sights(self, batch: Batch, family: Family, plan: Plan) -> Sights:
+        """What the queries of a batch see, by window."""
         feeds, width = batch.feeds, batch.width
-        if not plan.tree:
-            return {"attention_mask": self._places(batch, family, plan)}, {}
         bounds = window_bounds(feeds, family.windows)
         if bounds and plan.ordered:
             bounds = dict.fromkeys(bounds, 0)
         lone = len(feeds) == 1 and plan.own
         first = feeds[0]
-        arguments: dict[str, Any] = {}
-        made: dict[int | None, Tensor] = dict.fromkeys(family.windows, self.nothing)
+        masks: dict[int | None, Tensor] = dict.fromkeys(family.windows, self.nothing)
         if lone and width == 1 and first.seen[0] == (1 << first.stop - first.base) - 1:
-            arguments["unmasked"] = True  # a single query that sees all columns read
-        elif lone and first.stop == width and not first.scored and not bounds:
-            arguments["causal"] = True  # a prompt's first chunk
-        else:
-            fold = family.fold if plan.own and family.fold * width <= MOST_FOLDED else 1
-            full = self.full(feeds, width, batch.longest, fold)
-            keys = batch.key_positions() if bounds else None
-            for window in made:
-                made[window] = full
-                if keys is not None and window is not None and window in bounds:
-                    made[window] = self.windowed(
-                        full, batch.positions, keys, window, bounds[window]
-                    )
-        arguments["attention_mask"] = made[family.windows[0]]
-        if family.names:
-            arguments["attention_mask"] = {name: made[w] for name, w in family.names.items()}
-        if not bounds:
-            return arguments, {}
-        return arguments, {i: bounds[w] for i, w in enumerate(family.windows) if w in bounds}
+            return Sights(masks, bounds, unmasked=True)  # a single query that sees all columns read
+        if lone and first.stop == width and not first.scored and not bounds:
+            return Sights(masks, bounds, causal=True)  # a prompt's first chunk
+        fold = family.fold if plan.own and family.fold * width <= MOST_FOLDED else 1
+        full = self.full(feeds, width, batch.longest, fold)
+        keys = batch.key_positions() if bounds else None
+        for window in masks:
+            masks[window] = full
+            if keys is not None and window is not None and window in bounds:
+                low = bounds[window]
+                masks[window] = self.windowed(full, batch.positions, keys, window, low)
+        return Sights(masks, bounds)
 
-    def _places(self, batch: Batch, family: Family, plan: Plan) -> Int[Tensor, "1 K"]:
+    def places(self, batch: Batch, family: Family, plan: Plan) -> Int[Tensor, "1 K"]:
         """For models that count places: one row, every column a token, the mask their own."""
         [feed] = batch.feeds
         tail = feed.start - feed.base
@@ -135,6 +124,34 @@ class Masks:
                 "use method chain, prompt-lookup or plain.",
             )
         return torch.ones(1, batch.longest, dtype=torch.long, device=self.nothing.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Sights:
+    """What the queries of one forward see: a mask per window of the model's layers."""
+
+    masks: dict[int | None, Tensor]
+    bounds: dict[int | None, int]  # windows that hide anything: the first column still seen
+    unmasked: bool = False  # every query sees every column, masks are not looked at
+    causal: bool = False  # queries and columns are the same tokens, in order
+
+    def arguments(self, family: Family) -> dict[str, Any]:
+        """The same as arguments of a transformers model."""
+        mask: Any = self.masks[family.windows[0]]
+        if family.names:
+            mask = {name: self.masks[window] for name, window in family.names.items()}
+        given = {"attention_mask": mask, "unmasked": self.unmasked, "causal": self.causal}
+        return {name: value for name, value in given.items() if value is not False}
+
+    def kept(self) -> Sights:
+        """The same in memory of its own: a mask lies in a buffer that the next one is made in."""
+        return replace(self, masks={window: mask.clone() for window, mask in self.masks.items()})
+
+    def lows(self, family: Family) -> dict[int, int]:
+        """The first column that each windowed layer reads."""
+        if not self.bounds:
+            return {}
+        return {i: self.bounds[w] for i, w in enumerate(family.windows) if w in self.bounds}
 
 
 def window_bounds(feeds: Sequence[Feed], windows: Sequence[int | None]) -> dict[int | None, int]:

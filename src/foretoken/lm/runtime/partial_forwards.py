@@ -9,20 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from foretoken.errors import CapabilityError
+from foretoken.lm.runtime.captured import Call, Captured, Cut
 from foretoken.lm.runtime.packing import Feed
+from foretoken.types import Layer
 
 Forward = Callable[..., Any]
 
 
 class Part(Protocol):
     """One forward through part of a model."""
+
+    def run(self, lean: Captured, call: Call) -> list[Tensor]:
+        """What the call's taps read, then logits [B, P, V]: this part of a captured model."""
+        ...
 
     @property
     def head(self) -> bool:
@@ -51,6 +57,35 @@ class Stage:
     states: dict[int, Tensor] | None = None  # slot -> [n, H] entering layer `start`
     exits: dict[int, int] | None = None  # slot -> layers before this row's head
 
+    def run(self, lean: Captured, call: Call) -> list[Tensor]:
+        """What the call's taps read, then logits [B, P, V], of width zero without a head."""
+        feeds, width = call.batch.feeds, call.batch.width
+        wanted, entering = self.leaving(feeds), None
+        if self.start:
+            entering = self.entering(feeds, width)
+        if not self.head:
+            *tapped, last = call.run(lean, Cut(self.start, self.stop, head=False), entering)
+            return [*tapped, last[:, -call.batch.kept :, :0]]
+        if set(wanted) == {self.stop}:
+            return call.run(lean, Cut(self.start, self.stop), entering)
+        depths = sorted(set(wanted) - {self.stop})
+        more = tuple(Layer(depth - 1) for depth in depths)
+        cut = Cut(self.start, self.stop, head=False)
+        *tapped, last = call.run(lean, cut, entering, more)
+        left = dict(zip(depths, tapped[len(call.taps) :], strict=True)) | {self.stop: last}
+        mixed = torch.stack([left[depth][row] for row, depth in enumerate(wanted)])
+        [logits] = replace(call, taps=()).run(lean, Cut(lean.layers, lean.layers), mixed)
+        return [*tapped[: len(call.taps)], logits]
+
+    def entering(self, feeds: Sequence[Feed], width: int) -> Tensor:
+        """[B, width, H] that enters the layer `start`."""
+        given = [padded(self.states[feed.memory.slot], width) for feed in feeds]  # type: ignore[index]
+        return torch.stack(given)
+
+    def leaving(self, feeds: Sequence[Feed]) -> list[int]:
+        """Layers before each row's head."""
+        return [self.stop if self.exits is None else self.exits[f.memory.slot] for f in feeds]
+
     def entered(
         self, stack: Stack, feeds: Sequence[Feed], width: int
     ) -> AbstractContextManager[None]:
@@ -63,9 +98,8 @@ class Stage:
         outside = (*range(self.start - 1), *range(self.stop, last))
         shadows = {i: stack.passing(i) for i in outside}
         if self.start:
-            given = [padded(self.states[feed.memory.slot], width) for feed in feeds]  # type: ignore[index]
-            shadows[self.start - 1] = stack.giving(self.start - 1, torch.stack(given))
-        wanted = [self.stop if self.exits is None else self.exits[f.memory.slot] for f in feeds]
+            shadows[self.start - 1] = stack.giving(self.start - 1, self.entering(feeds, width))
+        wanted = self.leaving(feeds)
         early = set(wanted) - {self.stop}
         if early:
             seen: dict[int, Tensor] = {}

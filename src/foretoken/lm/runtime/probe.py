@@ -33,8 +33,11 @@ SECONDS = 3.0  # for longer ones
 RAISED = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, IndexError)
 
 
-def choose_plan(lm: CachedLM) -> None:
-    """Set `lm.plan` to the widest plan that gives right numbers, its caps and vocabulary size."""
+def choose_plan(lm: CachedLM) -> Truth:
+    """Set `lm.plan` to the widest plan that gives right numbers, its caps and vocabulary size.
+
+    What it was compared with.
+    """
     check_finite(lm.model, lm.name)
     truth, lm.vocab_size = fresh_logits(lm.model)
     check_logits(lm.model, lm.name, [logits for row in truth.logits for logits in row])
@@ -56,7 +59,7 @@ def choose_plan(lm: CachedLM) -> None:
             lm.caps = Caps(tree, lm.plan.ragged, bool(lm._layers), lm.plan.why)
             longest = max((len(one.prompts[0]) for one in late or ()), default=0)
             lm.shared.verified = max(lm.shared.verified, longest)
-            return
+            return truth
         reason = reason or f"a tree's logits are off by {error:.0%} of their spread"
     check_finite(lm.model, lm.name, None)  # a fused attention may hide NaN that another shows
     raise CapabilityError(
@@ -197,6 +200,29 @@ def trial(lm: CachedLM, truth: Truth) -> float:
     finally:
         lm.reset()
     return worst
+
+
+def disagreement(lm: CachedLM, truth: Truth) -> str:
+    """Why what runs now is not the forward that `truth` came from; nothing where it is."""
+    allowed = ALLOWED.get(lm.model.dtype, 2e-1)
+    try:
+        error = max(trial(lm, truth), lone_trial(lm, truth))
+    except RAISED as raised:
+        return f"its captured forward raised {str(raised).splitlines()[0][:120]}"
+    return "" if error <= allowed else f"its captured logits are off by {error:.0%} of their spread"
+
+
+def lone_trial(lm: CachedLM, truth: Truth) -> float:
+    """The error of one token alone, whose shapes tracing does not see."""
+    row = probe_row(truth.prompts[0])
+    try:
+        lm.prefill([row])
+        draft = Draft(TokenTree((row.tokens[-1],), (-1,)), Draw.POINT)
+        logits = lm.score([row], [draft])[0].logits
+        right = truth.logits[0][0]
+        return difference(torch.cat([logits.float(), right[1:]]), right)
+    finally:
+        lm.reset()
 
 
 def chain_of(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:

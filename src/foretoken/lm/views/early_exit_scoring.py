@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from foretoken.contract import LanguageModel
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
+from foretoken.lm.runtime.captured import Call, Captured, Cut
 from foretoken.lm.runtime.packing import Feed, tree_feed
 from foretoken.lm.runtime.partial_forwards import Forward, Stack
 from foretoken.lm.runtime.sharing import exclusive
@@ -79,6 +80,22 @@ class Gate:
         self.feeds, self.states = feeds, dict[int, Tensor]()
         self.ran, self.ended = 0, False
         return stack.shadowed({i: self.forward(stack, i) for i in range(self.layers)})
+
+    def run(self, lean: Captured, call: Call) -> list[Tensor]:
+        """The same of a captured model, from one layer that is asked to the next."""
+        self.feeds, self.states, self.ran = call.batch.feeds, dict[int, Tensor](), 0
+        asked = {layer for leave in self.leaves.values() for layer in leave.active}
+        stops = sorted({layer + 1 for layer in asked if layer + 1 < self.layers} | {self.layers})
+        output: Tensor | None = None
+        for stop in stops:
+            [output] = call.run(lean, Cut(self.ran, stop, head=False), output)
+            self.ran = stop
+            self.look(stop - 1, output)
+            if len(self.states) == len(self.feeds):
+                break
+        assert output is not None
+        mixed = torch.stack([self.states.get(i, one) for i, one in enumerate(output)])
+        return call.run(lean, Cut(self.layers, self.layers), mixed)
 
     def forward(self, stack: Stack, index: int) -> Forward:
         """Layer `index`, unless all rows have left before it."""

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from foretoken.contract import LanguageModel
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
+from foretoken.lm.runtime.captured import ATTENTION, MLP, Call, Captured, Cut, Sublayer
+from foretoken.lm.runtime.family import sublayers
 from foretoken.lm.runtime.packing import Feed, tree_feed
 from foretoken.lm.runtime.partial_forwards import (
     Forward,
@@ -31,16 +33,18 @@ from foretoken.lm.views.view import TargetView
 from foretoken.trees.masks import prefixes
 from foretoken.types import DecodeState, Ragged, Rows
 
-ATTENTION, MLP = 0, 1
-MLP_NAMES = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "ff")
-
 
 @dataclass(frozen=True, slots=True)
 class Skipping:
     """A forward that leaves sublayers out."""
 
     forwards: dict[nn.Module, Forward]
+    parts: frozenset[Sublayer]
     head: bool = True
+
+    def run(self, lean: Captured, call: Call) -> list[Tensor]:
+        """The same of a captured model."""
+        return call.run(lean, Cut(without=self.parts))
 
     def entered(
         self, stack: Stack, feeds: Sequence[Feed], width: int
@@ -63,7 +67,7 @@ class SkippedLayers(TargetView):
                 "use method chain, prompt-lookup or plain.",
             )
         self.inner = self.base.stack.layers[1:-1]
-        self.parts = [part for layer in self.inner for part in sublayers(layer, family.name)]
+        self.parts = [part for layer in self.inner for part in parts_of(layer, family.name)]
         self.shapes = returned_lengths(self.base.model, self.parts)
         self.units = len(self.parts)  # sublayers that may be left out
         # `guesses` can be asked: it feeds tokens far from their own columns
@@ -120,20 +124,20 @@ class SkippedLayers(TargetView):
                 forwards[layer] = stack.passing(index + 1)
             for unit in left if len(left) == 1 else ():
                 forwards[self.parts[unit]] = adding_nothing(self.shapes[unit])
-        return Skipping(forwards)
+        parts = frozenset(Sublayer(1 + unit // 2, unit % 2) for unit in skipped)
+        return Skipping(forwards, parts)
 
 
-def sublayers(layer: nn.Module, family: str) -> tuple[nn.Module, nn.Module]:
+def parts_of(layer: nn.Module, family: str) -> tuple[nn.Module, nn.Module]:
     """The attention and the MLP of a decoder layer."""
-    attention = [m for m in layer.children() if "Attention" in type(m).__name__]
-    mlp = [m for name, m in layer.named_children() if name in MLP_NAMES]
-    if len(attention) == 1 and len(mlp) == 1:
-        return attention[0], mlp[0]
-    raise CapabilityError(
-        f"drafting with skipped layers of {family} was asked for.",
-        f"attention and MLP are no modules of their own in {type(layer).__name__}.",
-        "use method layerskip, chain, prompt-lookup or plain.",
-    )
+    found = sublayers(layer)
+    if found is None:
+        raise CapabilityError(
+            f"drafting with skipped layers of {family} was asked for.",
+            f"attention and MLP are no modules of their own in {type(layer).__name__}.",
+            "use method layerskip, chain, prompt-lookup or plain.",
+        )
+    return found
 
 
 def adding_nothing(length: int) -> Forward:

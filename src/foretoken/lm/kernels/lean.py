@@ -1,0 +1,174 @@
+"""The lean forward: a model captured once, rewritten, and run as straight-line code.
+
+Linear layers that read the same input become one product, its kernel measured at load; attention
+is asked of the caller, who knows the cache. The model itself is not changed, and its weights stay
+where they are: changed ones are followed (`renew`), or noticed by their versions in every call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from foretoken.lm.kernels.capture import Capture, capture
+from foretoken.lm.kernels.linears import Product, linears
+from foretoken.lm.kernels.merged import Merged, Site
+from foretoken.lm.kernels.rewrites import A, calls, insert, rewrite, value
+from foretoken.lm.kernels.straight_line import Program
+from foretoken.lm.runtime.cache_attention import Attention
+from foretoken.lm.runtime.captured import WHOLE, Cut, Sublayer
+from foretoken.lm.runtime.family import Family, decoder_layers, decoder_of
+from foretoken.types import Embedding, FinalNorm, Layer, Tap, Taps
+
+
+class LeanForward:
+    """A captured model, run without its modules."""
+
+    def __init__(self, captured: Capture) -> None:
+        self.capture = captured
+        settled = rewrite(captured)
+        self.sites = merge_linears(captured)
+        captured.graph.eliminate_dead_code()
+        self.program = Program(captured, settled)
+        self.layers = sum(isinstance(mark, Layer) for mark in captured.marks)
+        self.variants: dict[tuple[Taps, Cut], Callable[..., list[Tensor]]] = {}
+        width = value(captured.states[Embedding()]).shape[-1]
+        weight = next(captured.root.parameters())
+        self.nothing = weight.new_zeros(1, 1, width, requires_grad=False)
+        self.watched: list[Tensor] = []
+        self.versions: list[int] = []
+        self.traced = seams(captured.root)
+        self.settle()
+
+    @classmethod
+    def of(cls, model: Any, family: Family, ragged: bool) -> LeanForward:
+        """Capture `model`; CapabilityError with the reason where it cannot be."""
+        layers, decoder = decoder_layers(model, family.layers), decoder_of(model)
+        return cls(capture(model, family, layers, decoder, ragged))
+
+    def run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        places: Tensor,
+        attend: Attention | None,
+        taps: Taps = (),
+        cut: Cut = WHOLE,
+        entering: Tensor | None = None,
+    ) -> list[Tensor]:
+        """What `taps` read, each [B, Q, H], then logits [B, P, V] at `places`.
+
+        Without a head, the last are the states [B, Q, H] that it would have read behind the layers.
+        `entering` [B, Q, H] is what enters layer `cut.start`, where that is not the first.
+        """
+        if self.versions != [weight._version for weight in self.watched]:
+            self.follow_versions()
+        run = self.variants.get((taps, cut)) or self.write(taps, cut)
+        if not cut.start and not cut.without:
+            return run(ids, positions, places, attend)
+        nothing = self.nothing.expand(*ids.shape, -1)
+        return run(ids, positions, places, attend, entering=entering, nothing=nothing)
+
+    def write(self, taps: Taps, cut: Cut) -> Callable[..., list[Tensor]]:
+        """The code that gives these results and no others."""
+        states = self.capture.states
+        stop = self.layers if cut.stop is None else cut.stop
+        instead: dict[fx.Node, fx.Node | str] = {}
+        for i in range(stop, self.layers):
+            instead[states[Layer(i)]] = states[Layer(stop - 1)]
+        for part in cut.without:
+            instead[states[part]] = "nothing"
+            if Sublayer(part.layer, 1 - part.kind) in cut.without:
+                instead[states[Layer(part.layer)]] = states[Layer(part.layer - 1)]
+        if cut.start:
+            entry = Layer(cut.start - 1) if cut.start <= self.layers else FinalNorm()
+            instead[states[entry]] = "entering"
+        results = [states[self.known(tap)] for tap in taps]
+        results.append(self.capture.logits if cut.head else states[Layer(stop - 1)])
+        run = self.program.variant(results, instead)
+        self.variants[taps, cut] = run
+        return run
+
+    def known(self, tap: Tap) -> Tap:
+        """The tap as the capture names it: layers counted from the first."""
+        return Layer(tap.index % self.layers) if isinstance(tap, Layer) else tap
+
+    def follow_versions(self) -> None:
+        """Read again what was written to in place since the last call."""
+        for site in self.sites:
+            parts = site.parts if isinstance(site, Merged) else (site,)
+            if any(part.watched._version != part.version for part in parts):
+                site.renew()
+        self.settle()
+
+    def patched(self) -> bool:
+        """Whether modules were replaced, hooked into or given another forward since."""
+        return seams(self.capture.root) != self.traced
+
+    def settle(self) -> None:
+        """Take all weights as they are now."""
+        self.program.settle()
+        parts = (weight.now() for weight in self.capture.weights.values())
+        self.watched = [weight for weight in parts if not weight.is_inference()]
+        self.versions = [weight._version for weight in self.watched]
+
+
+def seams(model: nn.Module) -> list[tuple[int, ...]]:
+    """Where a caller's code can enter a model: its modules, and what is hung on each."""
+    found: list[tuple[int, ...]] = []
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        own = 0 if isinstance(forward, Product) else id(forward)
+        hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
+        found.append((id(module), own, *hooks))
+    return found
+
+
+def merge_linears(captured: Capture) -> list[Site]:
+    """Put products in place of all linear layers of the graph; one for all with the same input."""
+    modules = {id(module.weight): module for module in linears(captured.root)}
+    groups: dict[Any, list[tuple[fx.Node, Product]]] = {}
+    for node in calls(captured.graph, A.linear.default, A.addmm.default):
+        product = product_of(node, captured, modules)
+        if product is not None:
+            groups.setdefault((input_of(node), product.dtype), []).append((node, product))
+    sites: list[Site] = []
+    for (given, _), members in groups.items():
+        if len(members) == 1:
+            [(node, product)] = members
+            node.replace_all_uses_with(insert(node, node, product.multiply, given))
+            sites.append(product)
+            continue
+        site = Merged([product for _, product in members])
+        first = members[0][0]
+        both = insert(first, first, site.multiply, given)
+        for i, (node, _) in enumerate(members):
+            node.replace_all_uses_with(insert(first, node, operator.getitem, both, i))
+        sites.append(site)
+    return sites
+
+
+def input_of(node: fx.Node) -> fx.Node:
+    """What a linear layer reads."""
+    given: Any = node.args[0] if node.target is A.linear.default else node.args[1]
+    assert isinstance(given, fx.Node)
+    return given
+
+
+def product_of(node: fx.Node, captured: Capture, modules: dict[int, nn.Module]) -> Product | None:
+    """The product for this node, where its weight and bias are a linear layer's own."""
+    if node.target is A.linear.default:
+        weight, bias = node.args[1], node.args[2] if len(node.args) > 2 else None
+    else:  # GPT-2's layers: weights stored the other way round
+        bias, _, weight = node.args[:3]
+    found = captured.weights.get(weight)  # type: ignore[arg-type]
+    module = modules.get(id(getattr(found.owner, found.name))) if found is not None else None
+    if module is None or node.kwargs:
+        return None
+    own = captured.weights.get(bias) if bias is not None else None  # type: ignore[arg-type]
+    theirs = None if own is None else getattr(own.owner, own.name)
+    same = theirs is module.bias and (bias is None) == (module.bias is None)
+    return Product(module) if same else None

@@ -1,0 +1,93 @@
+"""What the runtime asks of a captured model: one call, whole or from layer to layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.lm.runtime.cache_attention import Attention
+from foretoken.lm.runtime.packing import Batch
+from foretoken.types import Taps
+
+ATTENTION, MLP = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sublayer:
+    """The attention or the MLP of one decoder layer."""
+
+    layer: int
+    kind: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which part of a captured model runs: layers from `start` to `stop`, with or without head.
+
+    From as many layers as there are, only the last norm and the head; from one more, the head.
+    The sublayers in `without` add nothing to the residual stream.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    head: bool = True
+    without: frozenset[Sublayer] = frozenset()
+
+
+WHOLE = Cut()
+
+
+class Captured(Protocol):
+    """A captured model without its attention (`kernels.lean`)."""
+
+    layers: int
+
+    def run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        places: Tensor,
+        attend: Attention | None,
+        taps: Taps = (),
+        cut: Cut = WHOLE,
+        entering: Tensor | None = None,
+    ) -> list[Tensor]:
+        """What `taps` read, each [B, Q, H], then logits [B, P, V] at `places`.
+
+        Without a head, the last are the states [B, Q, H] that it would have read behind the layers.
+        `entering` [B, Q, H] is what enters layer `cut.start`, where that is not the first.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One forward over a batch."""
+
+    batch: Batch
+    places: Tensor  # that logits are wanted at
+    attend: Attention
+    taps: Taps
+
+    def run(
+        self,
+        lean: Captured,
+        cut: Cut = WHOLE,
+        entering: Tensor | None = None,
+        more: Taps = (),
+    ) -> list[Tensor]:
+        """What the taps and `more` read, then logits."""
+        batch = self.batch
+        taps = self.taps + more
+        return lean.run(batch.ids, batch.positions, self.places, self.attend, taps, cut, entering)
+
+
+def end_of(lean: Captured, states: Tensor, start: int) -> Tensor:
+    """Logits [n, V] of states [n, H] that enter a captured model behind all its layers."""
+    places = torch.arange(len(states), device=states.device)
+    cut = Cut(start, lean.layers)
+    [logits] = lean.run(places[None], places[None], places, None, (), cut, states[None])
+    return logits[0]
