@@ -22,7 +22,7 @@ from foretoken.lm.runtime.cache_attention import (
     RowsApart,
     RowsTogether,
 )
-from foretoken.lm.runtime.captured import Call, Captured
+from foretoken.lm.runtime.captured import HEADLESS, WHOLE, Call, Captured
 from foretoken.lm.runtime.family import Family, attention_configs, decoder_layers, decoder_of
 from foretoken.lm.runtime.masks import Masks, window_bounds
 from foretoken.lm.runtime.packing import Batch, Feed
@@ -139,7 +139,8 @@ class BatchForward:
         attend = self._attention(feeds, starts, stops, ids, positions)
         lean = self.lean
         assert lean is not None
-        *tapped, logits = lean.run(ids, positions, torch.tensor(wanted or [0]), attend, taps)
+        cut, places = WHOLE if wanted else HEADLESS, torch.tensor(wanted)
+        *tapped, logits = lean.run(ids, positions, places, attend, taps, cut)
         hidden = torch.stack(tapped, dim=2)[0] if taps else None
         parts = torch.split(logits[0, : len(wanted)], [feed.scored for feed in feeds])
         scores = []
@@ -220,7 +221,13 @@ class BatchForward:
         if lean is not None:
             attend = CacheAttention(self.cache, sights, family.windows)
             call = Call(batch, self._last(batch), attend, taps)
-            *tapped, logits = call.run(lean) if part is None else part.run(lean, call)
+            if part is not None:
+                *tapped, logits = part.run(lean, call)
+            elif any(feed.scored for feed in feeds):
+                *tapped, logits = call.run(lean)
+            else:  # a prompt's tokens
+                *tapped, last = call.run(lean, HEADLESS)
+                logits = last[:, -batch.kept :, :0]
             return logits, torch.stack(tapped, dim=2) if taps else None
         arguments = sights.arguments(family)
         if self.span is not None:

@@ -37,7 +37,7 @@ class Cut:
     without: frozenset[Sublayer] = frozenset()
 
 
-WHOLE = Cut()
+WHOLE, HEADLESS = Cut(), Cut(head=False)
 
 
 class Captured(Protocol):
