@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from transformers import AutoModelForCausalLM, GPTJConfig
 from typer.testing import CliRunner
 
 import foretoken
@@ -144,3 +145,18 @@ def test_a_folder_named_like_a_shipped_model_is_written_as_a_path(tmp_path, monk
     (tmp_path / "text-draft").mkdir()
     assert locate("text-draft", "model") == shipped.path("text-draft")
     assert locate("./text-draft", "model").resolve() == tmp_path / "text-draft"
+
+
+def test_a_model_says_what_it_allows_and_how_it_runs():
+    found = json.loads(runner.invoke(app, ["methods", "--model", "text-draft", "--json"]).stdout)
+    assert found["captured"] and found["drafts"] == "trees" and found["batches"] == "ragged"
+    assert found["kernels"]
+    said = runner.invoke(app, ["methods", "--model", "text-draft"]).stdout
+    assert "captured at load" in said and "by rows: 1:" in said
+
+
+def test_a_model_that_is_not_captured_says_why(tmp_path):
+    config = GPTJConfig(vocab_size=40, n_embd=32, n_layer=2, n_head=2, rotary_dim=8, n_positions=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    said = runner.invoke(app, ["methods", "--model", str(tmp_path)]).stdout
+    assert "the model's own modules (0 of its 2 layers ask for attention by name)" in said

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.cli import about_model
 from foretoken.cli import options as o
 from foretoken.cli.app import app
 from foretoken.methods import (
@@ -79,10 +80,18 @@ def methods(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the page docs/methods.md.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="What a model allows instead, and how its forwards are made."),
+    ] = None,
+    dtype: o.Dtype = None,
     json_: o.AsJson = False,
 ) -> None:
     """List every method: what it promises, what it needs; or all options of one."""
-    if name is not None:
+    if model is not None:
+        about = about_model.about_model(model, dtype)
+        o.print_json(about) if json_ else print(about_model.sheet(about))
+    elif name is not None:
         row = method(name)
         if json_:
             o.print_json({**as_row(row), "options": [as_plain(one) for one in options_of(row)]})

@@ -176,7 +176,7 @@ class Borrowing:
                     try:
                         lean = capture()
                     except CapabilityError as refused:
-                        why = refused.possible
+                        why = refused.possible.rstrip(".")
                 shared.kernels = self.chosen(mode, pad_lone, lean, why)
             self.share(mode, pad_lone)
             self.watch = WeightWatch(self.model)

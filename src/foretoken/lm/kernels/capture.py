@@ -277,6 +277,9 @@ def trace(traced: Traced, ragged: bool) -> Outline:
         raise refusal(family, "it writes into its own buffers")
     if any(node.op == "get_attr" for node in graph.nodes):
         raise refusal(family, "it runs part of itself as a graph of its own")
+    asked = sum(node.target is torch.ops.foretoken.attention.default for node in graph.nodes)
+    if asked != family.layers:
+        raise refusal(family, f"{asked} of its {family.layers} layers ask for attention by name")
     named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants
     return Outline(
@@ -290,6 +293,6 @@ def trace(traced: Traced, ragged: bool) -> Outline:
 def refusal(family: Family, why: str) -> CapabilityError:
     return CapabilityError(
         f"the forward of {family.name} was to be captured.",
-        f"it cannot be: {why}.",
+        f"{why}.",
         "nothing is lost but speed: its own forward is called as it is.",
     )
