@@ -1,29 +1,68 @@
-"""Names of the models whose weights ship with the package, and the folders they lie in."""
+"""Models known by a bare name: those whose weights ship, and those fetched into the user's cache."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import CheckpointError, ConfigError, nearest
 
 NAMES = ("text-target", "text-draft")
+FETCHED = ("smollm2-135m",)  # `foretoken minis get NAME` writes their folders
+RECORD = "contents.json"  # in a fetched folder: its files with their sizes and checksums
 _WEIGHTS = Path(__file__).parent / "minis" / "weights"
 
 
 def path(name: str) -> Path:
-    """The folder of a shipped model, for any ``from_pretrained``."""
+    """The folder of a model of this table, for any ``from_pretrained``."""
+    if name in FETCHED:
+        return _fetched(name)
     if name not in NAMES:
+        known = (*NAMES, *FETCHED)
         raise ConfigError(
             asked=f"the mini {name!r}",
-            possible=", ".join(NAMES),
-            do=f"did you mean {nearest(name, NAMES)}?",
+            possible=", ".join(known),
+            do=f"did you mean {nearest(name, known)}?",
         )
     return _WEIGHTS / name
 
 
 def resolve(source: object) -> object:
-    """The folder of a shipped model where `source` is its bare name, anything else as it stands.
+    """The folder of a model of this table where `source` is its bare name, else `source` itself.
 
-    The bare name always means the shipped model; a folder of that name is written ./text-target.
+    The bare name always means the model of this table; a folder of that name is written
+    ./text-target.
     """
-    return path(source) if isinstance(source, str) and source in NAMES else source
+    return path(source) if isinstance(source, str) and source in (*NAMES, *FETCHED) else source
+
+
+def cache() -> Path:
+    """The folder of fetched models: $FORETOKEN_MODELS, else foretoken/models in the user's cache."""
+    if chosen := os.environ.get("FORETOKEN_MODELS"):
+        return Path(chosen).expanduser()
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not caches.is_absolute():  # the XDG specification: a relative path is to be ignored
+        caches = Path.home() / ".cache"
+    return caches / "foretoken" / "models"
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a fetched folder holds every file of its record, each in its size."""
+    try:
+        files = json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]
+        return all((folder / name).stat().st_size == file["bytes"] for name, file in files.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # not there, or no record of ours: whoever fetches writes it anew
+
+
+def _fetched(name: str) -> Path:
+    folder = cache() / name
+    if not is_whole(folder):
+        state = "is damaged there" if folder.exists() else "is not there yet"
+        raise CheckpointError(
+            asked=f"the model {name} was asked for.",
+            possible=f"it is fetched once, into {cache()}, and {state}.",
+            do=f"run `foretoken minis get {name}`.",
+        )
+    return folder

