@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,train,bench
+EXTRAS := dev,train,bench,real
 # One worker per core, one thread each: two cores then finish in half the time.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-.PHONY: help install demo test test-all check bench clean
+.PHONY: help install demo test test-all check bench real clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test      the quick suite          make test-all  with the slow checks"
 	@echo "make check     format, lint, types, quick suite"
 	@echo "make bench     the shipped pair, every method and every peer"
+	@echo "make real      a real model: its tests, then Spec-Bench beside other engines (an hour or two)"
 
 install: $(VENV)/installed
 
@@ -40,6 +41,12 @@ check: install
 
 bench: install
 	$(BIN)/foretoken bench --out runs/bench
+
+# TASKS=FILE names the questions of Spec-Bench, REAL="--dtype float32 --quick" and the like the rest.
+real: install
+	$(BIN)/foretoken minis get smollm2-135m
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m real
+	$(BIN)/python benchmarks/real.py $(if $(TASKS),--tasks $(TASKS)) $(REAL)
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,8 +1,9 @@
 """What `make demo` runs: text by guessing, then the same text with and without, timed.
 
-    python examples/demo.py [--tokens 96] [--params 350M]
+    python examples/demo.py [--tokens 96] [--params 350M] [--no-real]
 
-Everything is measured here and now, methods taking turns on the same prompts.
+First the shipped pair, then a real instruction model, fetched once where it can be had. Everything
+is measured here and now, methods taking turns on the same prompts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import argparse
 import tempfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.rule import Rule
 from transformers.utils import logging
@@ -19,8 +22,11 @@ from transformers.utils import logging
 import foretoken
 from foretoken import minis
 from foretoken.cli.colour import legend, paint
-from foretoken.cli.minis import size
+from foretoken.cli.minis import arrival, size
 from foretoken.engine.session import Result, Session
+from foretoken.errors import ForetokenError
+from foretoken.lm.kernels.linears import can_pack
+from foretoken.minis.fetch import get
 from foretoken.minis.tasks import FAMILIES, examples
 from foretoken.minis.widen import widen_directory
 
@@ -32,6 +38,14 @@ SMALL = {  # what is shown: a method and its options
     "prompt-lookup": ("prompt-lookup", {}),
 }
 WIDE = {name: SMALL[name] for name in ("plain", "chain", "chain, cost model", "tree")}
+REAL = "smollm2-135m"
+UNTRAINED = {name: (name, {}) for name in ("plain", "prompt-lookup", "suffix", "auto")}
+QUESTIONS = (
+    "Rewrite this in the past tense: The old lighthouse keeper climbs the stairs every evening, "
+    "lights the lamp, writes a line in his book and watches the ships until the morning comes.",
+    "Write a Python class for a bank account that can deposit, withdraw and show its balance.",
+    "Why is the sky blue? Explain it to a child.",
+)
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -40,6 +54,7 @@ def main() -> None:
     options.add_argument("--tokens", type=int, default=96, help="tokens per prompt")
     options.add_argument("--repetitions", type=int, default=3)
     options.add_argument("--params", default="350M", help="size of the widened target")
+    options.add_argument("--no-real", action="store_true", help="the shipped pair only")
     chosen = options.parse_args()
     logging.disable_progress_bar()
 
@@ -60,13 +75,32 @@ def main() -> None:
             widen_directory(target, wide, size(chosen.params), verify=False)
             session = foretoken.load(wide, method="chain", draft=draft)
         compare(session, WIDE, prompts, min(chosen.tokens, 48), min(chosen.repetitions, 2))
+    if not chosen.no_real:
+        real(min(chosen.tokens, 96), min(chosen.repetitions, 2))
 
 
-def show(session: Session, prompts: list[str]) -> None:
+def real(tokens: int, repetitions: int) -> None:
+    """The same with a real instruction model and what needs no training and no second model."""
+    kind = "bfloat16" if can_pack(torch.bfloat16) else "float32"
+    console.print(Rule(f"A real model: {REAL} in {kind}, nothing beside it"))
+    try:
+        with arrival(hush=False) as told:
+            folder = get(REAL, told)
+    except ForetokenError as problem:
+        console.print(f"skipped: {problem.possible}", markup=False)
+        return
+    prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    session = foretoken.load(folder, dtype=kind)
+    show(session, prompts[:1])
+    compare(session, UNTRAINED, prompts, tokens, repetitions)
+
+
+def show(session: Session, prompts: list[Any]) -> None:
     """Text as it is written, coloured by where each token came from."""
     console.print(legend(session.method, console))
     for prompt in prompts:
-        console.print(prompt, style="dim", end="", markup=False)
+        asked = prompt if isinstance(prompt, str) else f"{prompt[-1]['content']}\n"
+        console.print(asked, style="dim", end="", markup=False)
         result = paint(session, prompt, {"max_new_tokens": 80}, console, True)
         console.print(
             f"{result.stats.tokens} tokens in {result.stats.target_steps} target steps\n",
@@ -77,7 +111,7 @@ def show(session: Session, prompts: list[str]) -> None:
 def compare(
     first: Session,
     methods: dict[str, tuple[str, dict[str, str]]],
-    prompts: list[str],
+    prompts: list[Any],
     tokens: int,
     repetitions: int,
 ) -> None:

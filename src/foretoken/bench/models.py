@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.bench.catalogue import writes_beams
+from foretoken.bench.limit import weight_bytes
 from foretoken.bench.own import BeamsRow, OwnRow, Waiting
 from foretoken.bench.peers import FORMS, PeerRow
 from foretoken.bench.rows import RowSpec
@@ -57,6 +58,7 @@ class Models:
         self.tokenizer = load_tokenizer(target, tokenizer)
         self.eos = end_tokens(first, self.tokenizer)
         self.parameters = {"target": first.num_parameters()}
+        self.weights = weight_bytes(first)  # read by one forward of the target
         self.dtype = str(first.dtype).removeprefix("torch.")
         self.device = first.device
         self._spare = {"target": first}

@@ -33,6 +33,11 @@ GUIDE = (
     ("efficiency", "measured speed-up of decoding over the one that accepted length and the "
      "measured costs of drafting and scoring allow. What is missing to 1 is the loop."),
     ("overhead", "milliseconds per step outside drafting and target forwards."),
+    ("forward/limit", "time per target forward, all that lies between two of them included, over "
+     "the memory limit: the time in which the weights can be read once. A row that cannot tell its "
+     "prompt's forward has it in there."),
+    ("speed/limit", "tokens per second over those of the memory limit at one token a forward; "
+     "above 1 only guessing can reach."),
     ("text as plain", "prompts whose tokens are exactly those of plain decoding (temperature 0)."),
     ("best score", "of beams: mean log-likelihood of a token of the best text, under the target."),
     ("answers right", "share of checkable answers that are right."),

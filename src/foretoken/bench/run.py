@@ -19,6 +19,7 @@ from rich.console import Console
 from foretoken.bench import catalogue, environment, memory
 from foretoken.bench.files import writable
 from foretoken.bench.journal import Cell, Journal, cell_of, open_journal
+from foretoken.bench.limit import hold_against_limit, note_bandwidth
 from foretoken.bench.metrics import summarise
 from foretoken.bench.models import Models, check_rows
 from foretoken.bench.own import Row
@@ -127,6 +128,7 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         max_length=models.own("target").max_length,
     )
     known = len(journal.cells)
+    note_bandwidth(journal, models.weights, models.device)
     try:
         with shown(config.quiet) as bar:
             rows = prepare(specs, models, prompts, config, journal, bar)
@@ -140,6 +142,7 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         kept = f"interrupted: {len(journal.cells)} finished cells are kept in {out}"
         Console(stderr=True).print(f"{kept}; go on with --resume")
         raise
+    note_bandwidth(journal, models.weights, models.device)
     results = summarise(
         journal.cells,
         [spec.label for spec in specs],
@@ -147,6 +150,7 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         greedy=config.temperature == 0,
     )
     results |= {
+        "memory_limit": hold_against_limit(results["rows"], journal, models.weights),
         "title": config.title,
         "environment": started,
         "warnings": warnings,

@@ -8,7 +8,7 @@ from typing import Any
 REFERENCES = ("plain", "beam-sampling", "hf:plain", "hf:compiled")
 COLUMNS = (
     "row", "tokens/s", *(f"over {name}" for name in REFERENCES), "accepted length", "conversion",
-    "efficiency", "overhead ms/step", "text as plain", "answers right", "texts", "best score",
+    "efficiency", "overhead ms/step", "forward/limit", "speed/limit", "text as plain", "answers right", "texts", "best score",
     "peak MiB",
 )  # fmt: skip
 SAME = "not distinguishable"
@@ -59,6 +59,7 @@ def cells_of(label: str, row: Mapping[str, Any]) -> dict[str, str]:
         name += " (failed on the way)"
     text, right, beams = row["text"], row["accuracy"], row.get("beams")
     peak = row["peak_cuda"] or row["peak_rss"]
+    over_limit = row.get("over_limit") or {"forward": None, "speed": None}  # of results of before
     return {
         "row": name,
         "tokens/s": f"{row['tokens_per_second']['value']:.1f}",
@@ -67,6 +68,8 @@ def cells_of(label: str, row: Mapping[str, Any]) -> dict[str, str]:
         "conversion": number(row["conversion"]),
         "efficiency": number(row["efficiency"]),
         "overhead ms/step": number(row["overhead_ms"]),
+        "forward/limit": number(over_limit["forward"]),
+        "speed/limit": number(over_limit["speed"]),
         "text as plain": f"{text['equal']}/{text['of']}" if text else MISSING,
         "answers right": f"{100 * right['value']:.0f} %" if right else MISSING,
         "texts": number(beams["texts"]) if beams else MISSING,
@@ -105,6 +108,19 @@ def number(value: float | None) -> str:
     return MISSING if value is None else f"{value:.2f}"
 
 
+def memory_limit(results: Mapping[str, Any]) -> dict[str, str]:
+    """The memory limit in words; results of before had none."""
+    limit = results.get("memory_limit")
+    if limit is None:
+        return {}
+    return {
+        "memory limit": f"{limit['forward_ms']:.2f} ms per forward, "
+        f"{limit['tokens_per_second']:.1f} tokens/s one at a time: "
+        f"{limit['weight_bytes'] / 1e6:.1f} MB of weights, read at "
+        f"{limit['bytes_per_second'] / 1e9:.1f} GB/s in this run"
+    }
+
+
 def facts(results: Mapping[str, Any]) -> dict[str, str]:
     """Models, prompts, sampling and machine in words."""
     setting, place = results["setting"], results["environment"]
@@ -124,6 +140,7 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
         "prompts": f"{setting['prompts']} ({setting['prompt_tokens']:.0f} tokens on average) of "
         f"{', '.join(setting['families'])}; {setting['repetitions']} repetitions, interleaved",
         "sampling": f"{sampling}, at most {setting['max_new_tokens']} new tokens",
+        **memory_limit(results),
         "processor": f"{place['cpu']}, {place['cores']} cores, {place['threads']} threads, "
         f"{place['cpu_capability']}",
         "versions": f"foretoken {place['foretoken']}, torch {place['torch']}, "

