@@ -51,6 +51,12 @@ RIVALS = {"float32": "llama:", "bfloat16": "vllm:"}  # whose best row ours is he
 
 def tasks(path: Path, per_category: int, turns: int) -> list[Task]:
     """So many tasks of every category, categories alternating, each cut to its first turns."""
+    if not path.is_file():
+        raise ConfigError(
+            f"the questions of Spec-Bench in {path}.",
+            "the file is not there; it is no part of this repository.",
+            "pass --tasks FILE: data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench.",
+        )
     by_category: dict[str, list[Task]] = defaultdict(list)
     for task in load_file(path):
         by_category[task.family].append(

@@ -257,3 +257,79 @@ def test_target_first_prints_acceptance_beside_quality(script, capsys) -> None:
     assert 0 < dynamic["layers_per_forward"] <= 4 and not dynamic["exact"]
     assert found["rows"]["plain"]["tokens_per_forward"] == 1.0
     assert len(found["gates"]) == 2 and "over_plain" in dynamic
+
+
+def questions(path: Path, categories: int = 2, each: int = 3) -> str:
+    """A file in the format of Spec-Bench, sorted by category as that is."""
+    lines = [
+        {"question_id": n, "category": f"c{c}", "turns": [f"question {n}", "and then"]}
+        for c in range(categories)
+        for n in range(c * each, (c + 1) * each)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_the_real_script_takes_turns_through_the_categories(script, tmp_path, capsys) -> None:
+    rows = ("plain", "hf:plain", "suffix", "auto", "no-such-engine", "llama:plain[size=4]")
+    given = ("--dtype", "float32", "--methods", *rows, "--tasks", questions(tmp_path / "q.jsonl"))
+    code, out = script("real", "--quick", *given)
+    assert code == 0 and "no-such-engine is left out" in capsys.readouterr().err
+    found = json.loads((out / "real-float32.json").read_text())
+    assert set(found["rows"]) == set(rows[:4]) and found["families"] == ["c0", "c1"]
+    limit = found["memory_limit"]
+    assert limit["forward_ms"] == pytest.approx(1000 / limit["tokens_per_second"])
+    claims = {gate["claim"]: gate["measured"] for gate in found["gates"]}
+    plain = found["rows"]["plain"]
+    assert claims["a plain step over the memory limit"] == plain["over_limit"]["forward"]
+    assert plain["over_limit"]["speed"] == pytest.approx(
+        plain["tokens_per_second"]["value"] / limit["tokens_per_second"]
+    )
+    assert "plain over hf:compiled" not in claims, "a row that is not here misses no bound"
+    assert any(claim.startswith("auto over the best row") for claim in claims)
+    text = (out / "real-float32.md").read_text()
+    assert "memory limit: " in text and "| c1 |" in text and "repetitions apart" in text
+
+
+def test_the_real_script_cuts_tasks_evenly(script, tmp_path) -> None:
+    real = importlib.import_module("real")
+    path = Path(questions(tmp_path / "q.jsonl", categories=3, each=5))
+    found = real.tasks(path, per_category=2, turns=1)
+    assert [task.family for task in found] == ["c0", "c1", "c2", "c0", "c1", "c2"]
+    assert [task.id for task in found] == ["0", "5", "10", "2", "7", "12"]
+    assert {len(task.turns) for task in found} == {1}
+    assert len(real.tasks(path, per_category=9, turns=2)) == 15
+
+
+def test_bars_of_the_real_script_hold_where_they_should(script) -> None:
+    real = importlib.import_module("real")
+
+    def row(speed: float, lossless: bool | None = True) -> dict:
+        one = {"total": speed / 40.0}
+        return {
+            "total_tokens_per_second": speed, "tokens_per_second": {"value": speed},
+            "failed": None, "lossless": lossless, "method": "x",
+            "families": {"c0": {"speedup": one}}, "over_limit": {"forward": 1.25},
+        }  # fmt: skip
+
+    rows = {
+        "plain": row(40.0), "suffix": row(60.0), "auto": row(59.0),
+        "hf:compiled": row(36.0, None), "llama:plain": row(50.0, None),
+        "vllm:plain": row(20.0, None),
+    }  # fmt: skip
+    results = {
+        "rows": rows, "families": ["c0"], "scoring": {"nodes": [1, 16], "ratio": [1.0, 1.85]},
+    }  # fmt: skip
+    held = {gate.claim: gate.holds for gate in real.verdicts(results, "float32")}
+    assert held == {
+        "plain over hf:compiled": True,
+        "scoring 16 nodes, in plain steps": True,
+        "a plain step over the memory limit": True,
+        "suffix over hf:compiled": True,
+        "suffix over llama:plain": True,
+        "auto over the best row (c0, where suffix is best)": True,
+        "auto over plain, worst category": True,
+    }
+    held = {gate.claim: gate.holds for gate in real.verdicts(results, "bfloat16")}
+    assert held["scoring 16 nodes, in plain steps"] is False
+    assert held["suffix over hf:compiled"] is False and held["suffix over vllm:plain"] is True

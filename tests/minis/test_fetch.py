@@ -263,6 +263,10 @@ def test_a_written_model_that_differs_is_refused(tiny, file, tmp_path) -> None:
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     fetch.compare(tmp_path, model, tokenizer)
+    template, tokenizer.chat_template = tokenizer.chat_template, None
+    with pytest.raises(CheckpointError, match="chat template, which is missing"):
+        fetch.compare(tmp_path, model, tokenizer)
+    tokenizer.chat_template = template
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[3, 3] += 1e-6
     with pytest.raises(CheckpointError, match="mlp.down_proj"):
