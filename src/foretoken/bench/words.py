@@ -8,8 +8,8 @@ from typing import Any
 REFERENCES = ("plain", "beam-sampling", "hf:plain", "hf:compiled")
 COLUMNS = (
     "row", "tokens/s", *(f"over {name}" for name in REFERENCES), "accepted length", "conversion",
-    "efficiency", "overhead ms/step", "forward/limit", "speed/limit", "text as plain", "answers right", "texts", "best score",
-    "peak MiB",
+    "efficiency", "overhead ms/step", "forward/limit", "speed/limit", "text as plain",
+    "answers right", "texts", "best score", "peak MiB",
 )  # fmt: skip
 SAME = "not distinguishable"
 MISSING, TIMES = "\u2013", "\u00d7"  # en dash, multiplication sign

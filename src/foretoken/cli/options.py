@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 DEFAULT_TARGET, DEFAULT_DRAFT = "text-target", "text-draft"
 
 Target = Annotated[
-    str, typer.Option(help="Model directory, hub name, or a name of `foretoken minis list`.", show_default=True)
+    str,
+    typer.Option(
+        help="Model directory, hub name, or a name of `foretoken minis list`.", show_default=True
+    ),
 ]
 Draft = Annotated[
     str | None,

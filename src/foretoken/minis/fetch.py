@@ -138,7 +138,9 @@ def arriving(folder: Path, room: int) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
         free = shutil.disk_usage(folder.parent).free
         if free < room:
-            raise unwritable(folder, f"{free / 1e6:.0f} MB are free, {room / 1e6:.0f} MB are needed")
+            raise unwritable(
+                folder, f"{free / 1e6:.0f} MB are free, {room / 1e6:.0f} MB are needed"
+            )
         part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         yield part
         part.chmod(0o755)
@@ -188,9 +190,7 @@ def chat(tokenizer: Any) -> list[int] | None:
     return list(tokenizer.apply_chat_template(GREETING)["input_ids"])
 
 
-def describe(
-    folder: Path, name: str, source: Source, origin: str, model: PreTrainedModel
-) -> None:
+def describe(folder: Path, name: str, source: Source, origin: str, model: PreTrainedModel) -> None:
     """The card, and last the record of all files with their sizes and checksums."""
     (folder / "README.md").write_text(
         f"---\nlicense: {source.license.lower()}\nbase_model: {source.hub}\n---\n\n# {name}\n\n"
