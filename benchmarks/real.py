@@ -197,7 +197,7 @@ def measure(asked: argparse.Namespace, dtype: str) -> list[gates.Gate]:
     quick = asked.quick
     target = asked.target or MODEL
     config = BenchConfig(
-        target=str(shipped.resolve(target)),
+        target=target,
         draft=asked.draft,
         dtype=dtype,
         methods=list(possible(asked.methods or ROWS, asked.draft)),

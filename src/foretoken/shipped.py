@@ -51,7 +51,8 @@ def is_whole(folder: Path) -> bool:
     """Whether a fetched folder holds every file of its record, each in its size."""
     try:
         files = json.loads((folder / RECORD).read_text(encoding="utf-8"))["files"]
-        return all((folder / name).stat().st_size == file["bytes"] for name, file in files.items())
+        sizes = {name: (folder / name).stat().st_size for name in files}
+        return bool(files) and all(sizes[name] == files[name]["bytes"] for name in files)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False  # not there, or no record of ours: whoever fetches writes it anew
 

@@ -18,7 +18,8 @@ from foretoken.bench.journal import Cell, Journal
 from foretoken.bench.metrics import decode_seconds
 from foretoken.bench.own import finish_device
 
-SMALLEST = 1 << 20  # bytes; below this a read is over before its threads are awake
+SMALLEST, LARGEST = 1 << 20, 1 << 30  # bytes: threads have to wake up; caches are smaller by far
+PASSES = 15
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # of the families that have them
 
 
@@ -40,16 +41,15 @@ def weight_bytes(model: Any) -> int:
     return round(total)
 
 
-def read_bandwidth(size: int, device: torch.device, seconds: float = 0.5) -> float:
+def read_bandwidth(size: int, device: torch.device) -> float:
     """Bytes per second of the fastest pass over `size` bytes, with the threads that torch has.
 
     The buffer is as large as the weights: what the caches keep of one they keep of the other.
     """
-    buffer = torch.ones(max(size, SMALLEST) // 4, dtype=torch.float32, device=device)
+    size = min(max(size, SMALLEST), LARGEST)
+    buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
     with torch.inference_mode():
-        fastest, began = _pass(buffer), perf_counter()
-        while perf_counter() - began < seconds:
-            fastest = min(fastest, _pass(buffer))
+        fastest = min(_pass(buffer) for _ in range(PASSES))
     return 4 * buffer.numel() / fastest
 
 

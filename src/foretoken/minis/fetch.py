@@ -209,6 +209,6 @@ def describe(folder: Path, name: str, source: Source, origin: str, model: PreTra
 
 def digest(file: Path) -> str:
     """The SHA-256 of a file that is on the disk, and not only on its way there."""
-    with file.open("rb") as opened:
+    with file.open("r+b") as opened:
         os.fsync(opened.fileno())
         return hashlib.file_digest(opened, "sha256").hexdigest()
