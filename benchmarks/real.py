@@ -4,8 +4,9 @@
     python benchmarks/real.py --dtype float32 --quick
 
 The model is the one of `foretoken minis get smollm2-135m`, fetched if it is not there. Rows take
-turns on every prompt; rows that cannot run here are left out with a line. A row is held against
-another by all its tokens over all its seconds. Writes benchmarks/results/real-DTYPE.json and .md,
+turns on every prompt; rows that cannot run here are left out with a line. FORETOKEN_LLAMA_PYTHON
+and FORETOKEN_VLLM_PYTHON name the interpreters of the other engines. A row is held against another
+by all its tokens over all its seconds. Writes benchmarks/results/real-DTYPE.json and .md, and
 real-DTYPE-tT at temperature T.
 """
 

@@ -138,11 +138,11 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         for row in rows:
             if row.note and row.spec.label in fresh:  # some can only be told afterwards
                 journal.note("row", row.spec.label, row.note)
+        note_bandwidth(journal, models.weights, models.device)  # the machine may be calmer by now
     except KeyboardInterrupt:
         kept = f"interrupted: {len(journal.cells)} finished cells are kept in {out}"
         Console(stderr=True).print(f"{kept}; go on with --resume")
         raise
-    note_bandwidth(journal, models.weights, models.device)
     results = summarise(
         journal.cells,
         [spec.label for spec in specs],
