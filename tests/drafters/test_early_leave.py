@@ -7,6 +7,8 @@ import torch
 from small_models import flat_above, small
 
 from foretoken.drafters.early_leave import EarlyLeave, Schedule
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError
@@ -16,6 +18,7 @@ from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
 from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.trees.build import chain, root
+from foretoken.types import Budget, TokenTree
 from foretoken.verifiers.point import Point
 
 K = 4
@@ -52,37 +55,41 @@ def pair(family="llama", depth=4):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
-@pytest.mark.parametrize("drafted", [0, 3])
+@pytest.mark.parametrize("shape", ["nothing", "chain", "tree"])
 def test_predictors_that_never_fire_change_nothing(
-    family, drafted, folder, row, run, plain, prompts
+    family, shape, folder, row, run, plain, prompts
 ):
     target, draft = pair(family)
     make = lambda: [row(p, 61, max_new_tokens=20) for p in prompts]  # noqa: E731
     for options in ({"predictors": folder(-9.0)}, {"predictors": folder(9.0), "sure_above": 1.5}):
-        drafter = Watched(target, draft, EarlyLeave.Config(chain=drafted, **options))
-        found, _ = run(target, drafter, make(), verifier=Point(), depth=4)
+        drafter = Watched(target, draft, EarlyLeave.Config(shape=shape, **options))
+        found, records = run(target, drafter, make(), verifier=Point(), depth=3, nodes=7)
+        sizes = {len(one.tree) - 1 for record in records for one in record.drafts}
+        assert max(sizes) == {"nothing": 0, "chain": 3, "tree": 7}[shape]
         assert found == plain(target, make())
         assert all(one.layers == 4 * one.rounds for one in drafter.ended)
     assert target.rows_held == draft.rows_held == 0
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
-@pytest.mark.parametrize("drafted", [0, 2])
+@pytest.mark.parametrize("shape", ["nothing", "chain", "tree"])
 def test_flat_upper_layers_are_left_out_and_the_text_is_the_same(
-    family, drafted, folder, row, run, plain, prompts
+    family, shape, folder, row, run, plain, prompts
 ):
     """Exits behind layer 2 on, above which nothing changes; tokens are fed again where needed."""
     target, _ = pair(family, depth=2)
     draft = open_lm(flat_above(target.model, 2), kernels="dense")
-    options = EarlyLeave.Config(predictors=folder(9.0, layers=[1, 2]), chain=drafted, most_behind=5)
+    head = folder(9.0, layers=[1, 2])
+    options = EarlyLeave.Config(predictors=head, shape=shape, most_behind=5)
     make = lambda: [row(p, 61, max_new_tokens=30) for p in prompts]  # noqa: E731
     alone = []
     for one in make():
         drafter = Watched(target, draft, options)
-        alone += run(target, drafter, [one], verifier=Point())[0]
+        alone += run(target, drafter, [one], verifier=Point(), depth=2, nodes=6)[0]
         assert drafter.ended[0].layers < 3 * drafter.ended[0].rounds
     rows = make()
-    together, _ = run(target, EarlyLeave(target, draft, options), rows, verifier=Point())
+    drafter = EarlyLeave(target, draft, options)
+    together, _ = run(target, drafter, rows, verifier=Point(), depth=2, nodes=6)
     assert alone == together == plain(target, make())
 
 
@@ -91,7 +98,9 @@ def test_a_token_leaves_as_a_candidate_that_the_whole_vocabulary_confirms(folder
     model = small("llama", seed=2)
     target = open_lm(model, kernels="dense")
     draft = open_lm(flat_above(model, 2), kernels="dense")
-    engine = assemble("specee", target, draft, predictors=folder(9.0), depth=1)
+    engine = assemble(
+        "specee", target, draft, predictors=folder(9.0), controller="fixed", depth=1
+    )
     one = row(prompts[1], 61, max_new_tokens=30)
     wishes, left = [], 0
     leave = engine.target.leave
@@ -146,6 +155,56 @@ def test_a_path_leaves_once_its_last_node_agrees():
     assert not stranger.asks(0, torch.zeros(4, 2), lambda: [2, 4, 7, 0])
 
 
+def test_a_tree_leaves_once_the_path_it_would_accept_agrees():
+    """Two branches; the path of the second is settled, and what the first one says is nobody's."""
+    tree = TokenTree((9, 3, 4, 5, 6), (-1, 0, 0, 1, 2))
+    candidates = torch.tensor([[3, 1], [5, 1], [6, 1], [0, 1], [7, 1]])
+    best = [4, 5, 6, 0, 7]  # through 4 and 6, whose children are no candidates of their parents
+    for fires, leaves in (
+        ([True, False, True, False, True], True),
+        ([True, True, True, True, False], False),
+        ([True, True, False, True, True], False),
+    ):
+        wish = Leave(candidates, frozenset({0}), lambda *_, fires=fires: fires, tree)
+        assert wish.asks(0, torch.zeros(5, 2), lambda: best) == leaves
+    turning = Leave(candidates, frozenset({0}), lambda *_: [True] * 5, tree)
+    assert not turning.asks(0, torch.zeros(5, 2), lambda: [4, 5, 6, 0, 2])
+
+
+def test_a_tree_is_that_of_method_tree_and_each_node_has_the_drafts_candidates(folder, row):
+    draft = TableLM.random(12, seed=5)
+    target = TableLM.random(12, layers=6)
+    make = lambda: row([1, 2, 3], 12, max_new_tokens=30)  # noqa: E731
+    drafts = []
+    for drafter in (
+        EarlyLeave(target, draft, EarlyLeave.Config(predictors=folder(-9.0, vocab=12))),
+        BestFirst(OrdinaryModel(draft)),
+    ):
+        one = make()
+        target.prefill([one])
+        drafter.start(one, None)
+        drafts += drafter.propose([one], [Budget(3, 9)])
+        if isinstance(drafter, EarlyLeave):
+            wish = one.private[drafter].wish
+        draft.free([one])
+        target.free([one])
+    tree = drafts[0].tree
+    assert tree == drafts[1].tree and len(tree) == 10 and not tree.is_chain
+    for node, found in enumerate(wish.candidates):
+        text = [1, 2, 3, *(tree.tokens[i] for i in tree.path(node))]
+        assert set(found.tolist()) == set(draft.after(text).topk(K).indices.tolist())
+
+
+def test_the_head_and_the_drafter_ask_the_same_layers(folder):
+    target = TableLM.random(8, layers=16)
+    head = folder(9.0, vocab=8, layers=range(15), often=[7, 9])
+    drafter = EarlyLeave(target, TableLM.random(8), EarlyLeave.Config(predictors=head))
+    for exits in ([3, 3, 12, 16, 16], [1, 2, 3, 4, 5], [16] * 5):
+        schedule = Schedule(exits=deque(exits, maxlen=5))
+        [asked] = drafter.head.asked(torch.tensor([exits]) - 1)
+        assert set(asked.nonzero().flatten().tolist()) == drafter.active(schedule)
+
+
 def test_active_layers_follow_the_last_exits(folder):
     target = TableLM.random(8, layers=16)
     config = EarlyLeave.Config(predictors=folder(9.0, vocab=8, layers=range(15), often=[7, 9]))
@@ -174,5 +233,7 @@ def test_what_is_missing_or_does_not_fit_is_told(folder):
     table = TableLM.random(12)
     with pytest.raises(ConfigError, match="foretoken train exits"):
         EarlyLeave(table, table)
+    with pytest.raises(ConfigError, match="tree, chain, nothing"):
+        EarlyLeave(table, table, EarlyLeave.Config(predictors=folder(9.0), shape="bush"))
     with pytest.raises(ConfigError, match="61 tokens"):
         EarlyLeave(table, table, EarlyLeave.Config(predictors=folder(9.0)))

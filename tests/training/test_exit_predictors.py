@@ -10,10 +10,12 @@ from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
 from foretoken.heads import store
 from foretoken.lm.opening import open_lm
+from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.training.capture import collect
 from foretoken.training.captures.layers import LayerPredictions
 from foretoken.training.heads import run_training
-from foretoken.training.objectives.exits import ExitTraining
+from foretoken.training.objectives.exits import ExitTraining, everywhere, frequent, settled
+from foretoken.trees.build import root
 
 VOCAB, LAYERS = 61, 4
 PROMPTS = [[(7 * i * i + 3 * i + seed) % VOCAB for i in range(5)] for seed in range(12)]
@@ -36,12 +38,8 @@ def test_labels_and_features_are_those_of_the_layers(session, tmp_path: Path):
     plan = LayerPredictions.of(ExitTraining(new_tokens=6))
     files = collect(session, PROMPTS[:2], plan, tmp_path, "train", show=False)
     found = files.take(torch.arange(12))
-    assert found["features"].shape == (12, LAYERS - 1, 12)
+    assert found["scores"].shape == (12, LAYERS - 1, 4)
     assert found["labels"].shape == (12, LAYERS - 1)
-    laws = found["features"][:, :, 4:8]
-    torch.testing.assert_close(laws.sum(-1), torch.ones(12, LAYERS - 1))
-    torch.testing.assert_close(found["features"][:, 0, 8:], laws[:, 0])
-    torch.testing.assert_close(found["features"][:, 1, 8:], laws[:, 1] - laws[:, 0])
     text = [*PROMPTS[0], *found["input_ids"][:6].tolist()]
     hidden = []
     hooks = [
@@ -54,7 +52,10 @@ def test_labels_and_features_are_those_of_the_layers(session, tmp_path: Path):
     assert logits.argmax(-1).tolist() == text[-6:]
     for layer in range(LAYERS - 1):
         normed = session.target.model.model.norm(hidden[layer][-6:])
-        said = session.target.model.lm_head(normed).argmax(-1)
+        logits_here = session.target.model.lm_head(normed)
+        said = logits_here.argmax(-1)
+        for row, scores in zip(logits_here, found["scores"][:6, layer], strict=True):
+            assert torch.isin(scores, row).all()
         assert found["labels"][:6, layer].tolist() == (said == logits.argmax(-1)).tolist()
 
 
@@ -74,6 +75,39 @@ def test_trained_predictors_know_more_than_the_larger_class(session, tmp_path: P
     with torch.no_grad():
         expected = head(1, features).sigmoid().tolist()
     assert head.sure(1, features) == pytest.approx(expected)
+
+
+def test_a_change_is_read_since_the_layer_that_the_schedule_asked_before(tmp_path: Path):
+    """As `Leave` reads it while decoding, layer by layer."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(64, 5, 4, generator=generator)
+    asked = torch.rand(64, 5, generator=generator) < 0.5
+    seen: dict[int, torch.Tensor] = {}
+
+    class Noting(torch.nn.Module):
+        layers = (0, 1, 2, 3, 4)
+
+        def forward(self, layer, features):
+            seen[layer] = features
+            return features[:, 0]
+
+    everywhere(Noting(), scores, asked)
+    for token in range(64):
+        layers = asked[token].nonzero().flatten().tolist()
+
+        def judge(layer, features, token=token):
+            torch.testing.assert_close(seen[layer][token], features[0])
+            return [False]
+
+        wish = Leave(torch.zeros(1, 4), frozenset(layers), judge, root(1))
+        for layer in layers:
+            wish.asks(layer, scores[token, None, layer], lambda: [0])
+
+
+def test_exits_are_where_all_later_layers_agree():
+    labels = torch.tensor([[0, 1, 1.0], [1, 0, 1], [1, 1, 0], [1, 1, 1]])
+    assert settled(labels).tolist() == [1, 2, 3, 0]
+    assert frequent(torch.tensor([1, 1, 4, 4, 4, 4, 0, 3, 3]), 4) == (1, 3)
 
 
 def test_a_head_of_another_kind_is_refused(tmp_path: Path):

@@ -2,8 +2,9 @@
 2504.08850). LOSSY: a token may come from an intermediate layer.
 
 A draft model names a few likely tokens; behind active layers a small predictor looks at these
-tokens' logits only, and one look at the whole vocabulary confirms it. With `chain` above zero the
-same guards a drafted chain: it leaves once every node of the accepted path agrees.
+tokens' logits only, and one look at the whole vocabulary confirms it. Under speculation the same
+guards a drafted chain or tree: all its nodes are asked together, and the forward ends once every
+node of the path that would be accepted agrees (the paper's hyper-token, section 5.3).
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.contract import LanguageModel, StoppingRule
+from foretoken.drafters.growers.best_first import BestFirst, BestFirstGrowth, Ranker
 from foretoken.drafters.growers.chain import ChainGrowth
 from foretoken.drafters.growers.grower import Grower, Growth, Opened
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, check_values
 from foretoken.heads import store
 from foretoken.heads.exits import ExitPredictors
 from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.lm.views.wrapping import early_exit_scoring
 from foretoken.trees.build import chain
 from foretoken.types import Budget, DecodeState, Draft, Draw, Scores, Step, TokenTree
+
+SHAPES = ("tree", "chain", "nothing")
 
 
 class CandidateGrowth(ChainGrowth):
@@ -51,6 +55,39 @@ class CandidateGrowth(ChainGrowth):
         return Draft(tree, Draw.POINT)
 
 
+class CandidateTree(BestFirstGrowth):
+    """One row's tree, best first, and the candidates behind each of its nodes.
+
+    The draft model is asked about the leaves, too: one forward more, without which no path that is
+    accepted to its end could be settled.
+    """
+
+    def __init__(self, row: DecodeState, depth: int, budget: Budget, drafter: EarlyLeave) -> None:
+        super().__init__(row, depth, budget, drafter.ranker)
+        self.drafter, self.count = drafter, drafter.head.candidates
+        self.candidates: dict[int, Tensor] = {}  # [K] of every node fed
+        self.grown = False
+
+    def take(self, score: Scores, stop: StoppingRule | None) -> bool:
+        best = score.logits.topk(self.count).indices
+        self.candidates.update(zip(self.frontier, best, strict=True))
+        if self.grown or super().take(score, stop):
+            return not self.grown
+        self.grown = True
+        self.frontier = [node for node in self.proposed() if node not in self.candidates]
+        return bool(self.frontier)
+
+    def proposed(self) -> list[int]:
+        """The nodes that will be scored, the root first."""
+        return [0, *sorted(node for _, node in self.best[: self.paid])]
+
+    def draft(self) -> Draft:
+        draft = super().draft()
+        candidates = torch.stack([self.candidates[node] for node in self.kept])
+        self.drafter.wish(self.row, candidates, draft.tree)
+        return draft
+
+
 @dataclass(slots=True)
 class Schedule(Opened):
     """One text's last exits, as layers run, and their sum over all rounds."""
@@ -71,9 +108,10 @@ class EarlyLeave(Grower):
     class Config:
         predictors: str = ""  # folder that `foretoken train exits` wrote; there is no default
         sure_above: float = 0.98  # of a predictor; above 1 it never fires; paper 0.5, lossier
-        chain: int = 3  # tokens drafted as well; 0: one token per round, as in the paper's table
-        recent: int = 5  # last exits that decide which further layers are active
-        around: int = 2  # layers on each side of a recent exit
+        # what is drafted beside it: "tree", "chain", or "nothing": one token per round, as in the
+        # paper's first table
+        shape: str = "tree"
+        branch: int = 8  # children considered per node of a tree
         most_behind: int = 8  # tokens fed again at most, before one forward runs through
 
     def __init__(
@@ -86,6 +124,9 @@ class EarlyLeave(Grower):
                 "they are trained for one pair of models and kept in a folder.",
                 "make one with `foretoken train exits --out DIR`, then pass predictors=DIR.",
             )
+        check_values(config, ("shape", config.shape in SHAPES, f"one of {', '.join(SHAPES)}"))
+        if config.shape == "tree":
+            self.traits = BestFirst.traits
         self.head: ExitPredictors
         self.head, card = store.load(config.predictors, "exits")
         if card.vocab_size != target.vocab_size:
@@ -96,19 +137,26 @@ class EarlyLeave(Grower):
                 "train some for this pair with `foretoken train exits --out DIR`.",
             )
         super().__init__(OrdinaryModel(draft))
+        self.ranker = Ranker(config.branch, calibrate=True, template=None, min_gain=0.05)
         self.scoring = self.view = early_exit_scoring(target)
         self.depth: int = self.view.layers
         self.known = frozenset(self.head.layers) & frozenset(range(self.depth - 1))
         self.often = self.known & frozenset(self.head.often)
 
     def opened(self, row: DecodeState) -> Opened:
-        return Schedule(exits=deque(maxlen=self.config.recent))
+        return Schedule(exits=deque(maxlen=self.head.config.recent))
 
     def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
-        length = min(self.config.chain, budget.depth, budget.nodes)
-        if self.longest is not None and len(row.tokens) + length > self.longest:
+        shape = self.config.shape
+        if shape == "nothing":
+            depth = 0
+        if self.longest is not None:  # the last nodes are fed as well
+            depth = min(depth, self.longest - len(row.tokens))
+        if depth < 0:
             return None
-        return CandidateGrowth(row, length, self)
+        if shape == "tree" and depth:
+            return CandidateTree(row, depth, budget, self)
+        return CandidateGrowth(row, depth, self)
 
     def wish(self, row: DecodeState, candidates: Tensor, tree: TokenTree) -> None:
         """Let the next scoring of a row leave early, unless too much would have to be fed again."""
@@ -123,9 +171,10 @@ class EarlyLeave(Grower):
 
     def active(self, schedule: Schedule) -> frozenset[int]:
         """Layers where exits are frequent, and those near the last exits (section 5.2)."""
-        if len(schedule.exits) < self.config.recent:
+        shape = self.head.config
+        if len(schedule.exits) < shape.recent:
             return self.often
-        around = self.config.around
+        around = shape.around
         near = {exit - 1 + step for exit in schedule.exits for step in range(-around, around + 1)}
         return self.often | (self.known & near)
 

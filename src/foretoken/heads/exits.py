@@ -1,7 +1,8 @@
 """Predictors of SpecEE (arXiv 2504.08850): may the target's forward end behind this layer?
 
 One small MLP per layer reads, for K likely tokens, their logits, their law among themselves and how
-that law changed since the layer asked before.
+that law changed since the layer asked before. Which layer that was follows from the schedule, so
+predictors and schedule belong together: the head knows the one it was trained under.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from foretoken.heads.table import HeadConfig
@@ -25,6 +26,8 @@ class ExitPredictors(nn.Module):
         candidates: int = 4  # likely tokens that are looked at
         hidden: int = 512
         often: tuple[int, ...] | None = None  # always asked: where exits happen; None: every layer
+        recent: int = 5  # last exits of a text that decide which further layers are asked
+        around: int = 2  # layers on each side of a recent exit
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -37,6 +40,13 @@ class ExitPredictors(nn.Module):
     def often(self) -> tuple[int, ...]:
         """The layers that are always asked."""
         return self.layers if self.config.often is None else self.config.often
+
+    def asked(self, exits: Int[Tensor, "n recent"]) -> Bool[Tensor, "n L"]:
+        """Which of `layers` are asked after these last exits, as indexes of layers (section 5.2).
+        """
+        layers = torch.tensor(self.layers, device=exits.device)
+        near = ((exits[:, :, None] - layers).abs() <= self.config.around).any(1)
+        return near | torch.isin(layers, torch.tensor(self.often, device=exits.device))
 
     def forward(self, layer: int, features: Float[Tensor, "*n F"]) -> Float[Tensor, "*n"]:
         """Logits of leaving behind `layer`."""

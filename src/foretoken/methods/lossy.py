@@ -31,6 +31,7 @@ FAMILY = Family(
             models=("target", "draft"),
             verifier="point",
             needs=("predictors",),
+            controller="cost_model",
             paper="arXiv 2504.08850",
         ),
     ),

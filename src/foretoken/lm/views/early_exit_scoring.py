@@ -46,23 +46,34 @@ class Leave:
     def asks(self, layer: int, scores: Float[Tensor, "N K"], full: Callable[[], list[int]]) -> bool:
         """Whether the whole accepted path is settled behind `layer`.
 
-        A path is settled when the rule fires at each of its nodes and each node's most likely
-        token, of the whole vocabulary, is among its candidates: one latest node decides for all
-        (the paper's hyper-token).
+        A path is one hyper-token: it is settled when the rule fires at each of its nodes and each
+        node's most likely token, of the whole vocabulary, is a candidate or a child. So the latest
+        node decides, and the price of asking grows with the depth of a tree, not with its leaves.
         """
-        law = scores.softmax(-1)
-        change = law if self.before is None else law - self.before
-        self.before = law
-        fires = self.judge(layer, torch.cat([scores, law, change], -1))
+        seen, self.before = features(scores, self.before)
+        fires = self.judge(layer, seen)
         if not fires[0]:
             return False
         best, node, children = full(), 0, self.tree.children()
-        while fires[node] and best[node] in self.candidates[node].tolist():
-            below = [child for child in children[node] if self.tree.tokens[child] == best[node]]
+        while fires[node]:
+            token = best[node]
+            below = [child for child in children[node] if self.tree.tokens[child] == token]
             if not below:
-                return True
+                return token in self.candidates[node].tolist()
             node = below[0]
         return False
+
+
+def features(
+    scores: Float[Tensor, "N K"], before: Float[Tensor, "N K"] | None
+) -> tuple[Float[Tensor, "N F"], Float[Tensor, "N K"]]:
+    """What a predictor reads of the candidates' logits, and their law.
+
+    Beside logits and law it is how the law changed since the layer that was asked `before`.
+    """
+    law = scores.softmax(-1)
+    change = law if before is None else law - before
+    return torch.cat([scores, law, change], -1), law
 
 
 class Gate:
@@ -195,6 +206,9 @@ class EarlyExitScoring(TargetView):
         known = [memory.cached for memory in memories]
         gate = Gate(self.readout, wishes, self.layers)
         ran = self.base._run(feeds, (), gate)
+        whole = self.layers + self.base.stack.head()
+        for score in ran:
+            score.share = (gate.ran + whole - self.layers) / whole
         if gate.ran < self.layers:  # the other layers know nothing of them: they are fed again
             for memory, cached in zip(memories, known, strict=True):
                 memory.cached = cached

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from foretoken.engine.session import Session
 from foretoken.lm.views.early_exit_scoring import Readout
@@ -22,11 +21,7 @@ from foretoken.types import DecodeState, Draft, Draw, Layer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerPredictions(Capture):
-    """Features [n, L - 1, 3K] of the candidates and labels [n, L - 1] of every layer but the last.
-
-    A layer's features are the candidates' logits, their law, and how it changed since the layer
-    below.
-    """
+    """Logits [n, L - 1, K] of the candidates and labels [n, L - 1] of every layer but the last."""
 
     candidates: int  # likely tokens that are looked at
 
@@ -43,18 +38,13 @@ class LayerPredictions(Capture):
         draft.free([row])
         candidates = guesses.logits.topk(self.candidates).indices  # [n, K]
         final = score.logits.argmax(-1)
-        before: Tensor | None = None
-        features, labels = [], []
+        scores, labels = [], []
         for layer in range(len(taps) - 1):
             normed = readout.norm(score.hidden[:, layer])  # type: ignore[index]
-            scores = readout.some(normed, candidates)
-            law = scores.softmax(-1)
-            change = law if before is None else law - before
-            before = law
-            features.append(torch.cat([scores, law, change], -1))
+            scores.append(readout.some(normed, candidates))
             labels.append(torch.tensor(readout.best(normed), device=final.device) == final)
         return {
             "input_ids": final.cpu(),
-            "features": torch.stack(features, 1).float().cpu(),
+            "scores": torch.stack(scores, 1).float().cpu(),
             "labels": torch.stack(labels, 1).float().cpu(),
         }

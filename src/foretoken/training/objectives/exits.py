@@ -1,18 +1,24 @@
-"""Predictors that say whether a layer already says what the last one will (arXiv 2504.08850)."""
+"""Predictors that say whether a layer already says what the last one will (arXiv 2504.08850).
+
+What a predictor reads depends on which layer was asked before its own, so every token is trained
+under a schedule as decoding draws it: the layers that are always asked, and those near a few exits.
+"""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from foretoken.engine.session import Session
 from foretoken.errors import check_values
 from foretoken.heads.exits import ExitPredictors
+from foretoken.lm.views.early_exit_scoring import features
 from foretoken.training.config import TrainingConfig
 from foretoken.training.features import Features
 from foretoken.training.heads import Figures, HeadObjective
@@ -27,67 +33,94 @@ class ExitTraining(TrainingConfig):
     steps: int | None = 600  # optimizer steps; none: as many as the epochs have
     candidates: int = 4  # likely tokens looked at; paper 4
     hidden: int = 512  # units of a predictor; paper 512
+    recent: int = 5  # last exits of a text that decide which further layers are asked; paper 5
+    around: int = 2  # layers on each side of a recent exit; paper 2
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
-        for name in ("candidates", "hidden"):
+        for name in ("candidates", "hidden", "recent"):
             check_values(self, (name, getattr(self, name) >= 1, "1 or more"))
+        check_values(self, ("around", self.around >= 0, "0 or more"))
 
 
 class ExitObjective(HeadObjective):
-    """Binary cross-entropy of all layers, each against its own labels."""
+    """Binary cross-entropy of the layers that a schedule asks, each against its own labels."""
 
     config: ExitTraining
 
+    def __init__(self, config: ExitTraining, train: Features) -> None:
+        super().__init__(config, train)
+        self.exits = settled(train.column("labels"))
+
     def shape(self, session: Session) -> dict[str, Any]:
         layers = tuple(range(session.target.layers - 1))
-        config = self.config
-        return {"layers": layers, "candidates": config.candidates, "hidden": config.hidden}
+        names = ("candidates", "hidden", "recent", "around")
+        options = {name: getattr(self.config, name) for name in names}
+        return {"layers": layers, "often": frequent(self.exits, len(layers)), **options}
 
     def __call__(
         self, model: nn.Module, batch: dict[str, Tensor], rng: random.Random
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = everywhere(model, batch)
-        loss = F.binary_cross_entropy_with_logits(logits.float(), batch["labels"])
+        asked = self.schedules(model, len(batch["labels"]), rng.getrandbits(62))
+        logits = everywhere(model, batch["scores"], asked)
+        losses = F.binary_cross_entropy_with_logits(
+            logits.float(), batch["labels"], reduction="none"
+        )
+        loss = losses[asked].mean()
         return loss, {"loss": loss.detach()}
+
+    def schedules(self, head: Any, count: int, seed: int) -> Bool[Tensor, "n L"]:
+        """The layers asked at each of `count` tokens, after exits as texts have them."""
+        generator = torch.Generator().manual_seed(seed)
+        size = count, self.config.recent
+        chosen = torch.randint(len(self.exits), size, generator=generator)
+        return head.asked(self.exits[chosen])  # type: ignore[no-any-return]
 
     def finish(
         self, head: ExitPredictors, train: Features, held_out: Features
     ) -> tuple[ExitPredictors, Figures]:
-        """The head with the layers to ask always, and how often every layer is right.
+        """How often every layer is right where it is asked.
 
         `larger_class` is the share of the larger class, which is what knowing nothing gets.
         """
-        often = frequent(head, train)
-        head.config = replace(head.config, often=often)
         labels = held_out.column("labels") > 0.5
-        fires = held_out.each(lambda tokens: everywhere(head, tokens) > 0)
-        right, yes = ((x.double().mean(0).tolist()) for x in (fires == labels, labels))
-        figures = {
-            f"layer {layer}": {
-                "right": right[i],
-                "larger_class": max(yes[i], 1.0 - yes[i]),
-                "always_asked": float(layer in often),
+        asked = self.schedules(head, len(labels), 0)
+        with torch.no_grad():
+            fires = everywhere(head, held_out.column("scores"), asked) > 0
+        figures = {}
+        for i, layer in enumerate(head.layers):
+            here = asked[:, i]
+            right, yes = ((x[here, i].double().mean()) for x in (fires == labels, labels))
+            figures[f"layer {layer}"] = {
+                "right": float(right),
+                "larger_class": max(float(yes), 1.0 - float(yes)),
+                "asked": float(here.double().mean()),
+                "always_asked": float(layer in head.often),
             }
-            for i, layer in enumerate(head.layers)
-        }
         return head, figures
 
 
-def everywhere(head: nn.Module, tokens: dict[str, Tensor]) -> Tensor:
-    """Every layer's logits [n, L - 1] of leaving behind it."""
-    features: Tensor = tokens["features"]
-    layers: tuple[int, ...] = head.layers  # type: ignore[assignment]
-    return torch.stack([head(layer, features[:, i]) for i, layer in enumerate(layers)], 1)
+def everywhere(
+    head: nn.Module, scores: Float[Tensor, "n L K"], asked: Bool[Tensor, "n L"]
+) -> Float[Tensor, "n L"]:
+    """Every layer's logits of leaving behind it, if the layers `asked` were asked below it."""
+    law = torch.zeros_like(scores[:, 0])  # of the layer that was asked before
+    found = []
+    for i, layer in enumerate(head.layers):  # type: ignore[arg-type, var-annotated]
+        seen, own = features(scores[:, i], law)
+        found.append(head(layer, seen))
+        law = torch.where(asked[:, i, None], own, law)
+    return torch.stack(found, 1)
 
 
-def frequent(head: ExitPredictors, train: Features) -> tuple[int, ...]:
-    """The half of the layers at which most texts would leave, were every layer asked."""
+def settled(labels: Float[Tensor, "n L"]) -> Int[Tensor, "n"]:
+    """The first layer from which on every one says what the last one does; L: none does."""
+    agreeing: Tensor = (labels.flip(1) > 0.5).long().cumprod(1).sum(1)
+    return labels.shape[1] - agreeing
 
-    def first(tokens: dict[str, Tensor]) -> Tensor:
-        fires = (everywhere(head, tokens) > 0) & (tokens["labels"] > 0.5)
-        return fires.float().argmax(1)[fires.any(1)]
 
-    counts = torch.bincount(train.each(first), minlength=len(head.layers))
-    best = counts.argsort(descending=True, stable=True)[: max(1, len(head.layers) // 2)]
-    return tuple(sorted(head.layers[i] for i in best.tolist()))
+def frequent(exits: Int[Tensor, "n"], layers: int) -> tuple[int, ...]:
+    """The half of the layers behind which most tokens could leave, were every layer asked."""
+    counts = torch.bincount(exits, minlength=layers)[:layers]
+    best = counts.argsort(descending=True, stable=True)[: max(1, layers // 2)]
+    return tuple(sorted(best.tolist()))
