@@ -1,5 +1,6 @@
 """Drafting with sublayers left out: exact for every set, widths as told, a search that improves."""
 
+import random
 from functools import partial
 
 import pytest
@@ -8,12 +9,14 @@ from small_models import FAMILIES, small
 
 from foretoken.audit import law
 from foretoken.drafters.layer_set import LayerSet, width
-from foretoken.drafters.parts.skip_search import odd_layers
+from foretoken.drafters.parts.bayesian import Process
+from foretoken.drafters.parts.skip_search import SkipSearch, odd_layers
 from foretoken.engine.assemble import assemble
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
-from foretoken.types import Draw
+from foretoken.lm.views.table_views import TableSkippedLayers
+from foretoken.types import Budget, Draw, Prices
 from foretoken.verifiers.recursive import Recursive
 
 SETS = [(), (1, 2), (0, 1, 2, 3)]
@@ -24,7 +27,8 @@ SETS = [(), (1, 2), (0, 1, 2, 3)]
 def test_greedy_text_is_plains_for_every_set(family, skip, row, run, plain, prompts):
     lm = open_lm(small(family), kernels="dense")
     make = lambda: [row(p, 61, max_new_tokens=24) for p in prompts]  # noqa: E731
-    drafter = LayerSet(lm, LayerSet.Config(skip=skip, window=4, stop_below=0.1))
+    config = LayerSet.Config(skip=skip, window=4, stop_below=0.1, search_share=1e9)
+    drafter = LayerSet(lm, config)
     found, _ = run(lm, drafter, make(), verifier=Recursive(), depth=6, nodes=16)
     assert found == plain(lm, make())
     assert drafter.layers.shared.cost.passes == drafter.layers.shared.tries
@@ -53,8 +57,9 @@ def test_without_skips_every_chain_is_accepted_and_matches(temperature, row, run
 def test_the_law_of_wide_and_deep_drafts_is_the_targets(setting):
     """The catalogue's law test stops early drafts; here confidence never stops them."""
     build = partial(
-        assemble, "swift", TableLM.random(3, seed=4), depth=2, nodes=4, stop_below=0.0, skip=(0, 3)
-    )
+        assemble, "swift", TableLM.random(3, seed=4), controller="fixed", depth=2, nodes=4,
+        stop_below=0.0, skip=(0, 3),
+    )  # fmt: skip
     gap = law.law_gap(build, TableLM.random(3, seed=4), law.SETTINGS[setting])
     assert gap.variation <= law.BOUND
     assert gap.law.drafted > gap.law.accepted > 0
@@ -78,7 +83,7 @@ def test_siblings_fill_the_budget_where_the_draft_was_least_sure(temperature, ro
     one = row([1, 2, 3], 24, max_new_tokens=30, temperature=temperature, seed=0)
     table.prefill([one])
     drafter.start(one, None)
-    engine = assemble("swift", table, depth=3, nodes=9)
+    engine = assemble("swift", table, controller="fixed", depth=3, nodes=9)
     (draft,) = drafter.propose([one], engine.controller.budgets([one]))
     children = draft.tree.children()
     assert len(draft.tree) - 1 == 9
@@ -114,7 +119,7 @@ def test_a_draft_ends_with_the_token_it_was_not_sure_of(row):
         one = row([1, 2, 3], 12, max_new_tokens=40)
         table.prefill([one])
         drafter.start(one, None)
-        engine = assemble("swift", table, depth=25, nodes=25)
+        engine = assemble("swift", table, controller="fixed", depth=25, nodes=25)
         (draft,) = drafter.propose([one], engine.controller.budgets([one]))
         nodes, node = [], 0
         while draft.tree.children()[node]:
@@ -131,7 +136,7 @@ def test_a_draft_ends_with_the_token_it_was_not_sure_of(row):
 
 def test_a_search_keeps_its_best_and_ends(row, run):
     table = TableLM(TableLM.random(24).logits, layers=12, disturbance=6.0)
-    config = LayerSet.Config(window=8, patience=12, skip_ratio=0.45)
+    config = LayerSet.Config(window=8, patience=12, skip_ratio=0.45, search_share=1e9)
     drafter = LayerSet(table, config)
     search = drafter.layers.shared
     assert search.skipped == frozenset(odd_layers(20)) and search.size == 9
@@ -147,6 +152,95 @@ def test_a_search_keeps_its_best_and_ends(row, run):
     assert ended_at == search.cost.passes == search.tries, "no pass after the end"
     assert search.cost.tokens == 8 * search.tries and search.cost.seconds > 0
     assert f"{search.tries} tries, and has ended" in drafter.report()
+
+
+def test_the_tree_widens_by_default_where_the_draft_stops_early(row):
+    """Siblings are counted from what was drafted, not from what might have been."""
+    table = TableLM.random(24, scale=2.0, layers=6)
+    engine = assemble("swift", table, controller="fixed", skip=(), depth=6, nodes=6)
+    one = row([1, 2, 3], 24, max_new_tokens=40)
+    table.prefill([one])
+    engine.drafter.start(one, None)
+    (draft,) = engine.drafter.propose([one], engine.controller.budgets([one]))
+    assert max(draft.tree.depths()) < 6, "this draft is unsure of itself"
+    assert len(draft.tree) - 1 == 6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_under_prices_length_and_width_are_what_pays(temperature, row):
+    table = TableLM.random(24, scale=2.0, layers=6)
+    drafter = LayerSet(table, LayerSet.Config(skip=()))
+    sizes = []
+    for price in (0.001, 0.05, 0.2, 10.0):
+        one = row([1, 2, 3], 24, max_new_tokens=40, temperature=temperature, seed=0)
+        table.prefill([one])
+        drafter.start(one, None)
+        prices = Prices(price, tuple(price * n for n in range(41)), 1.0)
+        (draft,) = drafter.propose([one], [Budget(20, 40, prices)])
+        assert all(chance >= price for chance in draft.chances[1:] if temperature == 0.0)
+        sizes.append(len(draft.tree) - 1)
+        table.free([one])
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 15
+    assert sizes[-1] == (0 if temperature == 0.0 else 1), "what was drawn is scored"
+
+
+def test_confidence_that_is_never_borne_out_ends_the_drafts(row, run):
+    """A draft that is sure and wrong: calibrated chances fall until one token is too dear."""
+    table = TableLM(TableLM.random(24, scale=4.0).logits, layers=6, disturbance=24.0)
+    drafter = LayerSet(table, LayerSet.Config(skip=(0, 1, 2, 3), stop_below=0.0))
+    rows = [row([1, i], 24, max_new_tokens=60) for i in range(4)]
+    run(table, drafter, rows, verifier=Recursive(), depth=6)
+    known = drafter.shared
+    assert known.share < 0.5
+    assert known.calibration.chance(0.9, 0, True) < 0.5
+
+
+def test_tries_keep_to_their_share_of_the_time():
+    view = TableSkippedLayers(TableLM.random(8, layers=6))
+    search = SkipSearch(view, LayerSet.Config(search_share=0.1))
+    search.rounds, search.cost.beside = 5, 10.0
+    assert search.due()
+    search.cost.passes, search.cost.seconds = 4, 0.8
+    assert search.due()
+    search.cost.seconds = 0.9
+    assert not search.due()
+    own = SkipSearch(view, LayerSet.Config(), counted=True)
+    own.cost.seconds = 1e9
+    due = [own.due() for own.rounds in range(1, 97)]
+    assert [i + 1 for i, one in enumerate(due) if one] == [32, 64, 96]
+
+
+def test_a_search_gives_up_where_no_set_can_pay(row, run):
+    """Every sublayer that is missing ruins this draft."""
+    table = TableLM(TableLM.random(24).logits, layers=12, disturbance=200.0)
+    config = LayerSet.Config(window=16, hopeless_after=6, search_share=1e9)
+    drafter = LayerSet(table, config)
+    for seed in range(3):
+        run(table, drafter, [row([seed, 2], 24, max_new_tokens=40)], verifier=Recursive(), depth=2)
+    search = drafter.layers.shared
+    assert search.done and search.tries == 6 and search.best < 0.5
+    assert "no draft of it can pay" in drafter.report()
+    search.best = 0.9
+    assert search.promise > 1.2
+
+
+def test_a_gaussian_process_finds_good_sets_sooner_than_chance():
+    """Twelve units, of which four harm: mean tries until a set without them is met."""
+
+    def tries(every, seed):
+        process, chance = Process(12, seed), random.Random(seed)
+        for count in range(1, 400):
+            if every and count > 4:
+                one = process.suggest(5)
+            else:
+                one = frozenset(chance.sample(range(12), 5))
+            if not one & {1, 4, 7, 9}:
+                return count
+            process.register(one, 1.0 - 0.25 * len(one & {1, 4, 7, 9}))
+        return 400
+
+    found = {every: sum(tries(every, seed) for seed in range(12)) / 12 for every in (0, 1)}
+    assert found[1] < 0.6 * found[0], found
 
 
 def test_short_texts_are_never_searched_on(row, run):
@@ -165,7 +259,9 @@ def test_random_middle_layers_that_add_nothing_are_found(row, run):
             layer = model.base_model.layers[1 + unit // 2]
             (layer.mlp.down_proj if unit % 2 else layer.self_attn.o_proj).weight.zero_()
     lm = open_lm(model, kernels="dense")
-    config = LayerSet.Config(skip_ratio=0.2, window=8, good_enough=0.99, stop_below=0.0)
+    config = LayerSet.Config(
+        skip_ratio=0.2, window=8, good_enough=0.99, stop_below=0.0, search_share=1e9
+    )
     drafter = LayerSet(lm, config)
     for seed in range(4):
         one = row([seed, 5, 7], 61, max_new_tokens=60)
@@ -175,13 +271,12 @@ def test_random_middle_layers_that_add_nothing_are_found(row, run):
 
 
 def test_a_gaussian_process_suggests_sets_of_the_same_size(row, run):
-    pytest.importorskip("bayes_opt")
     table = TableLM(TableLM.random(24).logits, layers=8, disturbance=6.0)
-    config = LayerSet.Config(window=8, bayes_interval=4, most_tries=3)
+    config = LayerSet.Config(window=8, bayes_interval=4, most_tries=3, search_share=1e9)
     drafter = LayerSet(table, config)
     run(table, drafter, [row([1, 2], 24, max_new_tokens=40)], verifier=Recursive(), depth=4)
     search = drafter.layers.shared
-    assert search.tries == len(search.model.process.space) == 4
+    assert search.tries == sum(map(len, search.model.scores.values())) == 4
     assert len(search.model.suggest(search.size)) == search.size == int(12 * 0.45)
 
 
@@ -206,7 +301,7 @@ def test_a_seeded_text_has_a_search_of_its_own(row, run):
     """Its sampled text must not depend on what was found on the texts of others."""
     table = TableLM(TableLM.random(24).logits, layers=12, disturbance=6.0)
     make = lambda: row([1, 2, 3], 24, max_new_tokens=40, temperature=1.0, seed=5)  # noqa: E731
-    config = LayerSet.Config(window=4)
+    config = LayerSet.Config(window=4, search_share=1e9, good_enough=1.0)
     alone = run(table, LayerSet(table, config), [make()], verifier=Recursive(), depth=4)[0]
     drafter = LayerSet(table, config)
     for seed in range(6):

@@ -20,7 +20,6 @@ EXTRAS = {  # modules that only some installations have -> the extra that brings
     "accelerate": "train",
     "datasets": "train",
     "scipy": "audit",
-    "bayes_opt": "search",
 }
 
 

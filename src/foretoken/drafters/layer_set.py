@@ -4,26 +4,35 @@
 The draft stops after a token it was not sure of, and the tree widens where it was not: siblings are
 the next best tokens (POINT) at temperature 0, and further draws without replacement (DISTINCT)
 above. How many siblings a node gets depends on tokens drawn before them only.
+
+Where we differ: under a budget with prices both ends of a draft, its length and its width, follow
+what a token costs on this machine. The search takes a bounded share of the time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.growers.chain import ChainGrowth
-from foretoken.drafters.growers.grower import Grower, Growth
+from foretoken.drafters.growers.grower import Grower, Growth, Opened
 from foretoken.drafters.growers.levels import distinct, without
+from foretoken.drafters.parts.chances import affordable
 from foretoken.drafters.parts.part_of_target import PartOfTarget
 from foretoken.drafters.parts.skip_search import SkipConfig, SkipSearch
 from foretoken.errors import CapabilityError
 from foretoken.lm.views.wrapping import skipped_layers
+from foretoken.trees.worth import Calibration
 from foretoken.types import (
     Budget,
     DecodeState,
     Draft,
     Draw,
     Memory,
+    Prices,
     Ragged,
     Rows,
     Scores,
@@ -32,30 +41,74 @@ from foretoken.types import (
     Taps,
     TokenTree,
     Traits,
+    Verdict,
 )
 
 # children of a node by how sure the draft was of the first: (sure above, greedy, sampled)
 WIDTHS = ((0.95, 3, 1), (0.8, 5, 3), (0.5, 8, 5), (-1.0, 10, 10))
 
 
-class SiblingGrowth(ChainGrowth):
-    """One row's chain under way; nodes granted beyond its depth become siblings."""
+class Experience:
+    """What a draft's confidence was worth, and how often a chain went on where it had stood."""
 
-    def __init__(self, row: DecodeState, depth: int, nodes: int, stop_below: float) -> None:
+    FADE = 0.5 ** (1 / 64)
+
+    def __init__(self) -> None:
+        self.calibration = Calibration()
+        self.hits, self.tries = 3.2, 4.0  # a hopeful start
+
+    @property
+    def share(self) -> float:
+        """Of tokens whose predecessors stand."""
+        return self.hits / self.tries
+
+    def tried(self, stood: int, drafted: int) -> None:
+        """A chain of so many tokens, of which the first ones stand."""
+        for at in range(min(stood + 1, drafted)):
+            self.hits = self.hits * self.FADE + (at < stood)
+            self.tries = self.tries * self.FADE + 1.0
+
+
+@dataclass(slots=True)
+class Drafting(Opened):
+    """What is known of a row's drafts."""
+
+    experience: Experience = field(kw_only=True)
+
+
+class SiblingGrowth(ChainGrowth):
+    """One row's chain under way; what the budget has left when it ends goes to siblings."""
+
+    def __init__(
+        self, row: DecodeState, depth: int, budget: Budget, stop_below: float, known: Experience
+    ) -> None:
         super().__init__(row, depth)
-        self.spare, self.stop_below = nodes - depth, stop_below
+        self.budget, self.stop_below, self.known = budget, stop_below, known
         self.notes: list[tuple[float, Tensor]] = []  # how sure each token was, and its logits
+        self.reached = [1.0]  # the chance that each node of the chain stands, the root's first
+        self.laws_of: list[float] = []  # of every node below the root, before any sampling option
+        self.ranks: list[int] = []
 
     def taken(self, logits: Tensor) -> bool:
         """Not after a token that was unlikely before any sampling option; it stays drafted."""
         sure = self.sure(logits)
         self.notes.append((sure, logits))
-        return sure >= self.stop_below
+        chance = self.known.calibration.chance(sure, 0, self.greedy)
+        self.reached.append(self.reached[-1] * chance)
+        prices = self.budget.prices
+        if prices is None:
+            return sure >= self.stop_below
+        drafted = len(self.tokens)
+        if drafted + 1 >= len(prices.nodes):
+            return False
+        price = prices.level + prices.nodes[drafted + 1] - prices.nodes[drafted]
+        return self.reached[-1] * self.known.share >= price
 
     def draft(self) -> Draft:
         """The chain and its siblings."""
         tokens, parents = [self.row.tokens[-1]], [-1]
         laws: list[Tensor | None] = [None]
+        chances = [1.0]
         above = 0
         for depth, (token, beside) in enumerate(zip(self.tokens, self.siblings(), strict=True)):
             if not self.greedy:
@@ -65,21 +118,73 @@ class SiblingGrowth(ChainGrowth):
             above = len(tokens)
             tokens += children
             laws += [None] * len(children)
+            chances += self.valued(depth, children)
         tree = TokenTree(tuple(tokens), tuple(parents))
         if self.greedy:
-            return Draft(tree, Draw.POINT)
-        return Draft(tree, Draw.DISTINCT, tuple(laws))
+            whole = Draft(tree, Draw.POINT, chances=tuple(chances))
+            return affordable(whole, self.budget)
+        return Draft(tree, Draw.DISTINCT, tuple(laws), chances=tuple(chances))
+
+    def valued(self, depth: int, children: Sequence[int]) -> list[float]:
+        """The chances of a token of the chain and of its siblings."""
+        sure, logits = self.notes[depth]
+        law = logits.float().softmax(-1)
+        probabilities = [sure, *law[list(children[1:])].tolist()]
+        self.laws_of += probabilities
+        self.ranks += range(len(children))
+        worth = [self.worth(depth, law, rank) for rank, law in enumerate(probabilities)]
+        return [self.reached[depth + 1], *worth[1:]]
+
+    def worth(self, depth: int, law: float, rank: int) -> float:
+        """The chance of a sibling of this law and rank beside a token of the chain."""
+        return self.reached[depth] * self.known.calibration.chance(law, rank, self.greedy)
 
     def siblings(self) -> list[list[int]]:
-        """Further candidates beside each token of the chain, the least sure places first."""
+        """Further candidates beside each token of the chain, where they are worth most.
+
+        How many a place gets follows from its law and from the chain, before any of them is drawn:
+        without prices the least sure places come first, with as many as the paper's table says.
+        """
+        left = self.budget.nodes - len(self.tokens)
+        counts = [width(sure, self.greedy) - 1 for sure, _ in self.notes]
+        places = sorted(range(len(counts)), key=lambda at: self.notes[at][0])
+        if self.budget.prices is not None:
+            counts = self.paid(counts, self.budget.prices)
         found: list[list[int]] = [[] for _ in self.tokens]
-        left = self.spare
-        for depth in sorted(range(len(found)), key=lambda at: self.notes[at][0]):
-            count = min(width(self.notes[depth][0], self.greedy) - 1, left)
+        for depth in places:
+            count = min(counts[depth], left)
             if count > 0:
                 found[depth] = (self.next_best if self.greedy else self.drawn)(depth, count)
             left -= len(found[depth])
         return found
+
+    def paid(self, most: Sequence[int], prices: Prices) -> list[int]:
+        """How many siblings pay at each place, by the likeliest tokens beside the chain's own."""
+        offers: list[tuple[float, int]] = []
+        for depth, (_, logits) in enumerate(self.notes):
+            if most[depth] > 0:
+                law = logits.float().softmax(-1)
+                law[self.tokens[depth]] = 0.0
+                best = law.topk(min(most[depth], len(law))).values.tolist()
+                offers += [(self.worth(depth, p, rank), depth) for rank, p in enumerate(best, 1)]
+        counts, nodes = [0] * len(most), len(self.tokens)
+        for value, depth in sorted(offers, reverse=True):
+            if nodes + 1 >= len(prices.nodes) or value <= prices.nodes[nodes + 1] - (
+                prices.nodes[nodes]
+            ):
+                break
+            counts[depth] += 1
+            nodes += 1
+        return counts
+
+    def judged(self, draft: Draft, verdict: Verdict) -> None:
+        """What stands of the chain and beside it tells what such a draft is worth."""
+        laws, ranks = [1.0, *self.laws_of], [0, *self.ranks]
+        self.known.calibration.judged(draft, verdict.path, laws, ranks, self.greedy)
+        origin = draft.origin or range(len(draft.tree))
+        chain = [node for node in range(1, len(draft.tree)) if ranks[origin[node]] == 0]
+        stood = sum(node in verdict.path for node in chain)
+        self.known.tried(stood, len(chain))
 
     def next_best(self, depth: int, count: int) -> list[int]:
         """The `count` most likely tokens but the one taken, impossible ones left out."""
@@ -98,9 +203,11 @@ class SiblingGrowth(ChainGrowth):
 
 
 class LayerSet(Grower):
-    """A chain that stops when unsure; nodes the budget grants beyond its depth are siblings."""
+    """A chain that stops when unsure; nodes that the budget grants beyond it are siblings."""
 
-    traits = Traits(frozenset({Draw.POINT, Draw.DISTINCT}), Shape.TREE, memory=Memory.ENGINE)
+    traits = Traits(
+        frozenset({Draw.POINT, Draw.DISTINCT}), Shape.TREE, memory=Memory.ENGINE, prices=True
+    )
 
     Config = SkipConfig
 
@@ -108,23 +215,29 @@ class LayerSet(Grower):
         self.config = config or self.Config()
         self.layers = SomeLayers(target, self.config)
         super().__init__(self.layers)
+        self.shared = Experience()
+
+    def opened(self, row: DecodeState) -> Opened:
+        return Drafting(experience=Experience() if row.repeatable else self.shared)
 
     def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
-        return SiblingGrowth(row, depth, budget.nodes, self.config.stop_below)
+        known: Drafting = row.private[self]
+        return SiblingGrowth(row, depth, budget, self.config.stop_below, known.experience)
 
     def observe(self, step: Step) -> None:
         super().observe(step)
-        self.layers.learn(step.rows)
+        self.layers.learn(step.rows, step.times.whole)
 
     def report(self) -> str:
         """What the search took and found."""
         search = self.layers.latest
         if not search.tries:
             return ""
+        hopeless = "" if search.promise >= 1.0 else "; no draft of it can pay"
         return (
             f"the search for layers to skip took {search.cost.seconds:.1f} s and {search.tries} "
             f"tries{', and has ended' if search.done else ''}; the set in use guessed "
-            f"{search.best:.0%} of the {search.config.window} tokens it was judged by"
+            f"{search.best:.0%} of the {search.config.window} tokens it was judged by{hopeless}"
         )
 
 
@@ -152,18 +265,18 @@ class SomeLayers(PartOfTarget):
         search: SkipSearch = row.private.get(self, self.shared)
         return search
 
-    def learn(self, rows: Rows) -> None:
+    def learn(self, rows: Rows, seconds: float) -> None:
         """A round of these rows went by: searches may try another set on what was written."""
         followers: dict[SkipSearch, list[DecodeState]] = {}
         for row in rows:
             followers.setdefault(self.search(row), []).append(row)
         for search, written in followers.items():
-            if search.round_passed(written):
+            if search.round_passed(written, seconds):
                 self.latest = search
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if row.repeatable:
-            row.private[self] = SkipSearch(self.view, self.config)
+            row.private[self] = SkipSearch(self.view, self.config, counted=True)
         return True
 
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:

@@ -1,36 +1,97 @@
-"""A Gaussian process over sets of sublayers, by the library bayesian-optimization."""
+"""A Gaussian process over sets of sublayers: which one is worth trying next (SWIFT, section 4.1).
+
+The kernel is Matern's, of smoothness 5/2, over the root of the number of sublayers in which two
+sets differ. The acquisition is the upper confidence bound. A set's scores are known where it was
+tried; candidates are random sets, and the best ones so far with one or two sublayers exchanged.
+"""
 
 from __future__ import annotations
 
-from bayes_opt import BayesianOptimization
-from bayes_opt.acquisition import UpperConfidenceBound
+import math
+import random
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 KAPPA = 2.5  # how much is unknown counts for, against what is known to be good
-NOISE = 1e-2  # of a score: it is made of a few dozen tokens
+NOISE = 1e-2  # variance of a score over that of all scores: it is made of a few dozen tokens
+REACHES = (1.0, 2.0, 4.0, 8.0)  # distances over which sets are taken to be alike; the likeliest
+RANDOM, BEST, NEAR = 512, 8, 32  # candidates: random ones, and so many near each of the best
 
 
 class Process:
     """Scores of the sets tried, and the set whose upper confidence bound is highest."""
 
     def __init__(self, units: int, seed: int) -> None:
-        self.names = [f"{unit:04d}" for unit in range(units)]
-        self.process = BayesianOptimization(
-            f=None,
-            pbounds=dict.fromkeys(self.names, (0.0, 1.0)),
-            acquisition_function=UpperConfidenceBound(kappa=KAPPA),
-            random_state=seed,
-            verbose=0,
-            allow_duplicate_points=True,
-        )
-        self.process.set_gp_params(alpha=NOISE)
+        self.units, self.random = units, random.Random(seed)
+        self.scores: dict[frozenset[int], list[float]] = {}
 
     def register(self, skipped: frozenset[int], score: float) -> None:
         """Take in a set that was tried."""
-        point = {name: float(unit in skipped) for unit, name in enumerate(self.names)}
-        self.process.register(params=point, target=score)
+        self.scores.setdefault(skipped, []).append(score)
 
     def suggest(self, size: int) -> frozenset[int]:
-        """The `size` largest entries of the point the process would try next."""
-        point = self.process.suggest()
-        order = sorted(range(len(self.names)), key=lambda unit: -float(point[self.names[unit]]))
-        return frozenset(order[:size])
+        """The set of `size` sublayers with most to hope for, none that was tried where possible."""
+        candidates = list(dict.fromkeys(self.candidates(size)))
+        fresh = [one for one in candidates if one not in self.scores] or candidates
+        mean, spread = self.believed(fresh)
+        return fresh[int((mean + KAPPA * spread).argmax())]
+
+    def candidates(self, size: int) -> Iterator[frozenset[int]]:
+        """Sets to choose from."""
+        units = range(self.units)
+        for _ in range(RANDOM):
+            yield frozenset(self.random.sample(units, size))
+        best = sorted(self.scores, key=lambda one: -max(self.scores[one]))[:BEST]
+        for one in best:
+            inside, outside = sorted(one), [unit for unit in units if unit not in one]
+            for _ in range(NEAR):
+                count = min(self.random.choice((1, 2)), len(inside), len(outside))
+                left = self.random.sample(inside, count)
+                yield one.difference(left) | set(self.random.sample(outside, count))
+
+    def believed(
+        self, sets: list[frozenset[int]]
+    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        """Mean and standard deviation of the scores of sets, in units of the scores' own spread."""
+        known = list(self.scores)
+        values = torch.tensor([sum(s) / len(s) for s in self.scores.values()], dtype=torch.float64)
+        noise = torch.tensor([NOISE / len(s) for s in self.scores.values()], dtype=torch.float64)
+        values = (values - values.mean()) / values.std(correction=0).clamp_min(1e-6)
+        apart, across = self.distances(known, known), self.distances(sets, known)
+        fits = [fit(apart, values, noise, reach) for reach in REACHES]
+        _, reach, factor, weights = max(fits, key=lambda one: one[0])
+        alike = matern(across, reach)
+        shrunk = torch.linalg.solve_triangular(factor, alike.T, upper=False)
+        return alike @ weights, (1.0 - shrunk.square().sum(0)).clamp_min(0.0).sqrt()
+
+    def distances(
+        self, some: list[frozenset[int]], others: list[frozenset[int]]
+    ) -> Float[Tensor, "n m"]:
+        """The root of how many sublayers each two sets differ in."""
+        a, b = self.rows(some), self.rows(others)
+        return (a.sum(1)[:, None] + b.sum(1) - 2.0 * (a @ b.T)).clamp_min(0.0).sqrt()
+
+    def rows(self, sets: list[frozenset[int]]) -> Float[Tensor, "n units"]:
+        found = torch.zeros(len(sets), self.units, dtype=torch.float64)
+        for row, one in zip(found, sets, strict=True):
+            row[list(one)] = 1.0
+        return found
+
+
+def fit(
+    apart: Float[Tensor, "n n"], values: Float[Tensor, "n"], noise: Float[Tensor, "n"], reach: float
+) -> tuple[float, float, Tensor, Tensor]:
+    """Log marginal likelihood of the scores under a reach, and what predictions are made of."""
+    factor = torch.linalg.cholesky(matern(apart, reach) + torch.diag(noise))
+    weights = torch.cholesky_solve(values[:, None], factor)[:, 0]
+    likelihood = -0.5 * float(values @ weights) - float(factor.diagonal().log().sum())
+    return likelihood, reach, factor, weights
+
+
+def matern(distance: Tensor, reach: float) -> Tensor:
+    """How alike scores at some distance are: Matern's kernel of smoothness 5/2."""
+    scaled = math.sqrt(5.0) / reach * distance
+    return (1.0 + scaled + scaled.square() / 3.0) * (-scaled).exp()

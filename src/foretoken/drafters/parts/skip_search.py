@@ -8,13 +8,14 @@ depends on tokens not yet written, so the law of the text stays the target's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from time import perf_counter
-from typing import Protocol
 
 import torch
 
 from foretoken.coins import SeededCoins
-from foretoken.errors import ConfigError, check_values
+from foretoken.drafters.parts.bayesian import Process
+from foretoken.errors import check_values
 from foretoken.lm.views.skipped_layers import SkippedLayers
 from foretoken.lm.views.table_views import TableSkippedLayers
 from foretoken.types import DecodeState, Rows
@@ -22,20 +23,18 @@ from foretoken.types import DecodeState, Rows
 View = SkippedLayers | TableSkippedLayers
 
 
-class Suggestions(Protocol):
-    """A model of the scores of sets."""
-
-    def register(self, skipped: frozenset[int], score: float) -> None: ...
-    def suggest(self, size: int) -> frozenset[int]: ...
+LONGEST = 12  # tokens of the drafts that a set's promise is reckoned with
+OWN = 32  # rounds between tries on a text that must repeat: there the clock may not choose
 
 
 @dataclass(slots=True)
 class SearchCost:
-    """What searching took so far."""
+    """What searching took so far, and the rounds beside it."""
 
     passes: int = 0  # draft forwards
     tokens: int = 0  # fed in them
     seconds: float = 0.0
+    beside: float = 0.0  # seconds of the rounds that went by meanwhile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +43,16 @@ class SkipConfig:
 
     skip_ratio: float = 0.45  # of the sublayers between the first and the last layer
     skip: tuple[int, ...] | None = None  # a set known to be good: nothing is searched
-    stop_below: float = 0.8  # a draft ends with a token less sure than this
+    stop_below: float = 0.8  # a draft ends with a token less sure than this; under prices with one
+    # behind which the next would not pay
     window: int = 32  # first tokens of a text that a set is judged by
-    search_interval: int = 1  # rounds between tries; 0: never
-    bayes_interval: int = 0  # tries between those a Gaussian process suggests; 0: all random
+    search_interval: int = 1  # rounds between tries at least; 0: never; paper 1
+    search_share: float = 0.03  # of the time that tries may take; paper: any
+    bayes_interval: int = 4  # every n-th try is suggested by a Gaussian process; 0: none; paper 25
     most_tries: int = 1000  # the search ends after so many
     patience: int = 300  # tries in a row that find nothing better, then the search ends
     good_enough: float = 0.95  # it ends as well when the draft guesses this share
+    hopeless_after: int = 48  # tries; it ends if no draft of the best set could pay by then
     seed: int = 1  # of the search
 
     def check(self, units: int) -> None:
@@ -62,6 +64,7 @@ class SkipConfig:
             ("skip", not wrong, f"sublayers from 0 to {units - 1}"),
             ("window", self.window >= 1, "1 or more"),
             ("search_interval", self.search_interval >= 0, "0 (never) or more"),
+            ("search_share", self.search_share > 0.0, "above 0"),
             ("bayes_interval", self.bayes_interval >= 0, "0 (never) or more"),
         )
 
@@ -69,8 +72,8 @@ class SkipConfig:
 class SkipSearch:
     """The set in use, and tries at better ones until one is good enough or patience ends."""
 
-    def __init__(self, view: View, config: SkipConfig) -> None:
-        self.view, self.config = view, config
+    def __init__(self, view: View, config: SkipConfig, counted: bool = False) -> None:
+        self.view, self.config, self.counted = view, config, counted
         self.size = int(view.units * config.skip_ratio)
         self.skipped = frozenset(odd_layers(view.units) if config.skip is None else config.skip)
         self.best = 0.0  # share of tokens guessed by the set in use
@@ -78,21 +81,30 @@ class SkipSearch:
         self.done = config.skip is not None or config.search_interval == 0 or self.size == 0
         self.cost = SearchCost()
         self.coins = SeededCoins(config.seed)  # its own: no text's coins are used
-        self.model: Suggestions | None = None
-        if not self.done and config.bayes_interval:
-            self.model = suggestions(view.units, config.seed)
+        self.model = Process(view.units, config.seed)
 
-    def round_passed(self, rows: Rows) -> bool:
+    def round_passed(self, rows: Rows, seconds: float) -> bool:
         """A round of these rows went by; now and then a set is tried on one's text."""
         if self.done:
             return False
         self.rounds += 1
+        self.cost.beside += seconds
         row = None
-        if self.rounds % self.config.search_interval == 0:
+        if self.due():
             row = next((row for row in rows if self.wants(row)), None)
         if row is not None:
             self.step(row)
         return row is not None
+
+    def due(self) -> bool:
+        """Whether a try fits between the rounds, by their number and by the time it takes."""
+        if self.counted:
+            return self.rounds % max(self.config.search_interval, OWN) == 0
+        if self.rounds % self.config.search_interval:
+            return False
+        cost = self.cost
+        each = cost.seconds / cost.passes if cost.passes else 0.0
+        return cost.seconds + each <= self.config.search_share * cost.beside
 
     def wants(self, row: DecodeState) -> bool:
         """Whether the row's text is long enough to be judged by."""
@@ -103,8 +115,7 @@ class SkipSearch:
         began = perf_counter()
         candidate, config = self.propose(), self.config
         score = self.judge(row, candidate)
-        if self.model is not None:
-            self.model.register(candidate, score)
+        self.model.register(candidate, score)
         if score > self.best:
             self.skipped, self.best, self.failures = candidate, score, 0
         else:
@@ -114,15 +125,27 @@ class SkipSearch:
             self.best > config.good_enough
             or self.failures > config.patience
             or self.tries > config.most_tries
+            or (self.tries >= config.hopeless_after and self.promise < 1.0)
         )
         self.cost.passes += 1
         self.cost.tokens += config.window
         self.cost.seconds += perf_counter() - began
 
+    @property
+    def promise(self) -> float:
+        """At most how many times plain's speed drafts with the best set reach.
+
+        As if tokens were right independently, scoring more of them were free and the head, too.
+        """
+        units = self.view.units
+        kept = 1.0 - self.size / (units + 4)
+        tokens = accumulate((self.best**n for n in range(1, LONGEST)), initial=1.0)
+        return max(expected / (1.0 + n * kept) for n, expected in enumerate(tokens) if n)
+
     def propose(self) -> frozenset[int]:
         """A random set, or now and then the one a model of all scores so far believes in."""
         every = self.config.bayes_interval
-        if self.model is not None and self.tries and (self.tries + 1) % every == 0:
+        if every and self.tries and (self.tries + 1) % every == 0:
             return self.model.suggest(self.size)
         return self.random_set()
 
@@ -146,16 +169,3 @@ class SkipSearch:
 def odd_layers(units: int) -> list[int]:
     """Both sublayers of layers 1, 3, 5, ...: where a search starts."""
     return [unit for unit in range(units) if (unit // 2) % 2 == 0]
-
-
-def suggestions(units: int, seed: int) -> Suggestions:
-    """The Bayesian model, whose library is an optional extra."""
-    try:
-        from foretoken.drafters.parts.bayesian import Process
-    except ImportError as error:
-        raise ConfigError(
-            "a Bayesian search for skipped layers was asked for.",
-            f"its library is not installed ({error}).",
-            "install it: pip install 'foretoken[search]'; or pass bayes_interval=0.",
-        ) from error
-    return Process(units, seed)
