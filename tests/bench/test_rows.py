@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.bench.catalogue import GROUPS, group
 from foretoken.bench.files import writable
-from foretoken.bench.rows import DEFAULT_METHODS, default_methods, parse_methods
+from foretoken.bench.rows import DEFAULT_METHODS, default_methods, left_out, parse_methods
 from foretoken.bench.run import BenchConfig
 from foretoken.errors import ConfigError
 from foretoken.methods import METHODS, needs_draft
@@ -87,9 +87,21 @@ def test_a_family_is_all_its_rows_that_have_what_they_need() -> None:
     assert not any(needs_draft(METHODS[name]) for name in plain)
     more = parse_methods("training-free[datastore=/some/store,keys=/some/keys],hf:plain")
     assert [s.label for s in more if s.label not in plain] == [
-        "rest[datastore=store]", "retrieval-dense[keys=keys]", "rasd[datastore=store]", "hf:plain",
+        "rest[datastore=store]", "retrieval-dense[keys=keys]", "hf:plain",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="datastore, keys"):
         parse_methods("training-free[depth=3]")
     with pytest.raises(ConfigError, match="twice"):
         parse_methods("plain,training-free")
+
+
+def test_rows_that_a_family_leaves_out_are_told_with_what_they_take() -> None:
+    told = left_out("training-free,chain")
+    assert [line.split(",")[0] for line in told] == [
+        "training-free leaves out rest",
+        "training-free leaves out retrieval-dense",
+        "training-free leaves out rasd",
+    ]
+    assert "datastore=FOLDER" in told[0] and "keys=FOLDER" in told[1] and "second" in told[2]
+    more = left_out(["training-free[datastore=/some/store,keys=/some/keys]", "rasd"])
+    assert more == [] == left_out("plain,chain")

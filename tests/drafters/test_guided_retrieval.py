@@ -147,8 +147,6 @@ def test_what_cannot_be_used_is_refused(guided, pair, tmp_path):
     for wrong in ({"plausible": -1}, {"draft_depth": 0}, {"min_match": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             guided([[1]], **wrong)
-    with pytest.raises(ConfigError, match="without a datastore"):
-        GuidedRetrieval(pair[0], BestFirst(OrdinaryModel(pair[1])))
     with pytest.raises(PairingError, match="Chain"):
         GuidedRetrieval(pair[0], Chain(OrdinaryModel(pair[1])))
     with pytest.raises(ConfigError, match="another tokenizer"):
@@ -166,3 +164,57 @@ def test_below_the_drafters_nodes_a_share_is_of_what_is_left_unsaid():
     fused.tree = from_paths(0, [[1], [2], [3], [1, 4]])
     worth = fused.unsaid([1, 3, 4], [0.5, 0.4, 1.0])
     assert worth == pytest.approx({0: 0.3 / 0.5})
+
+
+@pytest.fixture
+def by_itself(pair):
+    """The same drafter with the text itself to look things up in."""
+
+    def make(grower=None, **options):
+        inner = BestFirst(OrdinaryModel(pair[1]), BestFirst.Config(min_gain=0.0, **(grower or {})))
+        return GuidedRetrieval(pair[0], inner, GuidedRetrieval.Config(**options))
+
+    return make
+
+
+def test_without_a_datastore_the_text_itself_is_looked_up(by_itself, row):
+    """The longest match alone, all places of it, plausible beginnings only, no match with itself."""
+    text = [3, 1, 2, 7, 7, 9, 1, 2, 8, 3, 1, 2]
+    drafter = by_itself(grower={"branch": 1}, plausible=VOCAB, draft_depth=1)
+    tree = proposed(drafter, row(text, VOCAB), depth=4, nodes=40).tree
+    [own, *_] = drafter.inner.propose([row(text, VOCAB)], [Budget(1, 1)])
+    paths = {tuple(tree.tokens[i] for i in tree.path(node)) for node in range(1, len(tree))}
+    assert {(7,), (7, 7), (7, 7, 9), (7, 7, 9, 1)} <= paths, "3 1 2 stood once before"
+    assert (8,) not in paths, "1 2 stood more often, but 3 1 2 is longer"
+    assert len(paths) <= 4 + len(own.tree)
+    nothing = by_itself(plausible=0, draft_depth=1)
+    tree = proposed(nothing, row(text, VOCAB), depth=4, nodes=40).tree
+    assert max(tree.depths()) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_the_targets_own_without_a_datastore(
+    by_itself, run, plain, row, pair, prompts, temperature
+):
+    def rows():
+        return [row(p, VOCAB, max_new_tokens=40, temperature=temperature, seed=9) for p in prompts]
+
+    drafter = by_itself()
+    found, records = run(pair[0], drafter, rows(), depth=8, nodes=12)
+    assert found == plain(pair[0], rows())
+    assert any(draft.tree.parents for record in records for draft in record.drafts)
+    assert pair[1].rows_held == 0
+
+
+def test_a_text_that_repeats_itself_is_followed_beyond_the_drafters_depth(
+    by_itself, run, row, pair
+):
+    loop = TableLM(torch.eye(VOCAB, dtype=torch.float64).roll(1, 1) * 20.0)
+    inner = BestFirst(OrdinaryModel(pair[1]), BestFirst.Config(min_gain=0.0))
+    steps = []
+    for plausible in (0, VOCAB):
+        config = GuidedRetrieval.Config(draft_depth=1, plausible=plausible)
+        one = row([0, 1], VOCAB, max_new_tokens=60)
+        _, records = run(loop, GuidedRetrieval(loop, inner, config), [one], depth=8, nodes=24)
+        steps.append(len(records))
+    assert steps[1] < 0.5 * steps[0]

@@ -134,8 +134,23 @@ def _family(name: str, given: Mapping[str, Any]) -> list[RowSpec]:
     return [
         _row(row, {need: given[need] for need in several})
         for row, several in wanted.items()
-        if given.keys() >= set(several)
+        if given.keys() >= set(several) and not needs_draft(row)
     ]
+
+
+def left_out(text: str | Sequence[str]) -> list[str]:
+    """Which rows of the families in "training-free,chain" are left out, and why."""
+    names = _split(text) if isinstance(text, str) else list(text)
+    asked = {spec.method for spec in parse_methods(text)}
+    told = []
+    for family in (name for name in names if name.split("[")[0] in FAMILIES):
+        for row in FAMILIES[family.split("[")[0]]:
+            if row in asked:
+                continue
+            missing = ["a second model"] * needs_draft(row)
+            missing += [f"{need}=FOLDER in its brackets" for need in needs(row)]
+            told.append(f"{family} leaves out {row}, which takes {' and '.join(missing)}")
+    return told
 
 
 def value_of(text: str) -> Any:

@@ -27,7 +27,7 @@ from foretoken.bench.peers import PeerRow
 from foretoken.bench.progress import Bar, shown
 from foretoken.bench.prompts import TimedPrompt, timed_prompts
 from foretoken.bench.report import write_reports
-from foretoken.bench.rows import RowSpec, default_methods, parse_methods
+from foretoken.bench.rows import RowSpec, default_methods, left_out, parse_methods
 from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tasks import Task
 from foretoken.errors import ForetokenError, check_values
@@ -96,13 +96,14 @@ class BenchConfig:
 def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     """Measure, write JSON, Markdown, plots and page into `config.out`; returns the results."""
     asked = config.methods
-    specs = parse_methods(default_methods(config.draft) if asked is None else asked)
+    named = default_methods(config.draft) if asked is None else asked
+    specs = parse_methods(named)
     check_rows(specs, config.draft)
     out = writable(config.out)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     started = environment.describe()
-    warnings = warned(started, config.quiet)
+    warnings = warned(started, left_out(named), config.quiet)
     models = Models(
         config.target,
         config.draft,
@@ -163,9 +164,9 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     return results
 
 
-def warned(started: dict[str, Any], quiet: bool) -> list[str]:
+def warned(started: dict[str, Any], missing: list[str], quiet: bool) -> list[str]:
     """What a reader has to know before any number; told at once, and again in the reports."""
-    found = [] if memory.measurable() else [memory.MISSING]
+    found = [*missing] if memory.measurable() else [*missing, memory.MISSING]
     if busy := environment.busy(started):
         found.append(busy)
     for text in found:

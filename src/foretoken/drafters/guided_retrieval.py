@@ -3,7 +3,8 @@ arXiv 2503.03434).
 
 The drafter's first law tells which retrieved continuations to believe: those that begin with one of
 its likeliest tokens. What is left is grafted onto the drafter's own tree where the two agree, so
-that long retrieved branches lift the depth at which a drafter gives up. Where we differ: the paper
+that long retrieved branches lift the depth at which a drafter gives up. What is retrieved comes
+from a datastore or, without one, from the text itself, as both of the paper's forms have it. Where we differ: the paper
 does not tell how many nodes either side gets; here both sides value their nodes, retrieved ones by
 how often such nodes were right so far, and the best of the union go to the target. All of them are
 fixed candidates, so choosing among them changes no law.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from foretoken.datastore.continuations import Continuations
 from foretoken.drafters.parts.chances import affordable
 from foretoken.drafters.parts.datastore_source import DatastoreConfig, Source
 from foretoken.drafters.parts.members import Combination
+from foretoken.drafters.parts.text_source import ContinuationSource, TextSource
 from foretoken.errors import PairingError, check_values
 from foretoken.trees.build import grafted
 from foretoken.types import (
@@ -43,13 +46,15 @@ from foretoken.types import (
 
 
 class GuidedRetrieval(Combination):
-    """A drafter's tree with branches from a datastore."""
+    """A drafter's tree with branches from a datastore, or from earlier in the text."""
 
     traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)
     model: DraftModel  # of the drafter, where it has one
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(DatastoreConfig):
+        # folder of `foretoken datastore build`; without one the text itself is looked up
+        datastore: str | Path = ""
         plausible: int = 8  # likeliest first tokens a continuation may begin with; 0 keeps none
         draft_depth: int | None = None  # levels the drafter makes at most; None: as the budget says
 
@@ -72,7 +77,8 @@ class GuidedRetrieval(Combination):
         self.traits = replace(self.traits, shape=Shape.TREE)
         if isinstance(inner, Guided):
             self.model = inner.model
-        self.source = Source(settings, target.vocab_size)
+        kind = Source if str(settings.datastore) else TextSource
+        self.places: ContinuationSource = kind(settings, target.vocab_size)
         self.inner = inner
         self.evidence = Evidence()
 
@@ -99,8 +105,8 @@ class GuidedRetrieval(Combination):
         return drafts
 
     def look_up(self, row: DecodeState, budget: Budget, law: Tensor) -> Continuations | None:
-        """What followed the context in the datastore and begins like the drafter would."""
-        found = self.source.look_up(row, budget)
+        """What followed the context elsewhere and begins like the drafter would."""
+        found = self.places.look_up(row, budget)
         if found is None:
             return None
         likeliest = law.topk(min(self.config.plausible, law.shape[-1])).indices
@@ -109,7 +115,7 @@ class GuidedRetrieval(Combination):
     def graft(self, row: DecodeState, fused: Fused, found: Continuations, budget: Budget) -> None:
         """Put retrieved nodes below the drafter's, with what experience says they are worth."""
         own = len(fused.tree)
-        best = self.source.beginnings(row, found, budget.nodes + own)
+        best = self.places.beginnings(row, found, budget.nodes + own)
         fused.tree, place = grafted(fused.tree, best.tokens, best.parents)
         shares = [
             weight / (found.total if parent < 0 else best.weights[parent])
@@ -146,9 +152,13 @@ class GuidedRetrieval(Combination):
             told.append(Verdict(path, draft.tree.tokens[left[0]] if left else verdict.next_token))
         super().observe(replace(step, drafts=tuple(own), scores=tuple(seen), verdicts=tuple(told)))
 
+    def finish(self, row: DecodeState) -> None:
+        super().finish(row)
+        self.places.forget(row)
+
     def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         """Refuse a datastore made with another tokenizer than the target's."""
-        self.source.check_vocabulary(vocabulary)
+        self.places.check_vocabulary(vocabulary)
         super().check_vocabulary(vocabulary)
 
 

@@ -5,7 +5,7 @@ from foretoken.methods.method import Family, Method
 FAMILY = Family(
     "portfolio",
     "several of the others: merged in one tree, or whichever pays at the moment",
-    "nothing; a draft model and a datastore for rasd",
+    "nothing; a draft model for rasd, and a datastore if there is one",
     (
         Method(
             "auto",
@@ -28,12 +28,11 @@ FAMILY = Family(
         ),
         Method(
             "rasd",
-            "a draft model's tree, fused with what it finds plausible in a datastore",
+            "a draft model's tree, fused with what it finds plausible in a datastore or the text",
             drafter="drafters.guided_retrieval:GuidedRetrieval",
             verifier="point",
             models=("target",),
             inner=("tree",),
-            needs=("datastore",),
             defaults={"depth": 10, "nodes": 64},
             paper="arXiv 2503.03434",
         ),

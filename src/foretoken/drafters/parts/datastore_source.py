@@ -72,6 +72,9 @@ class Source:
         """Refuse a datastore made with another tokenizer than the target's."""
         self.store.vocabulary.refuse_other(Vocabulary.of(vocabulary), self.config.datastore)
 
+    def forget(self, row: DecodeState) -> None:
+        """Nothing is kept of a row."""
+
 
 def drafted(row: DecodeState, found: Continuations | None, nodes: int, end: int) -> Draft:
     """The most frequent beginnings of what was found, none behind an id from `end` on."""
