@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import gates
-from paired import difference
 from pair import WORK, main, pair, parser, prompts
+from paired import difference
 from rich.markup import escape
 
 import foretoken
@@ -104,9 +104,7 @@ def count(asked: Any, models: Any, exits: Path) -> dict[str, list[Answer]]:
     found: dict[str, list[Answer]] = {}
     with (
         shown(False) as bar,
-        foretoken.load(
-            models.target, "chain", models.draft, max_rows=asked.max_rows
-        ) as session,
+        foretoken.load(models.target, "chain", models.draft, max_rows=asked.max_rows) as session,
     ):
         for spec in parse_methods(list(rows(exits))):
             file = work / (re.sub(r"[^\w.-]+", "_", spec.label) + ".json")
@@ -123,6 +121,7 @@ def judged(found: dict[str, list[Answer]]) -> list[dict[str, Any]]:
     plain = found["plain"]
     told = []
     for label, own in found.items():
+
         def gap(at: Sequence[int], own: Sequence[Answer] = own) -> float:
             return sum(own[i].right - plain[i].right for i in at) / len(at)
 

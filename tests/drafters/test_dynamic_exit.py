@@ -249,3 +249,22 @@ def test_drafts_say_how_likely_each_node_is_reached(prices, row, prompts):
     assert len(draft.tree) == len(draft.chances) > 2
     assert draft.chances[0] == 1.0
     assert list(draft.chances) == sorted(draft.chances, reverse=True)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_the_papers_form_looks_behind_every_layer_in_every_round(every, row, run, plain, prompts):
+    lm = open_lm(small("llama"), kernels="dense")
+    drafter = DynamicExit(lm, DynamicExit.Config(every_exit=every, look_every=1 if every else 4))
+    assert drafter.exits.view.depths == ((1, 2, 3) if every else (1, 2))
+    looks = []
+    learn = Counts.learn
+    seen = lambda self, said: (looks.append(said.tokens.shape[1]), learn(self, said))  # noqa: E731
+    make = lambda: [row(prompts[1], 61, max_new_tokens=24)]  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Counts, "learn", seen)
+        found, records = run(lm, drafter, make(), verifier=Block(), depth=18)
+    assert found == plain(lm, make())
+    if every:
+        drafted = sum(len(record.drafts[0].tree) > 1 for record in records)
+        assert drafted <= len(looks) - 1 <= len(records), "the prompt, then every round asked"
+        assert set(looks) == {4}

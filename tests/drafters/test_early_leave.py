@@ -56,9 +56,7 @@ def pair(family="llama", depth=4):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3"])
 @pytest.mark.parametrize("shape", ["nothing", "chain", "tree"])
-def test_predictors_that_never_fire_change_nothing(
-    family, shape, folder, row, run, plain, prompts
-):
+def test_predictors_that_never_fire_change_nothing(family, shape, folder, row, run, plain, prompts):
     target, draft = pair(family)
     make = lambda: [row(p, 61, max_new_tokens=20) for p in prompts]  # noqa: E731
     for options in ({"predictors": folder(-9.0)}, {"predictors": folder(9.0), "sure_above": 1.5}):
@@ -98,9 +96,7 @@ def test_a_token_leaves_as_a_candidate_that_the_whole_vocabulary_confirms(folder
     model = small("llama", seed=2)
     target = open_lm(model, kernels="dense")
     draft = open_lm(flat_above(model, 2), kernels="dense")
-    engine = assemble(
-        "specee", target, draft, predictors=folder(9.0), controller="fixed", depth=1
-    )
+    engine = assemble("specee", target, draft, predictors=folder(9.0), controller="fixed", depth=1)
     one = row(prompts[1], 61, max_new_tokens=30)
     wishes, left = [], 0
     leave = engine.target.leave

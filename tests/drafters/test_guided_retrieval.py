@@ -178,7 +178,7 @@ def by_itself(pair):
 
 
 def test_without_a_datastore_the_text_itself_is_looked_up(by_itself, row):
-    """The longest match alone, all places of it, plausible beginnings only, no match with itself."""
+    """The longest match alone, at all its places, but never with itself."""
     text = [3, 1, 2, 7, 7, 9, 1, 2, 8, 3, 1, 2]
     drafter = by_itself(grower={"branch": 1}, plausible=VOCAB, draft_depth=1)
     tree = proposed(drafter, row(text, VOCAB), depth=4, nodes=40).tree

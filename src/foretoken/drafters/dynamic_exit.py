@@ -7,7 +7,9 @@ gives the confidence at which its draft should stop. No forward is made for that
 decided from past rounds and tokens already drawn, so the law of the text stays the target's.
 
 Where we differ: the paper counts layers, as if scoring more tokens were free. Under a budget with
-prices the exit, the length and the end of a draft follow what they cost on this machine.
+prices the exit, the length and the end of a draft follow what they cost on this machine. It looks
+at every layer in every round; here half of them are looked at every few rounds, which is cheaper
+than what it loses (`every_exit` and `look_every` are the paper's).
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class DynamicExit(Grower):
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        candidates: tuple[int, ...] | None = None  # exits considered; None: all of the first half
+        candidates: tuple[int, ...] | None = None  # exits considered; None: as `every_exit` says
+        every_exit: bool = False  # behind every layer, as in the paper; False: of the first half
         decay: float = 0.95  # of all counts, per round
         most: int = 18  # tokens of the longest draft
         look_back: int = 32  # tokens at the prompt's end that the first counts are made of
@@ -91,8 +94,9 @@ class ChosenLayers(EarlyExitModel):
 
     def __init__(self, target: LanguageModel, config: DynamicExit.Config) -> None:
         layers, considered = layers_of(target), config.candidates
-        if considered is None:  # behind a deeper one even perfect drafts save less than half
-            considered = tuple(range(1, max(layers // 2, 1) + 1))
+        if considered is None:  # behind half of them even perfect drafts save less than half
+            deepest = layers - 1 if config.every_exit else max(layers // 2, 1)
+            considered = tuple(range(1, deepest + 1))
         marks = (*sorted(considered), layers)
         super().__init__(target, considered)
         self.taps, self.context = tuple(Layer(mark - 1) for mark in marks), config.look_back

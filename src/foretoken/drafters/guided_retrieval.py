@@ -3,10 +3,10 @@ arXiv 2503.03434).
 
 The drafter's first law tells which retrieved continuations to believe: those that begin with one of
 its likeliest tokens. What is left is grafted onto the drafter's own tree where the two agree, so
-that long retrieved branches lift the depth at which a drafter gives up. What is retrieved comes
-from a datastore or, without one, from the text itself, as both of the paper's forms have it. Where we differ: the paper
-does not tell how many nodes either side gets; here both sides value their nodes, retrieved ones by
-how often such nodes were right so far, and the best of the union go to the target. All of them are
+that long retrieved branches lift the depth at which a drafter gives up. It comes from a datastore
+or, without one, from earlier in the text: the paper's two forms. Where we differ: the paper does
+not tell how many nodes either side gets; here both sides value their nodes, retrieved ones by how
+often such nodes were right so far, and the best of the union go to the target. All of them are
 fixed candidates, so choosing among them changes no law.
 """
 

@@ -93,8 +93,7 @@ class SiblingGrowth(ChainGrowth):
         """Not after a token that was unlikely before any sampling option; it stays drafted."""
         sure = self.sure(logits)
         self.notes.append((sure, logits))
-        chance = self.known.calibration.chance(sure, 0, self.greedy)
-        self.reached.append(self.reached[-1] * chance)
+        self.reached.append(self.reached[-1] * self.chance(sure, 0))
         prices = self.budget.prices
         if prices is None:
             return sure >= self.stop_below
@@ -137,7 +136,11 @@ class SiblingGrowth(ChainGrowth):
 
     def worth(self, depth: int, law: float, rank: int) -> float:
         """The chance of a sibling of this law and rank beside a token of the chain."""
-        return self.reached[depth] * self.known.calibration.chance(law, rank, self.greedy)
+        return self.reached[depth] * self.chance(law, rank)
+
+    def chance(self, law: float, rank: int) -> float:
+        """The chance of a token of this law and rank, as experience corrects it."""
+        return self.known.calibration.chance(law, rank, self.greedy) if law > 0.0 else 0.0
 
     def siblings(self) -> list[list[int]]:
         """Further candidates beside each token of the chain, where they are worth most.
@@ -169,8 +172,9 @@ class SiblingGrowth(ChainGrowth):
                 offers += [(self.worth(depth, p, rank), depth) for rank, p in enumerate(best, 1)]
         counts, nodes = [0] * len(most), len(self.tokens)
         for value, depth in sorted(offers, reverse=True):
-            if nodes + 1 >= len(prices.nodes) or value <= prices.nodes[nodes + 1] - (
-                prices.nodes[nodes]
+            if (
+                nodes + 1 >= len(prices.nodes)
+                or value <= prices.nodes[nodes + 1] - (prices.nodes[nodes])
             ):
                 break
             counts[depth] += 1

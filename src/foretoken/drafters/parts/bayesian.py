@@ -52,9 +52,7 @@ class Process:
                 left = self.random.sample(inside, count)
                 yield one.difference(left) | set(self.random.sample(outside, count))
 
-    def believed(
-        self, sets: list[frozenset[int]]
-    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+    def believed(self, sets: list[frozenset[int]]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         """Mean and standard deviation of the scores of sets, in units of the scores' own spread."""
         known = list(self.scores)
         values = torch.tensor([sum(s) / len(s) for s in self.scores.values()], dtype=torch.float64)

@@ -106,7 +106,7 @@ def everywhere(
     """Every layer's logits of leaving behind it, if the layers `asked` were asked below it."""
     law = torch.zeros_like(scores[:, 0])  # of the layer that was asked before
     found = []
-    for i, layer in enumerate(head.layers):  # type: ignore[arg-type, var-annotated]
+    for i, layer in enumerate(head.layers):  # type: ignore[arg-type]
         seen, own = features(scores[:, i], law)
         found.append(head(layer, seen))
         law = torch.where(asked[:, i, None], own, law)
