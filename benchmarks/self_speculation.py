@@ -5,9 +5,8 @@ that are skipped.
     python benchmarks/self_speculation.py --target DIR --tasks FILE --name real
 
 `del` is held against a sweep of `layerskip` over exits and lengths, ours and as published: by the
-clock, rows interleaved, and by tokens per layer run, which is what the paper counts. `swift` stands
-beside them, ours and as published, and a line tells what its search found. Writes
-benchmarks/results/self_speculation[-NAME].json and .md.
+clock, rows interleaved. `swift` stands beside them, ours and as published, and a line tells what
+its search found. Writes benchmarks/results/self_speculation[-NAME].json and .md.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import gates
+from clocked import Clock
 from pair import WORK, main, pair, parser, prompts
 
 from foretoken.bench import environment
-from foretoken.bench.journal import read_journal
 from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import Task, load_file, spread
 
@@ -113,7 +112,6 @@ def run(description: str | None) -> int:
         "environment": environment.describe(),
         "gates": [gate.to_dict() for gate in found],
         "del_by_family": families,
-        "cells": len(read_journal(config.out / "journal.jsonl")[1].cells),
         "results": results,
     }
     notes = [f"- {label}: {note}" for label, note in results["notes"].items() if note]
@@ -124,7 +122,8 @@ def run(description: str | None) -> int:
         f"# {results['title']}", "",
         f"{setting['models']['target']}, {setting['prompts']} prompts, "
         f"temperature {asked.temperature:g}, at most {setting['max_new_tokens']} new tokens.", "",
-        gates.markdown(found), gates.speeds(results), *notes, "", *lines, "",
+        gates.markdown(found), Clock.of(config.out).table({"del": fastest(results, "layerskip")}),
+        *notes, "", *lines, "",
     ])  # fmt: skip
     gates.publish(asked.out, name, document, text)
     gates.show(found, results["title"])

@@ -4,7 +4,9 @@
     python benchmarks/specdecpp.py --quick             # trains a tiny head first
 
 Writes benchmarks/results/specdecpp.json and .md: interleaved tokens per second at temperature 1 on
-the widened mini, and how much of the way to perfect lengths the head goes, by one cost model.
+the widened mini with their intervals over at least 100 prompts, and how much of the way to perfect
+lengths the head goes, by one cost model. Where the fastest fixed length is the longest that was
+tried, the result says so: the sweep then ends where speed still rises.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import gates
+from clocked import Clock, spanned
 from pair import WORK, main, pair, parser, prompts
 
 import foretoken
@@ -26,7 +29,7 @@ from foretoken.controllers.step_costs import CostCurve
 from foretoken.engine.measure import measure_costs
 from foretoken.engine.session import Session
 
-LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20)
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 CONFIDENCE = (0.2, 0.4, 0.6)
 LONGEST = 20
@@ -99,24 +102,29 @@ def run(description: str | None) -> int:
     options = parser(description)
     options.add_argument("--head", type=Path, help="folder of a trained acceptance head")
     options.add_argument("--params", help="size to widen the shipped target to")
-    options.add_argument("--per-family", type=int, default=8, help="prompts of each family")
-    options.add_argument("--repetitions", type=int, default=2)
+    options.add_argument("--per-family", type=int, default=17, help="prompts of each family")
+    options.add_argument("--repetitions", type=int, default=1)
+    options.add_argument("--lengths", type=int, nargs="*", help="fixed lengths of the sweep")
+    options.add_argument("--thresholds", type=float, nargs="*", help="of the head")
+    options.add_argument("--max-new-tokens", type=int, default=96)
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
     quick = asked.quick
     params = asked.params or (None if quick else "350M")
     tasks = prompts(1, limit=2) if quick else prompts(asked.per_family)
-    tokens = 16 if quick else 96
+    tokens = 16 if quick else asked.max_new_tokens
     with (
         pair(asked.target, asked.draft, params) as models,
         head_at(asked.head, models, quick) as head,
     ):
         lengths, bounds, doubts = (
-            ((2, 5), (0.7,), (0.4,)) if quick else (LENGTHS, THRESHOLDS, CONFIDENCE)
+            ((2, 5), (0.7,), (0.4,))
+            if quick
+            else (asked.lengths or LENGTHS, asked.thresholds or THRESHOLDS, CONFIDENCE)
         )
         methods = [
             "plain",
-            *(f"chain[depth={k}]" for k in lengths),
+            *(f"chain[controller=fixed,depth={k}]" for k in lengths),
             *(f"chain[controller=confidence,threshold={c}]" for c in doubts),
             "chain[controller=cost_model]",
             *(f"specdec++[head={head},threshold={h}]" for h in bounds),
@@ -136,34 +144,42 @@ def run(description: str | None) -> int:
         )
         results = run_bench(config, tasks)
         gap = oracle_gap(models, head, tasks, tokens)
-    publish(results, gap, asked.out)
+    publish(results, gap, Clock.of(config.out), asked.out)
     return 0
 
 
-def publish(results: dict[str, Any], gap: dict[str, Any], out: Path) -> None:
-    """Gates, speeds and the oracle's gap."""
-    fixed = gates.best(results, lambda label: label.startswith("chain[depth="))
-    learned = gates.best(results, lambda label: label.startswith("specdec++"))
-    unsure = gates.best(results, lambda label: "controller=confidence" in label)
+def publish(results: dict[str, Any], gap: dict[str, Any], clock: Clock, out: Path) -> None:
+    """Gates, speeds with their intervals, and the oracle's gap."""
+    fixed = clock.best("chain[controller=fixed")
+    learned, unsure = clock.best("specdec++"), clock.best("chain[controller=confidence")
+    over = {"the best fixed length": fixed, "the draft's own confidence": unsure,
+            "the cost model": "chain[controller=cost_model]"}  # fmt: skip
     found = [
-        gates.Gate(
-            "specdec++ over the best fixed length",
-            gates.ratio(results, learned, fixed), 1.03, unit="x",
-        ),
-        gates.Gate(
-            "specdec++ over the draft's own confidence",
-            gates.ratio(results, learned, unsure), 1.0, unit="x",
-        ),
-    ]  # fmt: skip
+        gates.Gate(f"specdec++ over {name}", clock.over(learned, label)["value"], bound, unit="x")
+        for (name, label), bound in zip(over.items(), (1.03, 1.0, 1.0), strict=True)
+    ]
+    swept = [label for label in clock.work if label.startswith("chain[controller=fixed")]
+    rising = fixed == swept[-1]
     document = {
         "environment": environment.describe(),
         "gates": [gate.to_dict() for gate in found],
         "best": {"fixed": fixed, "specdec++": learned, "confidence": unsure},
+        "still_rising": rising,
+        "over": {name: clock.over(learned, label) for name, label in over.items()},
         "oracle": gap,
         "results": results,
     }
     steps = ", ".join(f"{k}: {value:.1f}" for k, value in gap["fixed"].items())
-    text = f"# Lengths by an acceptance head\n\n{gates.markdown(found)}\n{gates.speeds(results)}"
+    told = results["setting"]
+    text = f"# Lengths by an acceptance head\n\n{gates.markdown(found)}\n"
+    text += f"{told['prompts']} prompts, at most {told['max_new_tokens']} new tokens each.\n\n"
+    text += f"`{learned}` over, with 95 % intervals over prompts: " + "; ".join(
+        f"{name} (`{label}`) {spanned(clock.over(learned, label))}" for name, label in over.items()
+    )
+    text += ".\n\n"
+    if rising:
+        text += "The fastest fixed length is the longest tried: speed may rise beyond it.\n\n"
+    text += clock.table({learned: fixed} if learned else {})
     text += (
         "\n## How far from perfect lengths\n\nBy one cost table measured on this machine, tokens/s "
         f"of fixed lengths are {steps}; of the head {gap['head']:.1f}; of lengths that are never "

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import gates
+from clocked import Clock
 from pair import WORK, main, pair, parser, prompts
 from paired import difference
 from rich.markup import escape
@@ -136,7 +137,7 @@ def judged(found: dict[str, list[Answer]]) -> list[dict[str, Any]]:
     return told
 
 
-def table(told: Sequence[dict[str, Any]], results: dict[str, Any], fair: dict[str, str]) -> str:
+def table(told: Sequence[dict[str, Any]], clock: Clock | None, fair: dict[str, str]) -> str:
     """Answers, and speed over plain and over the row without early exits."""
     lines = [
         f"## Answers ({told[0]['tasks']} tasks, greedy)", "",
@@ -149,12 +150,9 @@ def table(told: Sequence[dict[str, Any]], results: dict[str, Any], fair: dict[st
             f"| {one['row']} | {one['right']:.1%} | {gap:+.1%} ({low:+.1%} to {high:+.1%}) "
             f"| {one['as_plain']:.0%} | {one['tokens_per_forward']:.2f} |"
         )
-    lines += ["", "## Speed", "", gates.speeds(results), "", "## Against the same draft", ""]
-    lines += ["| row | fair baseline | times as fast |", "|---|---|---:|"]
-    for label, base in fair.items():
-        times = gates.ratio(results, label, base, whole=True) if base else None
-        if times is not None:
-            lines.append(f"| {label} | {base} | {times:.2f} |")
+    lines.append("")
+    if clock is not None:
+        lines += ["## Speed, over plain and over the fair baseline", "", clock.table(fair)]
     return "\n".join(lines) + "\n"
 
 
@@ -171,7 +169,8 @@ def run(description: str | None) -> int:
     with pair(asked.target, asked.draft) as models:
         exits = trained(asked, models)
         told = judged(count(asked, models, exits))
-    results: dict[str, Any] = {"rows": {}}
+    results: dict[str, Any] = {}
+    clock = None
     if not asked.untimed:
         params = None if asked.quick else asked.params
         with pair(asked.target, asked.draft, params) as models:
@@ -182,11 +181,12 @@ def run(description: str | None) -> int:
                 resume=asked.resume, title="specee",
             )  # fmt: skip
             results = run_bench(config, prompts(1 if asked.quick else asked.per_family))
+            clock = Clock.of(config.out)
     fair = {spec.label: base for spec, base in zip(
         parse_methods(list(rows(exits))), rows(exits).values(), strict=True)}  # fmt: skip
     fair[f"specee[predictors={exits.name}]"] = "tree[controller=cost_model]"
     document = {"environment": environment.describe(), "answers": told, "bench": results}
-    text = "# Leaving layers early, and what it costs in answers\n\n" + table(told, results, fair)
+    text = "# Leaving layers early, and what it costs in answers\n\n" + table(told, clock, fair)
     gates.publish(asked.out, "specee", document, text)
     print(text)
     return 0

@@ -45,7 +45,8 @@ class ExitPredictors(nn.Module):
         """Which of `layers` are asked after these last exits, as indexes of layers (section 5.2)."""
         layers = torch.tensor(self.layers, device=exits.device)
         near = ((exits[:, :, None] - layers).abs() <= self.config.around).any(1)
-        return near | torch.isin(layers, torch.tensor(self.often, device=exits.device))
+        often = torch.tensor(self.often, device=exits.device)
+        return near | torch.isin(layers, often)
 
     def forward(self, layer: int, features: Float[Tensor, "*n F"]) -> Float[Tensor, "*n"]:
         """Logits of leaving behind `layer`."""
