@@ -57,7 +57,7 @@ def stores(asked: Any, models: Any, work: Path) -> tuple[Path, Path]:
     """A datastore and keys of generated traffic and source files, made once."""
     traffic, examples = (200, 60) if asked.quick else (20_000, asked.examples)
     store, keys = work / f"store-{traffic}", work / f"keys-{examples}"
-    sources = list(code_modules("train"))
+    sources = list(code_modules("train"))[: 20 if asked.quick else None]
     for folder, texts, size, options in (
         (store, sources, traffic, {}),
         (keys, [], examples, {"dense": True}),

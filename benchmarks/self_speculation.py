@@ -93,7 +93,7 @@ def run(description: str | None) -> int:
     options.add_argument("--name", default="", help="of another target, in the result's name")
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
-    exits, lengths = ((2,), (3,)) if asked.quick else (asked.exits, asked.lengths)
+    exits, lengths = asked.exits, asked.lengths
     name = "self_speculation" + (f"-{asked.name}" if asked.name else "")
     with pair(asked.target, asked.draft, None if asked.quick else asked.params) as models:
         config = BenchConfig(

@@ -6,7 +6,7 @@
 
 Every prompt is new to every row, and each row keeps what it learned from the prompts before, as a
 server would: so there is one repetition, and the intervals are over prompts. The datastore of
-`rest` and `rasd` holds generated traffic and source files, both of the training split. Rows are
+`rest` and one `rasd` holds generated traffic and source files, both of the training split. Rows are
 held against each other by all their tokens over all their seconds. Writes
 benchmarks/results/stage_c.json, .md, .svg and .html.
 """
@@ -34,6 +34,7 @@ from foretoken.minis.corpus import code_modules, code_piece
 Speeds = dict[str, dict[str, float]]  # by family and row
 
 COSTED = "[controller=cost_model]"
+EQUAL = 16  # nodes at which look-up and recycled tokens are held against each other
 REPETITIVE = ("dialogue", "retrieval", "summarisation")
 HOSTILE = "random tokens"
 MORE = ("chain", "tree", "rest", "rasd")  # given what `auto` is not: a draft model, a datastore
@@ -76,11 +77,14 @@ def rows(datastore: Path, exits: Path | None) -> list[str]:
     found += ["token-recycling", f"token-recycling{COSTED}", "suffix", f"suffix{COSTED}"]
     found += ["lookahead"]
     found += [f"rest[datastore={datastore},controller=cost_model]", f"tree{COSTED}"]
-    found += [f"rasd[datastore={datastore},controller=cost_model]"]
+    found += [f"rasd[datastore={datastore},controller=cost_model]", f"rasd{COSTED}"]
+    found += [f"prompt-lookup[controller=fixed,matches=16,depth=10,nodes={EQUAL}]"]
+    found += [f"token-recycling[controller=fixed,depth=6,nodes={EQUAL}]"]
     found += [f"layerskip[exit_layer={layer},depth={n}]" for layer, n in ((2, 4), (2, 6), (3, 4))]
     found += ["del", "del[controller=fixed]", "swift", f"fused{COSTED}", "auto"]
     if exits is not None:
-        found += [f"specee[predictors={exits}]", f"specee[predictors={exits},chain=0]"]
+        found += [f"specee[predictors={exits}]"]
+        found += [f"specee[predictors={exits},shape=nothing,controller=fixed]"]
     return found
 
 
@@ -170,9 +174,13 @@ def verdicts(results: dict[str, Any], cells: Sequence[Cell]) -> list[gates.Gate]
     def above(label: str | None, other: str | None) -> float | None:
         return gates.ratio(results, label, other, whole=True)
 
-    recycled, looked = length(results, "token-recycling"), length(results, "prompt-lookup")
+    recycled = length(results, "token-recycling")
+    equal = [
+        length(results, f"{name}[controller=fixed,{size},nodes={EQUAL}]")
+        for name, size in (("token-recycling", "depth=6"), ("prompt-lookup", "matches=16,depth=10"))
+    ]
     suffix, lookup = (length(results, name, REPETITIVE) for name in ("suffix", "prompt-lookup"))
-    rasd, rest = named(results, "rasd"), named(results, "rest")
+    rasd, rest = named(results, "rasd[datastore"), named(results, "rest")
     fused = named(results, "fused")
     single_best = gates.best(
         results,
@@ -188,9 +196,12 @@ def verdicts(results: dict[str, Any], cells: Sequence[Cell]) -> list[gates.Gate]
     return [
         gates.Gate("token-recycling, accepted length with 80 nodes", recycled, 2.5),
         faster("token-recycling", 1.3),
-        gates.Gate("token-recycling over prompt-lookup, length", over(recycled, looked), 1.0),
+        gates.Gate(f"token-recycling over a tree of look-ups, {EQUAL} nodes", over(*equal), 1.0),
         gates.Gate("suffix over prompt-lookup, repetitive families", over(suffix, lookup), 1.0),
         gates.Gate("rasd over its tree", above(rasd, f"tree{COSTED}"), 1.0),
+        gates.Gate(
+            "rasd from the text over its tree", above(f"rasd{COSTED}", f"tree{COSTED}"), 1.0
+        ),
         gates.Gate("rasd over rest", above(rasd, rest), 1.0),
         faster("layerskip", 1.2),
         gates.Gate(
@@ -199,6 +210,8 @@ def verdicts(results: dict[str, Any], cells: Sequence[Cell]) -> list[gates.Gate]
         ),
         faster("swift", 1.05),
         faster("specee", 1.1),
+        gates.Gate("specee over the tree of the same draft",
+                   above(named(results, "specee"), f"tree{COSTED}"), 1.0),
         gates.Gate("specee, accuracy lost", lost, 0.01, at_least=False),
         gates.Gate(f"fused over {single_best}", above(fused, single_best), 1.0),
         gates.Gate(f"auto over the best row ({where})", share, 0.95),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from foretoken.bench.journal import Cell
+
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -333,3 +335,65 @@ def test_bars_of_the_real_script_hold_where_they_should(script) -> None:
     held = {gate.claim: gate.holds for gate in real.verdicts(results, "bfloat16")}
     assert held["scoring 16 nodes, in plain steps"] is False
     assert held["suffix over hf:compiled"] is False and held["suffix over vllm:plain"] is True
+
+
+def test_specee_counts_answers_beside_plains(script) -> None:
+    code, out = script("specee", "--quick", "--untimed")
+    found = json.loads((out / "specee.json").read_text())["answers"]
+    assert code == 0 and [one["tasks"] for one in found] == [12] * 6
+    assert found[0]["row"] == "plain" and found[0]["as_plain"] == 1.0
+    assert all("specee" in one["row"] for one in found[1:])
+
+
+def test_sampled_trees_are_timed_against_chains_of_their_length(script) -> None:
+    code, out = script("sampled_trees", "--quick")
+    found = json.loads((out / "sampled_trees.json").read_text())
+    assert code == 0 and len(found["gates"]) == 8
+    assert all(gate["measured"] for gate in found["gates"])
+    assert found["results"]["setting"]["temperature"] == 0.7
+    assert "spectr[controller=fixed,k=8,depth=8]" in (out / "sampled_trees.md").read_text()
+
+
+def test_look_ups_are_counted_at_equal_nodes(script) -> None:
+    code, out = script("look_ups", "--quick", "--counts-only")
+    found = json.loads((out / "look_ups.json").read_text())
+    assert code == 0 and set(found["counts"]) >= {"recycling", "look-up, tree", "datastore"}
+    for rows in found["counts"].values():
+        for nodes, counts in rows.items():
+            assert all(one["drafted"] <= int(nodes) * one["steps"] for one in counts)
+
+
+def test_self_speculation_holds_del_against_a_sweep(script) -> None:
+    code, out = script("self_speculation", "--quick", "--exits", "1", "--lengths", "2")
+    found = json.loads((out / "self_speculation.json").read_text())
+    claims = {gate["claim"].split(" (")[0]: gate for gate in found["gates"]}
+    assert code == 0 and claims["del over del as published"]["measured"] > 0.0
+
+
+def test_peaks_are_those_of_processes_of_their_own(script) -> None:
+    code, out = script("row_memory", "--quick", "--methods", "chain")
+    rows = json.loads((out / "row_memory.json").read_text())["rows"]
+    assert code == 0 and set(rows) == {"chain"}
+    assert all(row["peak"] is None or row["peak"] > 50e6 for row in rows.values())
+    assert all(row["tokens"] == 8 for row in rows.values())
+
+
+def test_intervals_are_over_prompts_and_ratios_over_what_both_wrote(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    clocked = importlib.import_module("clocked")
+
+    def cell(row, prompt, tokens, seconds):
+        return Cell(
+            row=row, prompt=prompt, family="f", repetition=0, prompt_tokens=1,
+            tokens=[0] * tokens, seconds=seconds, forwards=tokens // 2,
+        )  # fmt: skip
+
+    clock = clocked.Clock(
+        [cell("a", str(i), 10, 1.0) for i in range(4)]
+        + [cell("b", str(i), 10, 2.0) for i in range(5)]
+    )
+    assert clock.over("a", "b")["value"] == pytest.approx(2.0)
+    assert clock.over("a", "b")["interval"] == pytest.approx((2.0, 2.0))
+    assert clock.over("a", "b", "steps")["value"] == pytest.approx(1.0)
+    assert clock.over("a", "none") == {"value": None, "interval": None}
+    assert clock.best("") == "a" and clock.rate("b") == 5.0 and clock.length("a") == 2.0

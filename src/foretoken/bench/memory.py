@@ -1,9 +1,12 @@
-"""Peak memory of one piece of work."""
+"""Peak memory of one piece of work, and of a row in a process of its own."""
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +16,7 @@ except ImportError:  # the bench goes on without these numbers, and says so
     psutil = None
 
 MISSING = "memory was not measured: psutil is not installed (pip install 'foretoken[bench]')"
+Answer = TypeVar("Answer")
 _RESET = Path("/proc/self/clear_refs")  # Linux: writing 5 sets the peak back to the present
 _STATUS = Path("/proc/self/status")
 
@@ -47,6 +51,24 @@ class Peak:
             self.growth = max(self.rss - self._before, 0)
         if torch.cuda.is_available():
             self.cuda = torch.cuda.max_memory_allocated()
+
+
+def alone(work: Callable[..., Answer], *given: Any) -> tuple[int | None, Answer]:
+    """Peak resident memory of a fresh process that did this work, and what it answered.
+
+    Rows of one bench share a process, in which every model of the bench is loaded: their peaks tell
+    little of a row. What is given and answered has to be picklable.
+    """
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawned) as pool:
+        answer = pool.submit(work, *given).result()
+        peak = pool.submit(_peak).result()
+    return peak, answer
+
+
+def _peak() -> int | None:
+    """The most that this process ever had resident, where the system tells."""
+    return _high_water() if _STATUS.exists() else _resident()
 
 
 def _resident() -> int | None:

@@ -42,7 +42,7 @@ class ExitPredictors(nn.Module):
         return self.layers if self.config.often is None else self.config.often
 
     def asked(self, exits: Int[Tensor, "n recent"]) -> Bool[Tensor, "n L"]:
-        """Which of `layers` are asked after these last exits, as indexes of layers (section 5.2)."""
+        """Which of `layers` are asked after these last exits (indexes of layers; section 5.2)."""
         layers = torch.tensor(self.layers, device=exits.device)
         near = ((exits[:, :, None] - layers).abs() <= self.config.around).any(1)
         often = torch.tensor(self.often, device=exits.device)

@@ -1,0 +1,71 @@
+"""Peak memory of every row, each in a process of its own.
+
+    python benchmarks/row_memory.py [--params 350M] [--methods plain chain ...]
+
+A bench loads all models of all its rows at once, so the peaks in its table are one number. Here a
+fresh process loads what one row needs, measures its costs if its controller asks for them, writes
+one text and reports the most memory it ever held. The difference to `plain` is the method's price.
+Writes benchmarks/results/row_memory.json and .md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gates
+from pair import main, pair, parser, prompts
+
+from foretoken.bench import environment
+from foretoken.bench.memory import alone
+from foretoken.bench.models import Models
+from foretoken.bench.rows import parse_methods
+from foretoken.types import SamplingParams
+
+METHODS = ("training-free", "chain", "tree", "mcsd", "rasd", "hf:plain", "hf:assisted")
+
+
+def written(target: str, draft: str, label: str, prompt: str, tokens: int, threads: int) -> int:
+    """Write a text with one row, in this process; how many tokens it has."""
+    import torch
+
+    torch.set_num_threads(threads)
+    [spec] = parse_methods([label])
+    models = Models(target, draft if spec.needs_draft else None, dtype="float32")
+    ids = models.tokenizer(prompt)["input_ids"]
+    row = models.row(spec)
+    if spec.peer:
+        row.tune([ids], SamplingParams(max_new_tokens=8), None, lambda _: None)  # type: ignore[union-attr]
+    return len(row.write(ids, SamplingParams(max_new_tokens=tokens, eos=models.eos)).tokens)
+
+
+def run(description: str | None) -> int:
+    options = parser(description)
+    options.add_argument("--params", help="size to widen the shipped target to")
+    options.add_argument("--methods", nargs="*", default=METHODS, help="rows")
+    options.add_argument("--max-new-tokens", type=int, default=64)
+    asked = options.parse_args()
+    rows: dict[str, dict[str, Any]] = {}
+    with pair(asked.target, asked.draft, asked.params) as models:
+        [task, *_] = prompts(1)
+        tokens = 8 if asked.quick else asked.max_new_tokens
+        for spec in parse_methods(list(asked.methods)):
+            given = str(models.target), str(models.draft), spec.label, task.turns[0]
+            peak, count = alone(written, *given, tokens, asked.threads or 1)
+            rows[spec.label] = {"peak": peak, "tokens": count}
+    plain = rows.get("plain", {}).get("peak")
+    lines = ["| row | peak MiB | above plain |", "|---|---:|---:|"]
+    for label, row in rows.items():
+        peak = row["peak"]
+        cells = ["-" if peak is None else f"{peak / 2**20:.0f}"]
+        cells += [f"{(peak - plain) / 2**20:+.0f}" if plain and peak else "-"]
+        lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
+    document = {"environment": environment.describe(), "rows": rows, "params": asked.params}
+    size = f"the shipped target{f', widened to {asked.params}' if asked.params else ''}, float32"
+    text = f"# Peak memory, a process for every row\n\n{size}.\n\n" + "\n".join(lines) + "\n"
+    gates.publish(asked.out, "row_memory", document, text)
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    main(run, __doc__)
