@@ -8,12 +8,12 @@ tried; candidates are random sets, and the best ones so far with one or two subl
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from foretoken.coins import SeededCoins
 
 KAPPA = 2.5  # how much is unknown counts for, against what is known to be good
 NOISE = 1e-2  # variance of a score over that of all scores: it is made of a few dozen tokens
@@ -25,7 +25,7 @@ class Process:
     """Scores of the sets tried, and the set whose upper confidence bound is highest."""
 
     def __init__(self, units: int, seed: int) -> None:
-        self.units, self.random = units, random.Random(seed)
+        self.units, self.coins = units, SeededCoins(seed)  # its own: no text's coins are used
         self.scores: dict[frozenset[int], list[float]] = {}
 
     def register(self, skipped: frozenset[int], score: float) -> None:
@@ -34,23 +34,31 @@ class Process:
 
     def suggest(self, size: int) -> frozenset[int]:
         """The set of `size` sublayers with most to hope for, none that was tried where possible."""
-        candidates = list(dict.fromkeys(self.candidates(size)))
+        candidates = [frozenset(row.nonzero()[:, 0].tolist()) for row in self.candidates(size)]
+        candidates = list(dict.fromkeys(candidates))
         fresh = [one for one in candidates if one not in self.scores] or candidates
         mean, spread = self.believed(fresh)
         return fresh[int((mean + KAPPA * spread).argmax())]
 
-    def candidates(self, size: int) -> Iterator[frozenset[int]]:
-        """Sets to choose from."""
-        units = range(self.units)
-        for _ in range(RANDOM):
-            yield frozenset(self.random.sample(units, size))
+    def candidates(self, size: int) -> Float[Tensor, "n units"]:
+        """Sets to choose from: random ones, and the best so far with one or two units exchanged."""
+        everything = torch.ones(RANDOM, self.units, dtype=torch.float64)
+        found = [self.picked(everything, size)]
         best = sorted(self.scores, key=lambda one: -max(self.scores[one]))[:BEST]
-        for one in best:
-            inside, outside = sorted(one), [unit for unit in units if unit not in one]
-            for _ in range(NEAR):
-                count = min(self.random.choice((1, 2)), len(inside), len(outside))
-                left = self.random.sample(inside, count)
-                yield one.difference(left) | set(self.random.sample(outside, count))
+        for count in (1, 2):
+            if best and count <= min(size, self.units - size):
+                near = self.rows(best).repeat_interleave(NEAR // 2, 0)
+                found.append(near - self.picked(near, count) + self.picked(1.0 - near, count))
+        return torch.cat(found)
+
+    def picked(self, among: Float[Tensor, "n units"], count: int) -> Float[Tensor, "n units"]:
+        """In each row, `count` of the units that are one, all alike."""
+        left, rows = among.clone(), torch.arange(len(among))
+        for _ in range(count):
+            drawn = self.coins.draw_many(left, range(len(left)))
+            self.coins.skip(len(left))
+            left[rows, drawn] = 0.0
+        return among - left
 
     def believed(self, sets: list[frozenset[int]]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         """Mean and standard deviation of the scores of sets, in units of the scores' own spread."""
