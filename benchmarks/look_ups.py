@@ -55,7 +55,7 @@ class Count:
 
 def stores(asked: Any, models: Any, work: Path) -> tuple[Path, Path]:
     """A datastore and keys of generated traffic and source files, made once."""
-    traffic, examples = (200, 60) if asked.quick else (20_000, asked.examples)
+    traffic, examples = (200, 60) if asked.quick else (asked.traffic, asked.examples)
     store, keys = work / f"store-{traffic}", work / f"keys-{examples}"
     sources = list(code_modules("train"))[: 20 if asked.quick else None]
     for folder, texts, size, options in (
@@ -182,6 +182,7 @@ def run(description: str | None) -> int:
     options.add_argument(
         "--examples", type=int, default=400, help="texts that the keys are made of"
     )
+    options.add_argument("--traffic", type=int, default=20_000, help="texts of the datastore")
     options.add_argument("--max-new-tokens", type=int, default=64)
     options.add_argument("--max-rows", type=int, default=16)
     options.add_argument("--counts-only", action="store_true", help="no times")

@@ -53,20 +53,37 @@ def test_costs_are_what_the_forwards_take(clock, name):
     for size, seconds in costs.target.items():
         assert seconds == pytest.approx(1e-3 + 1e-4 * size)
     for depth, seconds in costs.draft.items():  # one draft forward per level
-        forwards = depth + (name == "specee")  # candidates for the token behind the chain too
+        forwards = depth + (name == "specee")  # candidates for the tokens behind the leaves too
         expected = pytest.approx(2e-4 * forwards if needs_draft(METHODS[name]) else 0.0)
         # Levels that come from elsewhere cost no forward.
         assert seconds == expected or (METHODS[name].inner and 0 < seconds < 2e-4 * depth)
     if name == "del":  # ends its drafts by a rule of its own
         assert costs.draft and set(costs.draft) <= set(range(1, 13))
-    elif name == "specee":  # drafts no further than its own `chain`
-        assert set(costs.draft) == {1, 2, 3}
     elif (
         engine.drafter.traits.shape is Shape.CHAIN
     ):  # a tree may be less deep than it was allowed to be
         expected = set() if name == "plain" else {depth for depth in DEPTHS if depth <= 12}
         assert set(costs.draft) == expected
     assert target.rows_held == draft.rows_held == 0
+
+
+def test_scoring_that_did_part_of_its_work_is_taken_for_what_a_whole_forward_costs(clock):
+    """A view that went on where a draft stopped, or left early, says the share that it did."""
+
+    class Half(Timed):
+        def score(self, rows, drafts, taps=()):
+            scores = super().score(rows, drafts, taps)
+            if len(drafts[0].tree) > 1 and drafts[0].chances is not None:  # proposed, not made up
+                clock.now -= 0.5 * (1e-3 + 1e-4 * len(drafts[0].tree))
+                for one in scores:
+                    one.share = 0.5
+            return scores
+
+    target = Half.random(vocab=12, seed=0).prepare(clock, 1e-3, 1e-4)
+    draft = Timed.random(vocab=12, seed=1).prepare(clock, 2e-4, 0.0)
+    costs = measure_costs(assemble("tree", target, draft))
+    for size, seconds in costs.target.items():
+        assert seconds == pytest.approx(1e-3 + 1e-4 * size)
 
 
 def test_short_positions_get_a_smaller_table(clock):

@@ -132,7 +132,7 @@ class Stopwatch:
         deepest = max(drafts[0].tree.depths())
         if deepest:
             self.draft[deepest].append(step.times.draft)
-        self.target[step.times.nodes].append(step.times.target)
+        self.target[step.times.nodes].append(step.times.target / scores[0].share)
         self.other.append(step.times.other)
 
     def ask(self, scratch: ScratchRow, budget: Budget) -> None:
