@@ -9,19 +9,34 @@ from foretoken.engine.promise import promise_of_row
 from foretoken.methods import METHODS, method
 
 PEERS = ("hf:plain", "hf:compiled", "hf:assisted", "hf:prompt-lookup")
+ENGINES = (  # of other packages, in interpreters of their own
+    "llama:plain", "llama:lookup", "llama:draft", "vllm:plain", "vllm:ngram", "vllm:draft",
+)  # fmt: skip
 GROUPS = ("baseline", "look-up", "draft model", "self-speculation", "lossy", "peers")
 BASELINES = frozenset({"plain", "beam-sampling"})  # draft nothing
 BEAM_BASELINE = "beam-sampling"
 
 
 def is_peer(name: str) -> bool:
-    """Whether a row is transformers' own `generate`."""
-    return name.startswith("hf:")
+    """Whether a row is none of ours: transformers' own `generate`, or another engine."""
+    return name.startswith("hf:") or engine_of(name) is not None
+
+
+def engine_of(name: str) -> str | None:
+    """The package that a row runs in an interpreter of its own, if it does."""
+    return name.split(":")[0] if name in ENGINES else None
+
+
+def writes_together(name: str) -> bool:
+    """Whether a row writes the texts of several requests at once."""
+    return engine_of(name) == "vllm" if is_peer(name) else not writes_beams(name)
 
 
 def needs_draft(name: str) -> bool:
     """Whether a second model is needed."""
-    return name == "hf:assisted" if is_peer(name) else methods.needs_draft(method(name))
+    if is_peer(name):
+        return name.endswith((":assisted", ":draft"))
+    return methods.needs_draft(method(name))
 
 
 def needs(name: str) -> tuple[str, ...]:

@@ -7,24 +7,34 @@ another language-model option (`exact_bits`) gets a third.
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench.catalogue import writes_beams
+import torch
+
+from foretoken.bench import other_engines, peers
+from foretoken.bench.catalogue import writes_beams, writes_together
+from foretoken.bench.interpreters import Interpreter
 from foretoken.bench.limit import weight_bytes
+from foretoken.bench.other_engines import EngineRow, Handed, gguf_path
 from foretoken.bench.own import BeamsRow, OwnRow, Waiting
-from foretoken.bench.peers import FORMS, PeerRow
+from foretoken.bench.peers import PeerRow
 from foretoken.bench.rows import RowSpec
+from foretoken.bench.tuning import TunedRow
 from foretoken.engine.assemble import assemble, check_options
 from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_tokenizers, check_vocabulary, end_tokens
-from foretoken.errors import ConfigError
-from foretoken.lm.load import load_model, load_tokenizer
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.load import load_model, load_tokenizer, locate
 from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
 
+FORMS: Mapping[str, type[TunedRow]] = {**peers.FORMS, **other_engines.FORMS}
 
-def check_rows(specs: Sequence[RowSpec], draft: Any) -> None:
+
+def check_rows(specs: Sequence[RowSpec], draft: Any, requests: int = 1) -> None:
     """Refuse, before any model is loaded, what a row's name alone tells to be impossible."""
     for spec in specs:
         if spec.peer:
@@ -36,6 +46,12 @@ def check_rows(specs: Sequence[RowSpec], draft: Any) -> None:
                 f"the row {spec.label} was asked for without a draft model.",
                 f"{spec.method} guesses with a second, smaller model of the same vocabulary.",
                 "pass --draft, or leave the row out.",
+            )
+        if requests > 1 and not writes_together(spec.method):
+            raise ConfigError(
+                f"the row {spec.label} was asked for with {requests} requests at once.",
+                "our rows of one text and vllm:* write several texts together.",
+                "leave the row out, or pass --requests 1.",
             )
 
 
@@ -62,13 +78,20 @@ class Models:
         self.dtype = str(first.dtype).removeprefix("torch.")
         self.device = first.device
         self._spare = {"target": first}
+        self.room = self.requests = 1  # tokens of the longest text, texts at once: the bench knows
+        self.interpreters: Mapping[str, Interpreter] = {}
+        self._open = ExitStack()
+        self._folders: dict[str, Path] = {}
+        self._files: dict[Path, str] = {}
 
-    def row(self, spec: RowSpec) -> OwnRow | BeamsRow | PeerRow:
+    def row(self, spec: RowSpec) -> OwnRow | BeamsRow | PeerRow | EngineRow:
         """The row that `spec` asks for, with its models loaded."""
         check_rows([spec], self._sources["draft"])
+        if spec.engine is not None:
+            return self._engine_row(spec, spec.engine)
         if spec.peer:
             draft = self.clean("draft") if spec.needs_draft else None
-            return FORMS[spec.method](spec, self.clean("target"), draft)
+            return peers.FORMS[spec.method](spec, self.clean("target"), draft)
         target = self.own("target", spec.model_options)
         draft_lm = None
         if spec.needs_draft:
@@ -85,6 +108,61 @@ class Models:
         if self.device.type == "cuda":
             engine.target = Waiting(engine.target)  # type: ignore[assignment]
         return OwnRow(spec, engine)
+
+    def _engine_row(self, spec: RowSpec, engine: str) -> EngineRow:
+        """A row in another interpreter, with folders of the very weights that ours have."""
+        if self.device.type != "cpu":
+            raise CapabilityError(
+                f"the row {spec.label} on {self.device.type}.",
+                "other engines are compared on a CPU.",
+                "pass --device cpu, or leave the row out.",
+            )
+        target = self.folder("target")
+        draft = self.folder("draft") if spec.needs_draft else None
+        if draft is not None:
+            check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
+        limit = self.own("target").max_length
+        room = self.room + other_engines.SPARE
+        handed = Handed(
+            python=self.interpreters[engine].python,
+            target=target,
+            draft=draft,
+            dtype=self.dtype,
+            threads=torch.get_num_threads(),
+            room=room if limit is None else min(room, limit),
+            together=self.requests,
+            files=tuple(self._gguf(folder) for folder in (target, draft) if engine == "llama"),
+        )
+        row = other_engines.FORMS[spec.method](spec, handed)
+        self._open.callback(row.close)
+        return row
+
+    def _gguf(self, folder: Path | None) -> str | None:
+        """The file that llama.cpp reads in place of a folder."""
+        if folder is None:
+            return None
+        if folder not in self._files:
+            self._files[folder] = str(gguf_path(folder, self.dtype))
+        return self._files[folder]
+
+    def folder(self, role: str) -> Path:
+        """A folder of config.json and safetensors; written for what is none, until `close`."""
+        if role not in self._folders:
+            self._folders[role] = self._folder(role)
+        return self._folders[role]
+
+    def _folder(self, role: str) -> Path:
+        source = self._sources[role]
+        where = None if role in self._pristine else locate(source, "model")
+        if isinstance(where, Path) and next(where.glob("*.safetensors"), None):
+            return where
+        written = Path(self._open.enter_context(tempfile.TemporaryDirectory())) / role
+        self.clean(role).save_pretrained(written)
+        return written
+
+    def close(self) -> None:
+        """End the workers of other engines, and forget what was written for them."""
+        self._open.close()
 
     def own(self, role: str, options: Mapping[str, Any] | None = None) -> Any:
         """Our language model over target or draft, one for each set of options."""

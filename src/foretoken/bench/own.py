@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -35,6 +35,7 @@ class Outcome:
     forwards: int | None = None  # target forwards that gave tokens
     texts: int | None = None  # beams only: how many texts were written
     score: float | None = None  # beams only: mean log-likelihood of a token of the best one
+    memory: int | None = None  # peak of a process of its own, where the row has one
 
 
 class Row(Protocol):
@@ -46,8 +47,18 @@ class Row(Protocol):
     def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome: ...
 
 
+@runtime_checkable
+class Together(Protocol):
+    """A row that can write the texts of several requests at once; its outcome holds them all, one
+    after the other, and a step is one row's."""
+
+    def write_together(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> Outcome: ...
+
+
 class OwnRow:
-    """A method that writes one text, through the same loop that `Session.generate` runs."""
+    """A method through the same loop that `Session.generate` runs."""
 
     def __init__(self, spec: RowSpec, engine: Engine) -> None:
         self.spec, self.engine = spec, engine
@@ -59,18 +70,25 @@ class OwnRow:
         return drafter.report() if isinstance(drafter, Reports) else ""
 
     def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
-        row = request(prompt, params, self.engine)
+        return self.write_together([prompt], [params])
+
+    def write_together(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> Outcome:
+        """Texts of prompts that arrive at once."""
+        rows = [request(*one, self.engine) for one in zip(prompts, params, strict=True)]
+        self.engine.max_rows = max(self.engine.max_rows, len(rows))
         found: list[StepTrace] = []
         draft = target = 0.0
         began = perf_counter()
-        for step in decode([row], self.engine):
+        for step in decode(rows, self.engine):
             draft, target = draft + step.times.draft, target + step.times.target
-            found.append(trace_of(step, 0))
+            found += [trace_of(step, at) for at in range(len(step.rows))]
         finish_device()
         return Outcome(
-            tokens=row.new_tokens,
+            tokens=[token for row in rows for token in row.new_tokens],
             seconds=perf_counter() - began,
-            prefill=row.prefill,
+            prefill=max(row.prefill for row in rows),  # they share these forwards
             draft=draft,
             target=target,
             steps=[(t.drafted, t.depth, t.accepted, len(t.emitted)) for t in found],

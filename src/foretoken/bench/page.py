@@ -42,7 +42,8 @@ GUIDE = (
     ("best score", "of beams: mean log-likelihood of a token of the best text, under the target."),
     ("answers right", "share of checkable answers that are right."),
     ("peak", "largest resident memory of the whole process during the row's cells (on a GPU: "
-     "allocated there). All models of the bench are loaded at once, so compare rows, not levels."),
+     "allocated there). All models of the bench are loaded at once, so compare rows, not levels. "
+     "llama:* and vllm:* run in processes of their own: theirs is shown."),
 )  # fmt: skip
 
 PAGE = Template("""<!doctype html>

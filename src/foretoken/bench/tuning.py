@@ -1,0 +1,84 @@
+"""Peers with a setting: a few are tried in a short run before, and the fastest is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from foretoken.bench.own import Outcome
+from foretoken.bench.rows import RowSpec
+from foretoken.errors import ConfigError, nearest
+from foretoken.types import SamplingParams
+
+
+class TunedRow:
+    """A peer under the bench's clock; `settings` are those tried, the last holds the defaults."""
+
+    settings: tuple[dict[str, Any], ...] = ()
+    short: Mapping[str, str] = {}  # names of settings as notes write them
+
+    def __init__(self, spec: RowSpec) -> None:
+        self.spec = spec
+        self.setting: dict[str, Any] = {}
+        self.note = ""
+
+    @classmethod
+    def check_options(cls, spec: RowSpec) -> None:
+        """Refuse an option that this peer does not take."""
+        known = {key for setting in cls.settings for key in setting}
+        for key in spec.options:
+            if key not in known:
+                raise ConfigError(
+                    f"the row {spec.label} was asked for.",
+                    f"{spec.method} takes {', '.join(sorted(known)) or 'no options'}.",
+                    f"did you mean {nearest(key, known)}?" if known else "leave the options out.",
+                )
+
+    def tune(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        known: Mapping[str, Any] | None = None,
+        step: Callable[[str], None] = lambda text: None,
+    ) -> dict[str, Any]:
+        """Choose the setting: the one asked for, the one `known` from before, or the fastest."""
+        if not self.settings:
+            return {}
+        tried: dict[str, float] = {}
+        if self.spec.options:
+            chosen = {**self.settings[-1], **self.spec.options}
+        elif known:
+            chosen, tried = dict(known["setting"]), dict(known.get("tried", {}))
+        else:
+            chosen, best = dict(self.settings[0]), 0.0
+            self.apply(chosen)
+            self.write(prompts[0], params)  # warm, so that the first setting is not the slowest
+            for setting in self.settings:
+                step(self.text(setting))
+                rate = self._rate(setting, prompts, params)
+                tried[self.text(setting)] = round(rate, 3)
+                if rate > best:
+                    chosen, best = dict(setting), rate
+        self.apply(chosen)
+        among = f", the fastest of {len(tried)} tried" if tried else ""
+        self.note = f"{self.text(chosen)}{among}"
+        return {"setting": chosen, "tried": tried}
+
+    def _rate(
+        self, setting: dict[str, Any], prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> float:
+        tokens, seconds = 0, 0.0
+        for prompt in prompts:
+            self.apply(setting)  # anew: some settings of transformers drift with use
+            outcome = self.write(prompt, params)
+            tokens, seconds = tokens + len(outcome.tokens), seconds + outcome.seconds
+        return tokens / seconds
+
+    def apply(self, setting: Mapping[str, Any]) -> None:
+        self.setting = dict(setting)
+
+    def text(self, setting: Mapping[str, Any]) -> str:
+        return " ".join(f"{self.short.get(key, key)}={value}" for key, value in setting.items())
+
+    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
+        raise NotImplementedError
