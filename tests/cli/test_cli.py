@@ -166,8 +166,9 @@ COMMANDS = {
     "chat": "target draft method set max-new-tokens temperature top-k top-p min-p "
     "repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
     "allow-pickle trust-remote-code no-generation-config system",
-    "bench": "target draft methods tasks limit repetitions max-new-tokens temperature top-k top-p "
-    "seed ignore-eos out resume threads device dtype allow-pickle trust-remote-code json",
+    "bench": "target draft methods tasks limit repetitions requests max-new-tokens temperature "
+    "top-k top-p seed ignore-eos out resume threads llama-python vllm-python device dtype "
+    "allow-pickle trust-remote-code json",
     "audit": "methods mutate acceptance target draft out json",
     "methods": "markdown json",
     "datastore build": "out traffic seed target dense dims dtype layer json",

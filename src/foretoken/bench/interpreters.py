@@ -53,7 +53,7 @@ def find(name: str, asked: str | Path | None = None) -> Interpreter:
     """The interpreter of an engine: the one asked for, the environment's, or this one."""
     engine = ENGINES[name]
     given = asked or os.environ.get(engine.variable)
-    python = sys.executable if given is None else shutil.which(Path(given).expanduser())
+    python = sys.executable if given is None else shutil.which(str(Path(given).expanduser()))
     try:
         if python is None:
             raise FileNotFoundError("no such program")
@@ -77,9 +77,9 @@ def absent(name: str, labels: Iterable[str]) -> str:
     """The line that says why rows are missing, and how to get them."""
     engine = ENGINES[name]
     return (
-        f"left out {', '.join(labels)}: no {engine.packages.split()[0]} in that interpreter; get "
-        f"it with `python -m venv {name} && {name}/bin/pip install {engine.packages}`, then pass "
-        f"{engine.option} {name}/bin/python (or set {engine.variable})"
+        f"left out {', '.join(labels)}: {engine.packages.split()[0]} is not installed for them; "
+        f"get it with `python -m venv {name} && {name}/bin/pip install {engine.packages}`, then "
+        f"pass {engine.option} {name}/bin/python (or set {engine.variable})"
     )
 
 
