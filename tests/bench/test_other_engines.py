@@ -50,7 +50,7 @@ class Engine:
         if asked["seed"] == 14:
             raise ValueError("first line\\nsecond line")
         tokens = [[p[-1] % 7 + n for n in range(c)] for p, c in zip(prompts, max_new_tokens)]
-        return {{"tokens": tokens, "seconds": 0.5, "memory": 4096, "asked": self.asked}}
+        return {{"tokens": tokens, "seconds": 0.5, "memory": os.getpid(), "asked": self.asked}}
 
 engine = Engine()
 wire.serve({{"open": engine.open, "write": engine.write}})
@@ -171,7 +171,9 @@ def test_a_row_in_another_interpreter_is_a_row_like_any_other(
     row = results["rows"]["vllm:plain"]
     assert row["failed"] is None and row["cells"] == 3 and row["peer"]
     assert row["tokens_per_second"]["value"] == pytest.approx(10 / 0.5), "the worker's own clock"
-    assert row["peak_rss"] == 4096 and row["text"] == {
+    with pytest.raises(ProcessLookupError):  # what it told as its memory: nobody is left behind
+        os.kill(row["peak_rss"], 0)
+    assert row["text"] == {
         "equal": 0, "of": 3, "first_difference": {"p0": 0, "p1": 0, "p2": 0},
     }  # fmt: skip
     assert "fastest of 2 tried" in results["notes"]["vllm:plain"]
