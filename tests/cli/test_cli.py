@@ -170,7 +170,7 @@ COMMANDS = {
     "top-k top-p seed ignore-eos out resume threads llama-python vllm-python device dtype "
     "allow-pickle trust-remote-code json",
     "audit": "methods mutate acceptance target draft out json",
-    "methods": "markdown json",
+    "methods": "markdown model dtype json",
     "datastore build": "out traffic seed target dense dims dtype layer json",
     "datastore add": "traffic seed target json",
     "datastore info": "check json",
