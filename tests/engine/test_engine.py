@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import replace
 from functools import partial
 
@@ -11,8 +12,9 @@ import pytest
 from foretoken.audit import checks
 from foretoken.audit.rows import make_row, write
 from foretoken.coins import SeededCoins
+from foretoken.engine.engine import Filling
 from foretoken.methods import METHODS
-from foretoken.types import Finish, SamplingParams
+from foretoken.types import DecodeState, Finish, SamplingParams
 
 VOCAB = 4
 TEXT_ROWS = [row for row in METHODS.values() if row.writes == "text"]
@@ -108,6 +110,51 @@ def test_a_cancelled_row_is_gone_with_the_next_step() -> None:
     step = engine.step()
     assert step is not None and len(step.rows) == 2
     assert engine.target.rows_held == 2 and rows[1].finish == Finish("cancelled")
+
+
+class Meddler(DecodeState):
+    """A row at whose sight another thread does something."""
+
+    def __init__(self, row, act) -> None:
+        self._finish, self._act = None, None
+        super().__init__(row.tokens, row.prompt_len, row.params, row.coins, row.warp)
+        self._act = act
+
+    @property
+    def finish(self):
+        act, self._act = self._act, None
+        if act is not None:
+            act()
+        return self._finish
+
+    @finish.setter
+    def finish(self, value) -> None:
+        self._finish = value
+
+
+@pytest.mark.parametrize("where", ["running", "filling", "waiting"])
+def test_a_row_cancelled_or_submitted_while_others_are_swept_is_not_lost(where) -> None:
+    engine = build(METHODS["plain"])
+    first, last = (a_row(i, [0, 1, 2], 40, 0.0) for i in (1, 2))
+    late = a_row(3, [0, 1], 4, 0.0)
+    acts = {"waiting": lambda: engine.submit(late)}
+    middle = Meddler(a_row(4, [0, 1], 4, 0.0), None)
+    engine.max_rows = 16 if where != "waiting" else 1
+    for row in (first, middle, last):
+        engine.submit(row)
+    if where == "filling":
+        engine.target.prefill([first, middle, last], (), limit=1)
+        engine.filling, engine.waiting = [Filling(row) for row in engine.waiting], deque()
+    else:
+        engine.step()
+    engine.cancel(last)
+    middle._act = acts.get(where, lambda: engine.cancel(first))
+    engine.sweep()
+    engine.sweep()
+    for row in (first, middle, last, late):
+        engine.cancel(row)
+    engine.sweep()
+    assert engine.idle and engine.target.rows_held == 0
 
 
 def test_long_prompts_are_fed_in_chunks_between_steps(monkeypatch) -> None:

@@ -186,14 +186,16 @@ class Engine(Parts):
 
     def sweep(self) -> None:
         """Forget rows that ended or were cancelled."""
+        # Others cancel meanwhile: whether a row is over is asked once, or it would be lost here.
         over = [row for row in self.running if row.finish is not None]
         over += [one.row for one in self.filling if one.row.finish is not None]
         if over:
-            self.running = [row for row in self.running if row.finish is None]
-            self.filling = [one for one in self.filling if one.row.finish is None]
+            self.running = [row for row in self.running if row not in over]
+            self.filling = [one for one in self.filling if one.row not in over]
             self.leave(over)
-        for row in [row for row in self.waiting if row.finish is not None]:
-            self.waiting.remove(row)
+        for row in tuple(self.waiting):  # others submit meanwhile, too
+            if row.finish is not None:
+                self.waiting.remove(row)
 
     def leave(self, rows: Rows) -> None:
         """Give back what drafter and target hold of rows."""
