@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from foretoken.contract import Controller
+from foretoken.engine.interrupts import uninterrupted
 from foretoken.engine.promise import Promise, check_candidates, check_scoring, promise_of
 from foretoken.lm.runtime.branches import BranchingLM, feed, prune
 from foretoken.trees.forest import Beam, BeamRow, Cut, Layer, Written
@@ -105,18 +106,19 @@ def decode(
     waiting, running = deque(requests), list[BeamRow]()
     try:
         while waiting or running:
-            with torch.inference_mode():
+            with uninterrupted(), torch.inference_mode():
                 while waiting and len(running) < (max_rows or engine.max_rows):
                     row = waiting.popleft()
                     running.append(row)
                     engine.target.prefill([row.state])
                     engine.drafter.start(row)
                 record = step(running, engine)
-            leave([row for row in running if not row.beams], engine)
-            running = [row for row in running if row.beams]
+                leave([row for row in running if not row.beams], engine)
+                running = [row for row in running if row.beams]
             yield record
     finally:
-        leave(running, engine)
+        with uninterrupted():
+            leave(running, engine)
 
 
 def leave(rows: Sequence[BeamRow], engine: BeamEngine) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.coins import SeededCoins
+from foretoken.engine.interrupts import uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
 from foretoken.engine.step import Parts, advance
 from foretoken.types import DecodeState, Finish, Rows, Step
@@ -250,14 +251,19 @@ def decode(
     try:
         for row in rows:
             engine.submit(row)
-        while (step := engine.step()) is not None:
+        step: Step | None = None
+        while True:
+            with uninterrupted():
+                step = engine.step()
             raise_error(rows)
+            if step is None:
+                return
             yield step
-        raise_error(rows)
     finally:
-        for row in rows:
-            engine.cancel(row)
-        engine.sweep()
+        with uninterrupted():
+            for row in rows:
+                engine.cancel(row)
+            engine.sweep()
 
 
 def raised_by(row: DecodeState, error: Exception) -> bool:

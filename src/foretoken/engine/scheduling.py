@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from foretoken.engine.engine import Engine
+from foretoken.engine.interrupts import uninterrupted
 from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.views.view import innermost
 from foretoken.types import DecodeState, Rows, Step
@@ -50,6 +51,7 @@ class Scheduler:
         self.led = False  # somebody runs the steps just now
         self.watchers: dict[int, Callable[[Step, int], None]] = {}  # by the row's uid
 
+    @uninterrupted()
     def submit(self, rows: Rows, watch: Callable[[Step, int], None]) -> None:
         """Add rows; `watch` is told each step of one of them, and its place in the step."""
         with self.changed:
@@ -63,29 +65,31 @@ class Scheduler:
             with self.changed:
                 while self.led and not ready():
                     self.changed.wait()
-                if ready():
-                    return
-                self.led = True
-            try:
-                self.lead(ready)
-            finally:
-                with self.changed:
-                    self.led = False
-                    self.changed.notify_all()
+            with uninterrupted() as interrupted:
+                self.lead(lambda: ready() or interrupted())
 
-    def lead(self, ready: Callable[[], bool]) -> None:
-        """Run steps until `ready`."""
-        while not ready():
-            with held(self.turns):
-                step = self.engine.step()
-            if step is not None:
-                for at, row in enumerate(step.rows):
-                    self.tell(row, step, at)
-            with self.changed:
-                self.changed.notify_all()
-            if step is None and not ready():
-                assert self.engine.idle, "rows wait and nothing moves"
+    def lead(self, until: Callable[[], bool]) -> None:
+        """Run steps, unless somebody else does."""
+        with self.changed:
+            if self.led:
                 return
+            self.led = True
+        try:
+            while not until():
+                with held(self.turns):
+                    step = self.engine.step()
+                if step is not None:
+                    for at, row in enumerate(step.rows):
+                        self.tell(row, step, at)
+                with self.changed:
+                    self.changed.notify_all()
+                if step is None and not until():
+                    assert self.engine.idle, "rows wait and nothing moves"
+                    return
+        finally:
+            with self.changed:
+                self.led = False
+                self.changed.notify_all()
 
     def tell(self, row: DecodeState, step: Step, at: int) -> None:
         """Tell the row's caller of a step; what that raises is the caller's own affair."""
@@ -97,6 +101,7 @@ class Scheduler:
         except Exception as error:
             row.fail(error)
 
+    @uninterrupted()
     def drop(self, rows: Rows) -> None:
         """Forget rows, whatever became of them; those under way end with the next step."""
         with self.changed:
