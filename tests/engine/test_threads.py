@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import foretoken
+from foretoken.errors import ConfigError
 
 TEXTS = ("the cat is in the ", "a", "on and on and on and on", "one two three four", "é è")
 
@@ -182,3 +185,102 @@ def test_draft_and_target_of_one_configuration_leave_it_as_it_was(pair, byte_tok
         calls = [lambda text=text: session.generate(text, 20).tokens for text in TEXTS * 2]
         assert in_threads(calls, workers=4) == [call() for call in calls]
     assert target.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("which", ["itself", "a sibling", "another over its model"])
+def test_a_text_asked_for_inside_a_step_is_refused_and_does_not_wait_for_itself(
+    chain, lookups, which
+) -> None:
+    asked = {"itself": chain, "a sibling": chain.using("plain"), "another over its model": lookups}
+
+    def asking(ids, scores):
+        asked[which].generate(TEXTS[1], 2)
+        return scores
+
+    done: list = []
+
+    def run() -> None:
+        try:
+            chain.generate(TEXTS[0], 4, processors=asking)
+        except Exception as error:
+            done.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout=60)
+    assert not thread.is_alive(), "it waits for itself"
+    assert isinstance(done[0], ConfigError) and "inside a step" in str(done[0])
+    assert chain.generate(TEXTS[1], 4).tokens
+    assert chain.target.rows_held == lookups.target.rows_held == 0
+
+
+def test_closing_a_session_under_others_tells_them(pair, byte_tokenizer) -> None:
+    target, draft = (copy.deepcopy(model) for model in pair)
+    session = foretoken.load(target, "chain", draft, byte_tokenizer, kernels="dense")
+    streams = [session.stream(TEXTS[0], 200), session.using("plain").stream(TEXTS[0], 200)]
+    for stream in streams:
+        next(stream)
+    told: list = []
+
+    def write() -> None:
+        try:
+            session.generate(TEXTS[0], 400)
+        except ConfigError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=write, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(6000):
+        if len(session.engine.running) == 3:
+            break
+        time.sleep(0.01)
+    session.close()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(told) == 2 and all("closed" in one for one in told)
+    for stream in streams:
+        with pytest.raises(ConfigError, match="closed"):
+            list(stream)
+    assert session.target.rows_held == 0
+
+
+def test_a_model_set_to_training_under_a_stream_stops_it(pair) -> None:
+    target = copy.deepcopy(pair[0])
+    with foretoken.load(target, "plain", kernels="dense") as session:
+        wanted = session.generate([1, 2, 3], 9).tokens
+        stream = session.stream([1, 2, 3], 9)
+        got = next(stream).tokens
+        target.train()
+        with pytest.raises(ConfigError, match="training mode"):
+            list(stream)
+        target.eval()
+        assert wanted[: len(got)] == got
+        assert session.generate([1, 2, 3], 9).tokens == wanted
+
+
+@pytest.mark.parametrize("forward", [1, 3, 6])
+def test_a_stream_collected_in_the_middle_of_a_forward_changes_no_text(chain, forward) -> None:
+    """In a reference cycle, so that the garbage collector decides when its row is forgotten."""
+    beside = chain.using("prompt-lookup")
+    wanted = [result.tokens for result in chain.generate(list(TEXTS[:4]), 12)]
+    streams = [beside.stream(TEXTS[2], 50) for _ in range(3)]
+    for stream in streams:
+        next(stream)
+        stream.itself = stream
+    del stream
+    seen: list = []
+
+    def collect(module, given, output) -> None:
+        seen.append(module)
+        if len(seen) == forward:
+            streams.clear()
+            gc.collect()
+
+    hook = chain.target.model.model.layers[0].register_forward_hook(collect)
+    try:
+        got = [result.tokens for result in chain.generate(list(TEXTS[:4]), 12)]
+    finally:
+        hook.remove()
+    assert got == wanted
+    assert beside.engine.idle and chain.target.rows_held == 0

@@ -16,6 +16,7 @@ from torch import nn
 
 from foretoken.engine.engine import Engine
 from foretoken.engine.interrupts import uninterrupted
+from foretoken.errors import ConfigError
 from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.views.view import innermost
 from foretoken.types import DecodeState, Rows, Step
@@ -27,13 +28,33 @@ def turns_of(*models: Any) -> list[threading.RLock]:
     return [shared_by(owners[key]).turn for key in sorted(owners)]
 
 
+class Inside(threading.local):
+    """What this thread is inside of: turns that it holds, and what waits until it gives them back.
+
+    The garbage collector drops streams at any place, in the middle of a forward too.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[threading.RLock] = []
+        self.left: list[Scheduler] = []  # with dropped rows, whose memory is still held
+
+
+_inside = Inside()
+
+
 @contextmanager
 def held(turns: Iterable[threading.RLock]) -> Iterator[None]:
     """Nobody else steps on the models of these turns inside."""
-    with ExitStack() as stack:
-        for turn in turns:
-            stack.enter_context(turn)
-        yield
+    try:
+        with ExitStack() as stack:
+            for turn in turns:
+                stack.enter_context(turn)
+                _inside.turns.append(turn)
+                stack.callback(_inside.turns.pop)
+            yield
+    finally:
+        while _inside.left and not _inside.turns:
+            _inside.left.pop().drop(())
 
 
 def owner_of(model: Any) -> Any:
@@ -47,6 +68,7 @@ class Scheduler:
 
     def __init__(self, engine: Engine, *models: Any) -> None:
         self.engine, self.turns = engine, turns_of(engine.target, *models)
+        self.models = [innermost(model) for model in (engine.target, *models)]
         self.changed = threading.Condition()
         self.led = False  # somebody runs the steps just now
         self.watchers: dict[int, Callable[[Step, int], None]] = {}  # by the row's uid
@@ -61,6 +83,8 @@ class Scheduler:
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Return once `ready`; until then run steps, or wait for who runs them."""
+        if any(turn in _inside.turns for turn in self.turns):
+            raise step_within_a_step()
         while not ready():
             with self.changed:
                 while self.led and not ready():
@@ -77,6 +101,7 @@ class Scheduler:
         try:
             while not until():
                 with held(self.turns):
+                    self.check_models()
                     step = self.engine.step()
                 if step is not None:
                     for at, row in enumerate(step.rows):
@@ -90,6 +115,12 @@ class Scheduler:
             with self.changed:
                 self.led = False
                 self.changed.notify_all()
+
+    def check_models(self) -> None:
+        """ConfigError where a model was closed, or set to training mode, under rows that run."""
+        for lm in self.models:
+            if getattr(lm, "closed", False) or getattr(owner_of(lm), "training", False):
+                lm.check_usable()
 
     def tell(self, row: DecodeState, step: Step, at: int) -> None:
         """Tell the row's caller of a step; what that raises is the caller's own affair."""
@@ -110,6 +141,9 @@ class Scheduler:
                 self.engine.cancel(row)
             if self.led:
                 return  # who leads gives their memory back
+            if _inside.turns:
+                _inside.left.append(self)
+                return
             self.led = True
         try:
             with held(self.turns):
@@ -118,3 +152,12 @@ class Scheduler:
             with self.changed:
                 self.led = False
                 self.changed.notify_all()
+
+
+def step_within_a_step() -> ConfigError:
+    return ConfigError(
+        "a text was asked for by code that runs inside a step of the same model.",
+        "logits processors and stopping criteria are called between two halves of a step, and the "
+        "next step waits for them.",
+        "ask a session over another model, or ask before the text is begun.",
+    )

@@ -260,8 +260,9 @@ class Session:
         """Give loaded models back as they were: their own kernels, their own mode."""
         if "pool" in self.__dict__:
             del self.pool  # its threads end with it
-        for lm in self.models:
-            lm.close()
+        with held(self.scheduler.turns):  # between two steps of whoever decodes
+            for lm in self.models:
+                lm.close()
 
     def refresh(self, full: bool = True) -> int:
         """Take over weights that were changed since the model was loaded; how many there were.
