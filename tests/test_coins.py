@@ -19,6 +19,8 @@ def test_equal_seeds_give_equal_coins() -> None:
 
     assert run(1) == run(1)
     assert run(1) != run(2)
+    assert run(-1) == run(-1) != run(1), "row i of a batch has the seed s + i: -1, 0, 1, ..."
+    assert run(2**2000) != run(1)
 
 
 def test_draws_follow_the_law() -> None:

@@ -10,6 +10,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from foretoken.errors import ConfigError
+
 T = TypeVar("T")
 
 
@@ -36,7 +38,8 @@ class SeededCoins:
 
     def rewind(self, used: int) -> None:
         """Go back to where so many coins were used: a step that failed is made again."""
-        self._random = random.Random(self._seed)
+        # As a text where it is negative: `Random` drops the sign of a number.
+        self._random = random.Random(self._seed if self._seed >= 0 else str(self._seed))
         self._ahead: deque[float] = deque()  # coins looked at, and not used yet
         self.used = 0
         self.skip(used)
@@ -53,8 +56,12 @@ class SeededCoins:
         total = law.double().cumsum(0)
         point = torch.tensor([self._next()], dtype=torch.float64, device=law.device)
         index = int(torch.searchsorted(total, point * total[-1], right=True))
+        if index < law.shape[0]:
+            return index
+        if bool(total[-1].isnan()):
+            raise no_law()
         # Rounding can push the point to the very end, onto a token of probability zero.
-        return index if index < law.shape[0] else int(law.nonzero()[-1])
+        return int(law.nonzero()[-1])
 
     def draw_many(self, laws: Tensor, turns: Sequence[int]) -> Tensor:
         """Indices [n] drawn from `laws` [n, V], each with the coin `turns[i]` places ahead.
@@ -73,6 +80,16 @@ class SeededCoins:
     def _next(self) -> float:
         self.used += 1
         return self._ahead.popleft() if self._ahead else self._random.random()
+
+
+def no_law() -> ConfigError:
+    return ConfigError(
+        "a token was to be chosen by chances that are no numbers (NaN).",
+        "scores are finite, or -inf for what is forbidden; they were not, because of the model, of "
+        "a logits processor, or of an option beyond what their type can hold.",
+        "look for a tiny temperature (0 is greedy), a huge bias or penalty, a processor that "
+        "returns NaN; float16 overflows where bfloat16 and float32 do not.",
+    )
 
 
 def seed_from_torch() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,11 +33,13 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checks: list[tuple[bool, str, str]] = [
             (self.max_new_tokens >= 1, "max_new_tokens", "1 or more"),
-            (self.temperature >= 0.0, "temperature", "0 (greedy) or more"),
+            (0.0 <= self.temperature < math.inf, "temperature", "0 (greedy) or more, and finite"),
             (self.top_k >= 0, "top_k", "0 (off) or more"),
             (0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]; 1 is off"),
             (0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]; 0 is off"),
-            (self.repetition_penalty > 0.0, "repetition_penalty", "above 0; 1 is off"),
+            (0.0 < self.repetition_penalty < math.inf, "repetition_penalty", "above 0; 1 is off"),
+            (math.isfinite(self.presence_penalty), "presence_penalty", "a finite number"),
+            (math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number"),
             (self.min_new_tokens >= 0, "min_new_tokens", "0 or more"),
         ]
         for good, name, allowed in checks:

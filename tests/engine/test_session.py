@@ -321,11 +321,36 @@ def test_an_exception_ends_its_batch_passes_unchanged_and_leaves_the_session_usa
     assert spec.generate(PROMPT, 12).tokens == expected
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-42},  # scores leave what their type can hold
+        {"temperature": 1.0, "logit_bias": {5: 1e300}},
+        {"temperature": 1.0, "processors": lambda ids, scores: scores * float("nan")},
+        {"temperature": 0.0, "processors": lambda ids, scores: scores * float("nan")},
+    ],
+    ids=["temperature", "bias", "processor", "greedy processor"],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_chances_that_are_no_numbers_choose_no_token(sessions, method, options):
+    spec = sessions[method]
+    with pytest.raises(ConfigError, match="no numbers"):
+        spec.generate(PROMPT, 6, seed=1, **options)
+    assert spec.engine.idle and spec.target.rows_held == 0
+
+
+def test_every_row_of_a_batch_reads_options_that_can_be_read_once(spec):
+    banned = spec.generate(PROMPT, 8).tokens
+    both = spec.generate([PROMPT, PROMPT], 8, banned_tokens=iter(banned))
+    assert both[0].tokens == both[1].tokens and not set(banned) & set(both[0].tokens)
+
+
 def test_the_one_shot_form(tiny_pair, byte_tokenizer, spec):
     target, draft = tiny_pair
     out = foretoken.generate(
-        target, PROMPT, draft=draft, tokenizer=byte_tokenizer, kernels="dense", max_new_tokens=9
-    )
+        target, PROMPT, draft=draft, tokenizer=byte_tokenizer, kernels="dense", max_new_tokens=9,
+        temperature=None,
+    )  # fmt: skip
     assert out.tokens == spec.generate(PROMPT, 9).tokens
 
 
@@ -353,6 +378,10 @@ BAD_PROMPTS = [
     (7, "a prompt is a text"),
     (None, "a prompt is a text"),
     ([1] * 513, "context of this model is 512"),
+    (b"the", "is a bytes"),  # a sequence of numbers, which no tokenizer made
+    ([bytearray(b"the"), b"cat"], "prompt 0 is a bytearray"),
+    ("half \ud83d of it", "no character, at 5"),
+    ([{"role": "user", "content": "half \ud83d"}], "no character, at 5|chat template"),
 ]
 
 
@@ -387,6 +416,11 @@ BAD_OPTIONS = [
     ({"banned_tokens": list(range(265))}, "banned"),
     ({"processors": [1]}, "LogitsProcessorList"),
     ({"temprature": 1.0}, "did you mean temperature"),
+    ({"logit_bias": [1, 2]}, "a mapping from token ids"),
+    ({"logit_bias": 5}, "a mapping from token ids"),
+    ({"banned_tokens": 5}, "a list or set of token ids"),
+    ({"stop": 5}, "at least one character"),
+    ({"ignore_eos": "no"}, "True or False"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from foretoken.engine.text import check_text
 from foretoken.errors import ConfigError
 
 Message = Mapping[str, Any]  # {"role": "user", "content": ...}, as in transformers
@@ -34,6 +35,8 @@ def chat_ids(messages: Any, tokenizer: Any, which: str = "the prompt") -> list[i
         )
     from jinja2 import TemplateError
 
+    for number, message in enumerate(checked):
+        check_text(str(message["content"]), f"message {number}")
     own = checked[-1]["role"] == "assistant"
     try:
         found = tokenizer.apply_chat_template(

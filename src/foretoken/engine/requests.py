@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from torch import Tensor
 
 from foretoken.engine.chat import Message, chat_ids, is_chat
+from foretoken.engine.text import check_text
 from foretoken.errors import ConfigError, nearest
 from foretoken.types import SamplingParams
 
@@ -35,27 +36,30 @@ class Sampling(TypedDict, total=False):
     processors: Any  # a transformers LogitsProcessorList
 
 
+BYTES = bytes | bytearray | memoryview  # sequences of numbers, which are no token ids
 SAMPLING = frozenset(Sampling.__annotations__) | {"max_new_tokens"}
-_WHOLE = ("max_new_tokens", "top_k", "min_new_tokens")
-_REAL = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+KINDS: dict[str, tuple[type, str]] = {
+    **dict.fromkeys(("max_new_tokens", "top_k", "min_new_tokens"), (Integral, "a whole number")),
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+         "frequency_penalty"),
+        (Real, "a finite number"),
+    ),
+    "logit_bias": (Mapping, "a mapping from token ids to numbers, such as {17: -2.5}"),
+    "banned_tokens": (Iterable, "a list or set of token ids, such as [17, 4]"),
+    "ignore_eos": (bool, "True or False"),
+}  # fmt: skip
 
 
 def is_number(value: Any, kind: type) -> bool:
     """A finite number of that kind; truth values are none."""
-    return (
-        isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
-    )
+    if isinstance(value, bool) or not isinstance(value, kind):
+        return False
+    return isinstance(value, Integral) or math.isfinite(value)  # type: ignore[arg-type]
 
 
 def check_sampling(options: Mapping[str, Any]) -> None:
-    """Names and types; ranges are checked by SamplingParams."""
+    """Names and types; ranges are checked by SamplingParams. None is as good as not passed."""
     for name, value in options.items():
         if name not in SAMPLING:
             raise ConfigError(
@@ -63,17 +67,24 @@ def check_sampling(options: Mapping[str, Any]) -> None:
                 f"options are {', '.join(sorted(SAMPLING))}.",
                 f"did you mean {nearest(name, SAMPLING)}?",
             )
-        kind = Integral if name in _WHOLE else Real if name in _REAL else None
-        if kind is not None and not is_number(value, kind):
-            what = "a whole number" if kind is Integral else "a finite number"
+        kind, what = KINDS.get(name, (object, ""))
+        fits = is_number if kind in (Integral, Real) else isinstance
+        if value is not None and not fits(value, kind):
             raise ConfigError(
                 f"{name}={value!r} was asked for.", f"{name} is {what}.", f"pass {what}."
             )
 
 
 def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that were given; None leaves one to the generation config, or to its default."""
-    return {name: value for name, value in options.items() if value is not None}
+    """Options that were given; None leaves one to the generation config, or to its default.
+
+    What can be gone through once only is kept: every row of a batch reads it.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    return {
+        name: tuple(value) if isinstance(value, Iterator) else value
+        for name, value in given.items()
+    }
 
 
 def sampling_params(
@@ -103,7 +114,8 @@ def sampling_params(
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """One stop text or several, never an empty one."""
-    texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    listed = isinstance(stop, Iterable) and not isinstance(stop, str)
+    texts = tuple(stop or ()) if stop is None or listed else (stop,)
     for text in texts:
         if not isinstance(text, str) or not text:
             raise ConfigError(
@@ -170,14 +182,15 @@ def prompt_ids(
                 "this session has no tokenizer, so it takes token ids only.",
                 "pass tokenizer= to load, or a list of token ids.",
             )
+        check_text(prompt, which)
         prompt = tokenizer(prompt)["input_ids"]
     elif is_chat(prompt):
         prompt = chat_ids(prompt, tokenizer, which)
-    if not isinstance(prompt, Sequence):
+    if not isinstance(prompt, Sequence) or isinstance(prompt, BYTES):
         raise ConfigError(
             f"{which} is a {type(prompt).__name__}.",
             "a prompt is a text, a list of token ids, or a list of chat messages.",
-            "pass one of these; do not mix prompts and ids in one list.",
+            "pass one of these (bytes decoded to a text); do not mix prompts and ids in one list.",
         )
     ids = [token_id(token, vocab_size, which) for token in prompt]
     if not ids:

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from foretoken.errors import ConfigError
 from foretoken.types import DecodeState, Finish
 
 Decode = Callable[[Sequence[int]], str]
 
 UNDECIDED = "\ufffd"  # what decoders put where bytes do not (yet) make a character
+
+
+def check_text(text: str, which: str) -> None:
+    """ConfigError for a text with half a character in it, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{which} holds {text[error.start]!a}, which is no character, at {error.start}.",
+            "a text is made of whole characters; halves come from bytes that are no UTF-8.",
+            "decode the bytes as what they are: such as open(..., encoding='latin-1').",
+        ) from error
 
 
 def decoder(tokenizer: Any) -> Decode:

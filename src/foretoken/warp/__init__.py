@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from math import isnan
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.coins import Coins
+from foretoken.coins import Coins, no_law
 from foretoken.errors import ConfigError
 from foretoken.types import Ragged, SamplingParams, TokenTree
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
@@ -308,16 +309,17 @@ def best_tokens(scores: Float[Tensor, "n V"]) -> list[int]:
     """The most likely token of every row, in one read from the device."""
     if scores.is_cpu and scores.dtype in FIT:
         # numpy's argmax is many times faster than torch's here, and also takes the first of equals.
-        choices: list[int] = scores.detach().numpy().argmax(-1).tolist()
+        rows = scores.detach().numpy()
+        choices: list[int] = rows.argmax(-1).tolist()
+        if any(isnan(row[choice]) for row, choice in zip(rows, choices, strict=True)):
+            raise no_law()  # the first NaN counts as the largest, so it would be the choice
         return choices
     return [int(token) for token in scores.argmax(-1).tolist()]
 
 
 def best_token(scores: Float[Tensor, "V"]) -> int:
     """The most likely token of one row."""
-    if scores.is_cpu and scores.dtype in FIT:
-        return int(scores.detach().numpy().argmax())
-    return int(scores.argmax())
+    return best_tokens(scores[None])[0]
 
 
 def point_mass(token: int, like: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
