@@ -114,8 +114,9 @@ def sampling_params(
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """One stop text or several, never an empty one."""
-    listed = isinstance(stop, Iterable) and not isinstance(stop, str)
-    texts = tuple(stop or ()) if stop is None or listed else (stop,)
+    listed: Any = () if stop is None else stop
+    single = isinstance(listed, str) or not isinstance(listed, Iterable)
+    texts = (listed,) if single else tuple(listed)
     for text in texts:
         if not isinstance(text, str) or not text:
             raise ConfigError(

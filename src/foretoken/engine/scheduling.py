@@ -68,7 +68,7 @@ class Scheduler:
 
     def __init__(self, engine: Engine, *models: Any) -> None:
         self.engine, self.turns = engine, turns_of(engine.target, *models)
-        self.models = [innermost(model) for model in (engine.target, *models)]
+        self.models: list[Any] = [innermost(model) for model in (engine.target, *models)]
         self.changed = threading.Condition()
         self.led = False  # somebody runs the steps just now
         self.watchers: dict[int, Callable[[Step, int], None]] = {}  # by the row's uid
