@@ -41,6 +41,7 @@ class LanguageModel(Protocol):
     caps: Caps
     vocab_size: int
     hidden_size: int  # of one tapped feature
+    layers: int  # decoder layers
     max_length: int | None  # longest sequence the positions allow
     lossless: bool  # False: a view whose scores are not the target's own law
 

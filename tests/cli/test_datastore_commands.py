@@ -87,6 +87,15 @@ def test_what_cannot_be_built_is_refused(texts, tmp_path):
     assert ran.exit_code == 2 and "nothing is overwritten" in ran.stderr
 
 
+@pytest.mark.parametrize("layer", [99, 2, -3])
+def test_keys_of_a_layer_that_is_not_there_are_refused(layer, texts, pair_folders, tmp_path):
+    keys = ("--dense", "--target", pair_folders[0], "--layer", layer, "--out", tmp_path / "s")
+    ran = run("build", texts / "a.txt", *keys)
+    assert ran.exit_code == 2, ran.output
+    assert "2 layers: 0 to 1, or -1" in " ".join(ran.stderr.split()), ran.output
+    assert not (tmp_path / "s").exists()
+
+
 def test_texts_without_a_token_make_no_store(tmp_path):
     (tmp_path / "empty.txt").write_text(" \n")
     for store in (tmp_path / "s", tmp_path / "deep" / "s"):

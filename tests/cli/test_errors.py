@@ -73,14 +73,28 @@ def test_a_prompt_file_that_is_no_text_says_what_it_is(tmp_path, found, told):
     file = tmp_path / "prompt.txt"
     file.write_bytes(found)
     refused(run("generate", "--file", file), told)
+    refused(run("generate", "-", input=found), told)
+    refused(run("generate", input=found), told)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path):
+def test_an_argument_of_broken_bytes_says_so(pair_folders):
+    flags = ["--target", pair_folders[0], "--set", "kernels=dense"]
+    refused(run("generate", "caf\udce9", *flags), "no character, at 3")
+
+
+@pytest.mark.parametrize("value", ["exact_bits=true", "allow_pickle=true", "generation_config=1"])
+def test_what_has_a_flag_may_be_set_too(pair_folders, value):
+    ran = run("generate", "x", "--target", pair_folders[0], "--set", value, "--max-new-tokens", 2)
+    assert ran.exit_code in (0, 2), ran.output
+    assert isinstance(ran.exception, SystemExit | None), ran.exception
+
+
+def test_byte_order_marks_and_foreign_line_ends_are_no_part_of_a_prompt(tmp_path):
     from foretoken.cli.write import read_text
 
     file = tmp_path / "prompt.txt"
-    file.write_bytes("café".encode("utf-8-sig"))
-    assert read_text(file) == "café"
+    file.write_bytes("café\r\nnoir\n".encode("utf-8-sig"))
+    assert read_text(file) == "café\nnoir\n"
 
 
 def test_messages_that_are_no_messages(tmp_path):

@@ -70,3 +70,11 @@ def test_what_cannot_be_used_is_refused(keyed):
             DenseRetrieval(target, DenseRetrieval.Config(keys=where, **wrong))
     with pytest.raises(ConfigError, match="another tokenizer"):
         drafter.check_vocabulary({"a": 0, "b": 11})
+
+
+def test_keys_of_a_layer_that_the_target_lacks_are_refused(tmp_path):
+    deep, flat = TableLM.random(VOCAB, seed=1), TableLM.random(VOCAB, seed=1, layers=2)
+    known = Vocabulary.of_ids(VOCAB)
+    write(tmp_path / "keys", capture(deep, [[1, 2, 3, 4]], known, dims=2, tap=3))
+    with pytest.raises(ConfigError, match="2 layers"):
+        DenseRetrieval(flat, DenseRetrieval.Config(keys=tmp_path / "keys"))

@@ -146,9 +146,10 @@ def open_session(
     whole, small = pair(target, draft)
     from foretoken.engine.loading import load
 
-    generation = False if no_generation_config else None
+    # What has a flag of its own may be set either way, as in Python.
+    config = {**loading, "generation_config": False if no_generation_config else None, **config}
     with stage(f"loading {target}", quiet):
-        session = load(whole, method, small, generation_config=generation, **loading, **config)
+        session = load(whole, method, small, **config)
         session.prepare()
     return session
 

@@ -178,7 +178,7 @@ def read_prompt(prompt: str | None, file: Path | None, messages: Path | None) ->
     if file is not None:
         text = read_text(file)
     elif prompt == "-" or (prompt is None and not sys.stdin.isatty()):
-        text = sys.stdin.read()
+        text = decoded(sys.stdin.buffer.read(), "-")
     else:
         text = prompt or ""
     if not text:
@@ -187,6 +187,9 @@ def read_prompt(prompt: str | None, file: Path | None, messages: Path | None) ->
             "a prompt comes as an argument, from --file or --messages, or from a pipe.",
             "write for example: foretoken generate 'Once upon a time'.",
         )
+    from foretoken.engine.text import check_text
+
+    check_text(text, "the prompt")
     return text
 
 
@@ -212,24 +215,29 @@ def read_text(file: Path) -> str:
             f"the file cannot be read: {problem.strerror}.",
             "pass a text file that exists.",
         ) from problem
+    return decoded(found, str(file))
+
+
+def decoded(found: bytes, place: str) -> str:
+    """The text of bytes in UTF-8, lines ended as in Python; others are refused by what they are."""
     try:
-        return found.decode("utf-8-sig")
+        return found.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as problem:
-        place = f"byte {problem.start} is 0x{found[problem.start]:02x}"
+        byte = f"byte {problem.start} is 0x{found[problem.start]:02x}"
         if found.startswith((b"\xff\xfe", b"\xfe\xff")):
             kind, name = "looks like UTF-16 text", "UTF-16"
         elif b"\0" in found:
             raise ConfigError(
-                f"a prompt from {file}.",
-                f"the file is binary, no text ({place}).",
-                "pass a text file in UTF-8.",
+                f"a prompt from {place}.",
+                f"it is binary, no text ({byte}).",
+                "pass a text in UTF-8.",
             ) from problem
         else:
-            kind, name = f"looks like Latin-1 (Windows) text: {place}", "LATIN1"
+            kind, name = f"looks like Latin-1 (Windows) text: {byte}", "LATIN1"
         raise ConfigError(
-            f"a prompt from {file}.",
-            f"the file is no UTF-8 text; it {kind}.",
-            f"convert it: iconv -f {name} -t UTF-8 {file} > prompt.txt, and pass that.",
+            f"a prompt from {place}.",
+            f"it is no UTF-8 text; it {kind}.",
+            f"convert it: iconv -f {name} -t UTF-8 {place} > prompt.txt, and pass that.",
         ) from problem
 
 

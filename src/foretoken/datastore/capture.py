@@ -36,6 +36,7 @@ def capture(
     The projection is fitted to the first keys; those are encoded when it is known, all others as
     they come, so memory holds FITTED states and the small keys.
     """
+    check_layer(target, tap)
     waiting: list[Tensor] = []
     encoded: list[Tensor] = []
     said: list[npt.NDArray[np.int64]] = []
@@ -93,6 +94,17 @@ def _ordered(
         np.searchsorted(tokens[order], np.arange(vocabulary.size + 1)),
         np.concatenate(texts).astype(np.uint32),
     )
+
+
+def check_layer(target: LanguageModel, tap: int) -> None:
+    """ConfigError for a layer that the target does not have."""
+    if not -target.layers <= tap < target.layers:
+        raise ConfigError(
+            f"states of layer {tap} were asked for.",
+            f"the target has {target.layers} layers: 0 to {target.layers - 1}, or -1 for the last, "
+            "-2 for the one before it, and so on.",
+            "choose one of these, and make keys with the target they are for.",
+        )
 
 
 def states_of(target: LanguageModel, tokens: list[int], tap: int) -> Tensor:

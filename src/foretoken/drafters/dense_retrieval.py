@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foretoken.contract import Features, LanguageModel
+from foretoken.datastore.capture import check_layer
 from foretoken.datastore.dense import KeyStore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.drafters.parts.datastore_source import drafted
@@ -58,6 +59,7 @@ class DenseRetrieval(RowDrafter):
                     f"they were made with a target of {here}.",
                     "make keys with this target: foretoken datastore build --dense.",
                 )
+        check_layer(target, self.store.contents.tap)
         self.traits = replace(self.traits, taps=(Layer(self.store.contents.tap),))
 
     def start(self, row: DecodeState, seen: Features | None) -> None:

@@ -30,7 +30,7 @@ class LayerPredictions(Capture):
         readout = Readout(target)  # type: ignore[arg-type]
         tree = chain(row.tokens[-1], text[:-1])
         target.prefill([row])
-        taps = tuple(Layer(i) for i in range(target.layers))  # type: ignore[attr-defined]
+        taps = tuple(Layer(i) for i in range(target.layers))
         [score] = target.score([row], [Draft(tree, Draw.POINT)], taps)
         target.free([row])
         draft.prefill([row])
