@@ -36,6 +36,8 @@ def chain(tiny_pair):
         {"max_new_tokens": 24},
         {"max_new_tokens": 24, "repetition_penalty": 1.3},
         {"max_new_tokens": 24, "no_repeat_ngram_size": 2},
+        {"max_new_tokens": 24, "encoder_no_repeat_ngram_size": 1},
+        {"max_new_tokens": 24, "encoder_repetition_penalty": 1.7},
         {"max_new_tokens": 24, "eos_token_id": [7, 30, 90, 201]},
         {"max_new_tokens": 24, "eos_token_id": [7, 30, 90, 201], "min_new_tokens": 12},
         {"max_length": 31},

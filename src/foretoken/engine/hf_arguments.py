@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -34,6 +35,12 @@ STATEFUL = frozenset(
     }
 )
 BY_ROW = frozenset({"PrefixConstrainedLogitsProcessor"})  # asks for the number of the row
+# What processors know of each row of a batch, and how it is told of one row alone.
+BY_BATCH: dict[str, Callable[[Any, int], Any]] = {
+    "prompt_ignore_length": lambda lengths, row: int(lengths[row]),
+    "encoder_input_ids": lambda ids, row: ids[row : row + 1],
+    "generated_ngrams": lambda ngrams, row: ngrams[row : row + 1],
+}
 UNDERSTOOD = frozenset(
     {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache"}
 )
@@ -58,13 +65,17 @@ def split_processors(processors: Any, do_sample: bool) -> tuple[dict[str, Any], 
 
 
 def for_row(processors: Any, row: int) -> Any:
-    """The processors of one row: what they know of each row's padding becomes this row's."""
+    """The processors of one row: what they know of each row of the batch becomes this row's."""
     own = []
     for processor in processors:
-        ignored = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(ignored, Tensor):
+        known = {
+            name: of_row(value, row)
+            for name, of_row in BY_BATCH.items()
+            if isinstance(value := getattr(processor, name, None), Tensor | list)
+        }
+        if known:
             processor = copy(processor)
-            processor.prompt_ignore_length = int(ignored[row])
+            vars(processor).update(known, batch_size=1)
         own.append(processor)
     return type(processors)(own)
 
