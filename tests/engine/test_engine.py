@@ -184,6 +184,27 @@ def drained(engine, row):
     return row.new_tokens
 
 
+@pytest.mark.parametrize("name", ["plain", "eagle"])
+def test_a_prompt_that_cannot_be_fed_leaves_its_neighbours_whole(name, monkeypatch) -> None:
+    """One is cached and the next one fails: the first is fed again, its features are all there."""
+    from foretoken.engine import engine as module
+
+    monkeypatch.setattr(module, "CHUNK", 3)
+    engine, seen = build(METHODS[name]), {}
+    start = engine.drafter.start
+    engine.drafter.start = lambda row, features: (seen.update({row: features}), start(row, features))
+    good, late = a_row(1, [0, 1, 2, 1, 3, 0], 20, 0.0), a_row(2, [], 20, 0.0)
+    engine.submit(good)
+    engine.fill()
+    engine.submit(late)  # an empty row: nobody can feed it
+    while not engine.idle:
+        engine.step()
+    assert isinstance(late.error, AssertionError) and engine.target.rows_held == 0
+    assert good.error is None
+    assert [good.new_tokens] == write(build(METHODS[name]), [a_row(1, [0, 1, 2, 1, 3, 0], 20, 0.0)])
+    assert seen[good] is None or len(seen[good]) == len(good.tokens) - 21
+
+
 class Boom(Exception):
     """What a caller's own code raises."""
 
@@ -293,3 +314,30 @@ def test_who_goes_on_after_an_interrupt_writes_the_same_text(name) -> None:
         engine.step()
     for i, row in enumerate(rows):
         assert [row.new_tokens] == write(build(METHODS[name]), [a_row(i, [0, 1, 2, i], 20, 1.0)])
+
+
+@pytest.mark.parametrize("where", ["target.prefill", "drafter.start"])
+def test_a_prompt_that_was_being_fed_at_an_interrupt_is_fed_anew(where) -> None:
+    engine = build(METHODS["chain"])
+    part, name = where.split(".")
+    part = getattr(engine, part)
+    whole, calls = getattr(part, name), []
+
+    def interrupted(*given, **named):
+        done = whole(*given, **named)
+        calls.append(given)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return done
+
+    setattr(part, name, interrupted)
+    rows = [a_row(i, [0, 1, 2, i], 20, 1.0) for i in range(2)]
+    for row in rows:
+        engine.submit(row)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    while not engine.idle:
+        engine.step()
+    for i, row in enumerate(rows):
+        alone = a_row(i, [0, 1, 2, i], 20, 1.0)
+        assert [row.new_tokens] == write(build(METHODS["chain"]), [alone])

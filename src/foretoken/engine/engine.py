@@ -98,25 +98,36 @@ class Engine(Parts):
         if not self.filling:
             return False
         together, self.filling = self.filling, []
-        self.feed(together)
-        for one in together:
-            if one.row.finish is not None:
-                self.leave([one.row])
-            elif self.target.missing(one.row):
-                self.filling.append(one)
-            else:
-                self.start(one)
+        try:
+            self.feed(together)
+            for one in together:
+                if one.row.finish is not None:
+                    self.leave([one.row])
+                elif self.target.missing(one.row):
+                    self.filling.append(one)
+                else:
+                    self.start(one)
+        except BaseException:  # of whoever leads; who goes on feeds the prompts anew
+            rows = [one.row for one in together if one.row not in self.running]
+            self.leave(rows)
+            self.filling = [Filling(row) for row in rows if row.finish is None]
+            raise
         return bool(self.filling or (self.waiting and not self.running))
 
     def feed(self, prompts: Sequence[Filling]) -> None:
-        """One chunk of each prompt; if it fails, each is fed alone, to find the row at fault."""
+        """One chunk of each prompt; if it fails, each is fed alone, to find the row at fault.
+
+        Nobody knows what of them was cached by then, so each begins anew.
+        """
         try:
             self.prefill(prompts)
         except Exception as error:
             if len(prompts) == 1:
                 prompts[0].row.fail(error)
                 return
+            self.target.free([one.row for one in prompts])
             for one in prompts:
+                one.features.clear()
                 self.feed([one])
 
     def start(self, one: Filling) -> None:
