@@ -273,19 +273,18 @@ class DecodeState:
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
         """Append tokens one by one up to an end token, a stop or the cap; returns the kept ones."""
-        kept: list[int] = []
-        for token in tokens:
+        before, room = len(self.tokens), self.room
+        for count, token in enumerate(tokens, 1):
             self.tokens.append(token)
-            kept.append(token)
             if token in self.params.eos:
                 self.finish = Finish("stop")
             elif self.ended is not None and (finish := self.ended(self)) is not None:
                 self.finish = finish
-            elif self.room <= 0:
+            elif count >= room:
                 self.finish = Finish(self.limit[1])
             if self.finish is not None:
                 break
-        return kept
+        return self.tokens[before:]
 
 
 Rows = Sequence[DecodeState]

@@ -192,7 +192,10 @@ def test_a_prompt_that_cannot_be_fed_leaves_its_neighbours_whole(name, monkeypat
     monkeypatch.setattr(module, "CHUNK", 3)
     engine, seen = build(METHODS[name]), {}
     start = engine.drafter.start
-    engine.drafter.start = lambda row, features: (seen.update({row: features}), start(row, features))
+    engine.drafter.start = lambda row, features: (
+        seen.update({row: features}),
+        start(row, features),
+    )
     good, late = a_row(1, [0, 1, 2, 1, 3, 0], 20, 0.0), a_row(2, [], 20, 0.0)
     engine.submit(good)
     engine.fill()

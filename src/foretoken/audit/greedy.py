@@ -15,8 +15,8 @@ import torch
 from foretoken.audit.rows import Build, make_row, seeded_rows, write
 from foretoken.coins import SeededCoins
 from foretoken.contract import LanguageModel
-from foretoken.trees.build import root
-from foretoken.types import Draft, Draw, Ragged, SamplingParams
+from foretoken.trees.build import undrafted
+from foretoken.types import Ragged, SamplingParams
 
 # Rounding of logits as a share of the largest one: what a reordered sum of a deep model may change.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
@@ -102,6 +102,6 @@ def fresh_logits(lm: LanguageModel, tokens: Sequence[int]) -> torch.Tensor:
     row = make_row(tokens, SamplingParams(), SeededCoins(0), lm.vocab_size)
     lm.prefill([row])
     try:
-        return lm.score([row], [Draft(root(tokens[-1]), Draw.POINT)])[0].logits[0].clone()
+        return lm.score([row], [undrafted(row)])[0].logits[0].clone()
     finally:
         lm.free([row])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretoken.drafters.parts.row_by_row import RowDrafter
-from foretoken.trees.build import root
-from foretoken.types import Budget, DecodeState, Draft, Draw, Memory, Traits
+from foretoken.trees.build import undrafted
+from foretoken.types import Budget, DecodeState, Draft, Memory, Traits
 
 
 class Nothing(RowDrafter):
@@ -22,4 +22,4 @@ class Nothing(RowDrafter):
         self.config = config or self.Config()
 
     def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
-        return Draft(root(row.tokens[-1]), Draw.POINT)
+        return undrafted(row)

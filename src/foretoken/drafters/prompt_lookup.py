@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from foretoken.contract import Features
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.errors import check_values
-from foretoken.trees.build import from_paths, root
+from foretoken.trees.build import from_paths, undrafted
 from foretoken.types import Budget, DecodeState, Draft, Draw, Memory, Shape, Traits
 
 
@@ -48,7 +48,7 @@ class PromptLookup(RowDrafter):
         index: NgramIndex = row.private[self]
         index.grow(row.tokens)
         if depth <= 0:
-            return Draft(root(row.tokens[-1]), Draw.POINT)
+            return undrafted(row)
         paths: list[list[int]] = []
         seen: set[tuple[int, ...]] = set()
         for start in index.matches(row.tokens, self.config.matches):

@@ -17,7 +17,7 @@ from foretoken.drafters.parts.chances import affordable
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.drafters.parts.suffix_index import Followers, SuffixIndex
 from foretoken.errors import check_values
-from foretoken.trees.build import root
+from foretoken.trees.build import undrafted
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -71,7 +71,7 @@ class SuffixDecoding(RowDrafter):
 
     def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
         if min(budget.depth, budget.nodes) <= 0:
-            return Draft(root(row.tokens[-1]), Draw.POINT, chances=(1.0,))
+            return undrafted(row)
         # The request's own suffix is an occurrence as well, one that nothing has followed yet.
         score, best = self.speculate(row.private[self], row, budget, unfinished=1)
         if len(self.answers):
@@ -88,7 +88,7 @@ class SuffixDecoding(RowDrafter):
         settings = self.config
         context = row.tokens[-settings.max_match :]
         found = index.matches(context, settings.max_match, settings.occurrences)
-        best, score = Draft(root(row.tokens[-1]), Draw.POINT, chances=(1.0,)), 0.0
+        best, score = undrafted(row), 0.0
         for length in sorted({length for _, length in found}, reverse=True):
             # 1e-6: a factor such as 0.1 must not lose a node to rounding
             nodes = int(settings.factor * length + settings.offset + 1e-6)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from foretoken.coins import SeededCoins
 from foretoken.engine.interrupts import uninterrupted
@@ -28,14 +27,6 @@ LOG = logging.getLogger(__name__)
 CHUNK = 512  # prompt tokens of a row fed between two steps of the others
 
 
-@dataclass(slots=True, eq=False)
-class Filling:
-    """A row whose prompt is being cached."""
-
-    row: DecodeState
-    features: list[Tensor] = field(default_factory=list)
-
-
 @dataclass(eq=False)
 class Engine(Parts):
     """Parts that fit together (PairingError if they do not), and the rows they decode."""
@@ -43,7 +34,7 @@ class Engine(Parts):
     max_rows: int = 16  # decoded together; others wait
     listeners: list[Listener] = field(default_factory=list)
     waiting: deque[DecodeState] = field(default_factory=deque)
-    filling: list[Filling] = field(default_factory=list)
+    filling: list[DecodeState] = field(default_factory=list)  # `private[engine]`: features so far
     running: list[DecodeState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,69 +62,70 @@ class Engine(Parts):
 
     def step(self) -> Step | None:
         """Admit, feed prompts, then one round of all running rows; None when there is nobody."""
-        with torch.inference_mode():
-            self.sweep()
-            began = perf_counter()
-            while self.fill() and not self.running:
-                pass
-            if not self.running:
-                return None
-            prefill = perf_counter() - began
-            step = self.round(tuple(self.running))
-            if step is None:  # every row of it failed
-                self.sweep()
+        if not torch.is_inference_mode_enabled():  # entering costs a tenth of a small model's step
+            with torch.inference_mode():
                 return self.step()
-            step.times.prefill = prefill
-            for listener in self.listeners:
-                listener(step)
+        self.sweep()
+        began = perf_counter()
+        while self.fill() and not self.running:
+            pass
+        if not self.running:
+            return None
+        prefill = perf_counter() - began
+        step = self.round(tuple(self.running))
+        if step is None:  # every row of it failed
             self.sweep()
-            if step.times.context > 2 * self.target.verified:
-                self.check_lengths()
+            return self.step()
+        step.times.prefill = prefill
+        for listener in self.listeners:
+            listener(step)
+        self.sweep()
+        if step.times.context > 2 * self.target.verified:
+            self.check_lengths()
         return step
 
     def fill(self) -> bool:
         """Feed one chunk of every prompt that is not cached yet; whether any is left to be fed."""
         while self.waiting and len(self.running) + len(self.filling) < self.max_rows:
-            self.filling.append(Filling(self.waiting.popleft()))
+            self.filling.append(self.waiting.popleft())
         if not self.filling:
             return False
         together, self.filling = self.filling, []
         try:
             self.feed(together)
-            for one in together:
-                if one.row.finish is not None:
-                    self.leave([one.row])
-                elif self.target.missing(one.row):
-                    self.filling.append(one)
+            for row in together:
+                if row.finish is not None:
+                    self.leave([row])
+                elif self.target.missing(row):
+                    self.filling.append(row)
                 else:
-                    self.start(one)
+                    self.start(row)
         except BaseException:  # of whoever leads; who goes on feeds the prompts anew
-            rows = [one.row for one in together if one.row not in self.running]
+            rows = [row for row in together if row not in self.running]
             self.leave(rows)
-            self.filling = [Filling(row) for row in rows if row.finish is None]
+            self.filling = [row for row in rows if row.finish is None]
             raise
         return bool(self.filling or (self.waiting and not self.running))
 
-    def feed(self, prompts: Sequence[Filling]) -> None:
+    def feed(self, rows: Rows) -> None:
         """One chunk of each prompt; if it fails, each is fed alone, to find the row at fault.
 
         Nobody knows what of them was cached by then, so each begins anew.
         """
         try:
-            self.prefill(prompts)
+            self.prefill(rows)
         except Exception as error:
-            if len(prompts) == 1:
-                prompts[0].row.fail(error)
+            if len(rows) == 1:
+                rows[0].fail(error)
                 return
-            self.target.free([one.row for one in prompts])
-            for one in prompts:
-                one.features.clear()
-                self.feed([one])
+            self.target.free(rows)
+            for row in rows:
+                row.private.pop(self, None)
+                self.feed([row])
 
-    def start(self, one: Filling) -> None:
+    def start(self, row: DecodeState) -> None:
         """Let a row run whose prompt is cached."""
-        row = one.row
-        seen = torch.cat(one.features) if self.drafter.traits.taps else None
+        seen = torch.cat(row.private.pop(self)) if self.drafter.traits.taps else None
         try:
             self.drafter.start(row, seen)
             self.running.append(row)
@@ -141,16 +133,14 @@ class Engine(Parts):
             row.fail(error)
             self.leave([row])
 
-    def prefill(self, prompts: Sequence[Filling]) -> None:
+    def prefill(self, rows: Rows) -> None:
         """One chunk of each prompt, in one forward where the model can."""
         traits, began = self.drafter.traits, perf_counter()
-        fed = self.target.prefill(
-            [one.row for one in prompts], traits.taps, limit=CHUNK, last=traits.context
-        )
-        for one, features in zip(prompts, fed, strict=True):
+        fed = self.target.prefill(rows, traits.taps, limit=CHUNK, last=traits.context)
+        for row, features in zip(rows, fed, strict=True):
             if features is not None:
-                one.features.append(features)
-            one.row.prefill += perf_counter() - began
+                row.private.setdefault(self, []).append(features)
+            row.prefill += perf_counter() - began
 
     def round(self, rows: Rows) -> Step | None:
         """A step of all rows together; None where all failed.
@@ -198,16 +188,16 @@ class Engine(Parts):
 
     def sweep(self) -> None:
         """Forget rows that ended or were cancelled."""
-        # Others cancel meanwhile: whether a row is over is asked once, or it would be lost here.
-        over = [row for row in self.running if row.finish is not None]
-        over += [one.row for one in self.filling if one.row.finish is not None]
+        # Others cancel and submit meanwhile: whether a row is over is asked once, or it were lost.
+        rows = (*self.running, *self.filling, *tuple(self.waiting))
+        over = [row for row in rows if row.finish is not None]
         if over:
-            self.running = [row for row in self.running if row not in over]
-            self.filling = [one for one in self.filling if one.row not in over]
-            self.leave(over)
-        for row in tuple(self.waiting):  # others submit meanwhile, too
-            if row.finish is not None:
+            gone = set(over)
+            self.running = [row for row in self.running if row not in gone]
+            self.filling = [row for row in self.filling if row not in gone]
+            for row in gone.intersection(tuple(self.waiting)):
                 self.waiting.remove(row)
+            self.leave(over)
 
     def leave(self, rows: Rows) -> None:
         """Give back what drafter and target hold of rows."""
@@ -221,7 +211,7 @@ class Engine(Parts):
 
     def close(self) -> None:
         """Cancel everybody."""
-        for row in (*self.running, *(one.row for one in self.filling), *self.waiting):
+        for row in (*self.running, *self.filling, *self.waiting):
             self.cancel(row)
         self.sweep()
 

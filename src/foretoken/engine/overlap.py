@@ -26,8 +26,8 @@ from foretoken.coins import Coins
 from foretoken.engine.engine import Engine
 from foretoken.engine.step import commit, plan, propose, score, step_of
 from foretoken.errors import CapabilityError
-from foretoken.trees.build import chain, root
-from foretoken.types import DecodeState, Draft, Draw, Laws, Rows, Scores, Step, Verdict
+from foretoken.trees.build import chain, undrafted
+from foretoken.types import DecodeState, Draft, Laws, Rows, Scores, Step, Verdict
 
 Propose = Callable[[], list[Draft]]
 Score = Callable[[], list[Scores]]
@@ -65,7 +65,7 @@ class OverlapEngine(Engine):
     def advance(self, rows: Rows) -> Step:
         """One round: pending tokens are scored while the drafter goes on behind them."""
         began = perf_counter()
-        held = [self.pending.get(row.uid, Draft(root(row.tokens[-1]), Draw.POINT)) for row in rows]
+        held = [self.pending.get(row.uid, undrafted(row)) for row in rows]
         forks = [fork(row, draft) for row, draft in zip(rows, held, strict=True)]
         budgets = plan(rows, forks, self)
         idle = all(min(budget.depth, budget.nodes) == 0 for budget in budgets)

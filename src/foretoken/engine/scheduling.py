@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from foretoken.engine.engine import Engine
@@ -92,6 +93,7 @@ class Scheduler:
             with uninterrupted() as interrupted:
                 self.lead(lambda: ready() or interrupted())
 
+    @torch.inference_mode()  # once for all steps
     def lead(self, until: Callable[[], bool]) -> None:
         """Run steps, unless somebody else does."""
         with self.changed:

@@ -108,7 +108,7 @@ def commit(
     """Accepted nodes enter the target's cache and the text; the tokens that each row gained."""
     parts.target.commit(rows, [verdict.path for verdict in verdicts])
     return [
-        extended(row, [*(draft.tree.tokens[node] for node in verdict.path), verdict.next_token])
+        extended(row, [*[draft.tree.tokens[node] for node in verdict.path], verdict.next_token])
         for row, draft, verdict in zip(rows, drafts, verdicts, strict=True)
     ]
 

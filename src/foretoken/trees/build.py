@@ -1,15 +1,20 @@
-"""Trees from lists of tokens. Pure functions, no models."""
+"""Trees from lists of tokens, and the draft of a row that none is made for. No models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretoken.types import Ragged, TokenTree
+from foretoken.types import DecodeState, Draft, Draw, Ragged, TokenTree
 
 
 def root(token: int) -> TokenTree:
     """The root alone: no draft."""
     return TokenTree((token,), (-1,))
+
+
+def undrafted(row: DecodeState) -> Draft:
+    """No draft: the root alone."""
+    return Draft(root(row.tokens[-1]), Draw.POINT, chances=(1.0,))
 
 
 def chain(token: int, drafted: Sequence[int]) -> TokenTree:

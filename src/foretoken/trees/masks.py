@@ -59,8 +59,9 @@ class Sight:
         raw = bytearray().join(
             [words[byte] for bits in seen for byte in bits.to_bytes(width, "little")]
         )
-        mask = torch.frombuffer(raw, dtype=self.dtype).view(len(seen), 8 * width)
-        return mask[:, :columns].to(self.device)
+        mask = torch.frombuffer(raw, dtype=self.dtype)
+        mask = mask.as_strided((len(seen), columns), (8 * width, 1))
+        return mask if self.device.type == "cpu" else mask.to(self.device)
 
 
 def outside_window(queries: Int[Tensor, "B Q"], keys: Int[Tensor, "B K"], window: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -82,16 +83,16 @@ def walk(draft: Draft, scores: Scores, coins: Coins) -> Verdict:
     """The walk itself; other rules use it for point drafts and at temperature 0."""
     laws = scores.p
     assert laws is not None, "the engine sets the laws before a verdict is asked"
-    return descend(draft, lambda node, _: laws.draw(node, coins))
+    return descend(draft, partial(laws.draw, coins=coins))
 
 
-def descend(draft: Draft, said: Callable[[int, int], int]) -> Verdict:
-    """Follow what is `said` at a node, and how deep that is, from the root to the last node."""
+def descend(draft: Draft, said: Callable[[int], int]) -> Verdict:
+    """Follow what is `said` at a node, from the root to the last node that it leads to."""
     tokens, parents = draft.tree.tokens, draft.tree.parents
     path: list[int] = []
     node, size = 0, len(tokens)
     while True:
-        token = said(node, len(path))
+        token = said(node)
         for child in range(node + 1, size):  # parents come before children
             if parents[child] == node and tokens[child] == token:
                 break
@@ -121,7 +122,7 @@ def walk_together(rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores])
     for row, draft in zip(rows, drafts, strict=True):
         tokens = said[at : at + len(draft.tree)]
         at += len(draft.tree)
-        verdicts.append(descend(draft, lambda node, _, tokens=tokens: tokens[node]))  # type: ignore[misc]
+        verdicts.append(descend(draft, tokens.__getitem__))
         if not row.warp.greedy:
             row.coins.skip(len(verdicts[-1].path) + 1)  # type: ignore[attr-defined]
     return verdicts

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from math import isnan
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,6 +24,7 @@ from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
 
 FIT = frozenset({torch.float32, torch.float64})  # dtypes that laws may have
+FEW = 1 << 14  # numbers among which torch finds the largest before numpy is warm
 ALL_AT_ONCE = 1 << 18  # laws of a whole tree are computed together up to this many numbers
 
 
@@ -37,6 +39,7 @@ class Warp:
         "_forbids",
         "_seen",
         "_source",
+        "bare",
         "failure",
         "greedy",
         "params",
@@ -57,6 +60,7 @@ class Warp:
             or (params.min_new_tokens and self._eos)
             or params.processors
         )
+        self.bare = self._bias is None and not self.path_dependent  # the best logit is the choice
         # Options that, with others, may leave no token at all somewhere in the text.
         self._forbids = bool(params.processors or (params.min_new_tokens and self._eos))
         self._source: Sequence[int] | None = None  # the row's growing list, counted up to _counted
@@ -80,12 +84,12 @@ class Warp:
         self, tokens: Sequence[int], logits: Float[Tensor, "V"], path: Sequence[int] = ()
     ) -> int:
         """The most likely token after every option: what temperature 0 emits."""
-        if self._bias is None and not self.path_dependent:
-            return best_token(logits)
+        if self.bare:
+            return int(best_tokens(logits))
         scores = self._processed(tokens, (path,), logits[None])
         if self._forbids and impossible(scores):
             raise nothing_left(len(tokens) + len(path))
-        return best_tokens(scores)[0]
+        return int(best_tokens(scores[0]))
 
     def laws(
         self, tokens: Sequence[int], tree: TokenTree, logits: Float[Tensor, "N V"]
@@ -252,6 +256,9 @@ class WarpedLaws:
     def choice(self, node: int) -> int:
         """The most likely token at `node`."""
         if node not in self._choices:
+            if self._warp.bare:
+                self._choices = dict(enumerate(best_tokens(self._logits)))
+                return self._choices[node]
             nodes = self._together(node)
             found = best_tokens(self._scores(nodes))
             self._choices.update(zip(nodes, found, strict=True))
@@ -305,21 +312,22 @@ def nothing_left(length: int) -> ConfigError:
     )
 
 
-def best_tokens(scores: Float[Tensor, "n V"]) -> list[int]:
-    """The most likely token of every row, in one read from the device."""
-    if scores.is_cpu and scores.dtype in FIT:
-        # numpy's argmax is many times faster than torch's here, and also takes the first of equals.
-        rows = scores.detach().numpy()
-        choices: list[int] = rows.argmax(-1).tolist()
-        if any(isnan(row[choice]) for row, choice in zip(rows, choices, strict=True)):
-            raise no_law()  # the first NaN counts as the largest, so it would be the choice
-        return choices
-    return [int(token) for token in scores.argmax(-1).tolist()]
+def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
+    """The most likely token of every row, the first of equals, in one read from the device.
 
-
-def best_token(scores: Float[Tensor, "V"]) -> int:
-    """The most likely token of one row."""
-    return best_tokens(scores[None])[0]
+    On a CPU numpy finds them many times faster than torch, which is warm after a forward, though,
+    and so the faster one on few. ConfigError where scores are NaN.
+    """
+    if scores.is_cpu and scores.numel() > FEW:
+        scores = scores if scores.dtype in FIT else scores.float()
+        rows = scores.detach().numpy().reshape(-1, scores.shape[-1])
+        best = rows.argmax(-1)  # the first NaN counts as the largest
+        if np.isnan(rows[np.arange(len(rows)), best]).any():
+            raise no_law()
+        return best.reshape(scores.shape[:-1]).tolist()
+    if scores.is_cpu and scores.numel() and bool(scores.max().isnan()):
+        raise no_law()
+    return scores.argmax(-1).tolist()
 
 
 def point_mass(token: int, like: Float[Tensor, "V"]) -> Float[Tensor, "V"]:

@@ -9,9 +9,9 @@ the budget names prices, a level or a node is drafted only if its value pays for
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappush, heapreplace
 
 from torch import Tensor
 
@@ -68,7 +68,9 @@ class BestFirstGrowth(TreeGrowth):
         self.floor = cheapest(budget.prices)  # no node below it can ever pay
         self.laws, self.values, self.ranks = [1.0], [1.0], [0]
         self.forms: dict[int, tuple[int, ...]] = {0: ()}  # paths in ranks, kept for templates only
-        self.best: list[tuple[float, int]] = []  # -value and node of the `budget` best, best first
+        # -value and node of the `budget` best, best first; ties go to the older node, which keeps
+        # parents before children
+        self.best: list[tuple[float, int]] = []
         self.paid = 0  # of the best, the nodes that pay
         self.worth = 0.0  # expected tokens above their price
         self.gain = 0.0  # what the last level added to it
@@ -81,9 +83,6 @@ class BestFirstGrowth(TreeGrowth):
             return False
         born = len(self.tokens)
         self.spawn(nodes, laws)
-        fresh = [(-self.values[node], node) for node in range(born, len(self.tokens))]
-        # Ties go to the older node, which keeps parents before children.
-        self.best = sorted(self.best + fresh)[: self.budget]
         last, before = self.gain, self.worth
         self.paid, self.worth = paying([-value for value, _ in self.best], self.prices)
         self.gain = self.worth - before
@@ -124,10 +123,7 @@ class BestFirstGrowth(TreeGrowth):
         chances, tokens = top.tolist(), ids.tolist()
         if len(chances) < len(nodes):
             chances, tokens = chances * len(nodes), tokens * len(nodes)
-        # A heap of the best values so far: a node below the least of so many cannot be kept.
-        contenders = [-value for value, _ in reversed(self.best)]
-        room = self.budget - len(self.best)
-        least = self.floor if room else contenders[0]
+        best, least = self.best, self.least()
         for node, of_node, ids_of_node in zip(nodes, chances, tokens, strict=True):
             above = values[node]
             wanted = None if template is None else template.children(self.forms[node])
@@ -145,18 +141,19 @@ class BestFirstGrowth(TreeGrowth):
                     if rank not in wanted:
                         continue
                     self.forms[len(self.tokens)] = (*self.forms[node], rank)
+                insort(best, (-value, len(self.tokens)))
+                del best[self.budget :]
+                least = self.least()
                 self.tokens.append(token)
                 self.parents.append(node)
                 self.laws.append(law)
                 self.values.append(value)
                 self.ranks.append(rank)
-                if room:
-                    room -= 1
-                    heappush(contenders, value)
-                else:
-                    heapreplace(contenders, value)
-                if not room:
-                    least = contenders[0]
+
+    def least(self) -> float:
+        """The value that a further candidate must exceed."""
+        full = len(self.best) == self.budget
+        return -self.best[-1][0] if full else self.floor
 
     def draft(self) -> Draft:
         """The best nodes that pay, by depth, then creation."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from foretoken.contract import BlockModel, DraftModel, Features, LanguageModel, StoppingRule, Views
 from foretoken.drafters.parts.row_by_row import RowDrafter
-from foretoken.trees.build import root
-from foretoken.types import Budget, DecodeState, Draft, Draw, Rows, Scores, Step, Verdict
+from foretoken.trees.build import undrafted
+from foretoken.types import Budget, DecodeState, Draft, Rows, Scores, Step, Verdict
 
 
 class Growth:
@@ -78,7 +78,7 @@ class ModelDrafter(RowDrafter):
 
     def undrafted(self, row: DecodeState) -> Draft:
         """The draft of a row that none is made for."""
-        return Draft(root(row.tokens[-1]), Draw.POINT)
+        return undrafted(row)
 
     def follow(
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]
@@ -161,13 +161,8 @@ class Grower(ModelDrafter):
         taps = () if stop is None else stop.taps
         growing = growths
         while growing:
-            feeds = [one.feed() for one in growing]
-            scores = self.model.grow(
-                [one.row for one in growing],
-                [tokens for tokens, _ in feeds],
-                [parents for _, parents in feeds],
-                taps,
-            )
+            tokens, parents = zip(*[one.feed() for one in growing], strict=True)
+            scores = self.model.grow([one.row for one in growing], tokens, parents, taps)
             growing = [
                 one for one, score in zip(growing, scores, strict=True) if one.take(score, stop)
             ]

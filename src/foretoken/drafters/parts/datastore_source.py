@@ -10,7 +10,7 @@ from foretoken.datastore.continuations import Beginnings, Continuations, beginni
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import ConfigError, check_values
-from foretoken.trees.build import root
+from foretoken.trees.build import undrafted
 from foretoken.types import Budget, DecodeState, Draft, Draw, TokenTree
 
 
@@ -79,7 +79,7 @@ class Source:
 def drafted(row: DecodeState, found: Continuations | None, nodes: int, end: int) -> Draft:
     """The most frequent beginnings of what was found, none behind an id from `end` on."""
     if found is None:
-        return Draft(root(row.tokens[-1]), Draw.POINT)
+        return undrafted(row)
     best = beginnings(found, nodes, end, row.params.eos)
     tree = TokenTree((row.tokens[-1], *best.tokens), (-1, *(at + 1 for at in best.parents)))
     return Draft(tree, Draw.POINT)
