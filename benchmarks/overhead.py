@@ -23,8 +23,8 @@ from foretoken.bench.models import Models
 from foretoken.bench.rows import parse_methods
 from foretoken.coins import SeededCoins
 from foretoken.engine.engine import decode
-from foretoken.types import DecodeState, SamplingParams
-from foretoken.warp import Warp
+from foretoken.row import make_row
+from foretoken.types import SamplingParams
 
 MOST = {  # milliseconds of a step outside forwards, at the shorter context
     "plain": 0.25,
@@ -64,8 +64,7 @@ def steps(row: Any, prompt: list[int], tokens: int, clock: ForwardClock) -> list
     """Milliseconds of every step but the first: outside forwards, the loop's own, whole."""
     engine = row.engine
     params = SamplingParams(max_new_tokens=tokens)
-    warp = Warp(params, len(prompt), engine.target.vocab_size)
-    state = DecodeState(list(prompt), len(prompt), params, SeededCoins(0), warp)
+    state = make_row(prompt, params, SeededCoins(0), engine.target.vocab_size)
     found: list[tuple[float, ...]] = []
     mark = None
     for record in decode([state], engine):

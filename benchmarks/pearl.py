@@ -28,8 +28,8 @@ from foretoken.coins import SeededCoins
 from foretoken.contract import Guided
 from foretoken.engine.engine import decode
 from foretoken.engine.record import Recorder
-from foretoken.types import DecodeState, SamplingParams
-from foretoken.warp import Warp
+from foretoken.row import make_row
+from foretoken.types import SamplingParams
 
 LENGTHS = (2, 4, 6, 8)
 RATIOS = (0.5, 0.75, 1.0, 1.5, 2.0, 4.0)  # t_target / (g t_draft)
@@ -64,8 +64,7 @@ class Cell:
 def write(engine: Any, prompt: int, ids: list[int], asked: Any, turn: int) -> Cell:
     tokens, temperature, seed = asked.max_new_tokens, asked.temperature, 1000 * turn + prompt
     params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
-    warp = Warp(params, len(ids), engine.target.vocab_size)
-    row = DecodeState(list(ids), len(ids), params, SeededCoins(seed), warp)
+    row = make_row(ids, params, SeededCoins(seed), engine.target.vocab_size)
     lm = engine.drafter.model.lm if isinstance(engine.drafter, Guided) else None
     before, drafts = lm.forwards if lm else 0, []
     recorder = Recorder([row])

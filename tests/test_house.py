@@ -15,6 +15,7 @@ LAYERS = (
         "coins",
         "warp",
         "errors",
+        "row",
         "sampling",
         "trees",
         "shipped",

@@ -244,18 +244,17 @@ class DecodeState:
     prefill: float = 0.0  # seconds that its prompt took
     private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself
     uid: int = field(default_factory=lambda: next(_uids))
+    # most new tokens, and why: the cap ("length") or the end of the context ("context")
+    limit: tuple[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.limit = self.params.max_new_tokens, "length"
+        if self.longest is not None and self.longest - self.prompt_len < self.limit[0]:
+            self.limit = self.longest - self.prompt_len, "context"
 
     @property
     def new_tokens(self) -> list[int]:
         return self.tokens[self.prompt_len :]
-
-    @property
-    def limit(self) -> tuple[int, str]:
-        """Most new tokens, and why: the cap ("length") or the end of the context ("context")."""
-        asked = self.params.max_new_tokens
-        if self.longest is None or asked <= self.longest - self.prompt_len:
-            return asked, "length"
-        return self.longest - self.prompt_len, "context"
 
     @property
     def room(self) -> int:

@@ -14,13 +14,13 @@ from foretoken.audit.drawn_trees import DrawnTree
 from foretoken.audit.greedy import compare_greedy, first_difference
 from foretoken.audit.law import PROMPT, engine_law, merged_law, own_law, total_variation
 from foretoken.audit.report import AuditReport, AuditRow
-from foretoken.audit.rows import make_row
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.nothing import Nothing
 from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, VERIFIERS, resolve
+from foretoken.row import make_row
 from foretoken.types import Draw, Memory, SamplingParams, Shape
 from foretoken.verifiers.point import Point
 

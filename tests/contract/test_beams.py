@@ -10,7 +10,6 @@ import torch
 
 from foretoken.audit import beam_law as exact
 from foretoken.audit import beams as checks
-from foretoken.audit.rows import make_row
 from foretoken.coins import SeededCoins
 from foretoken.drafters.beam_model import BeamModel
 from foretoken.engine.assemble import assemble
@@ -18,6 +17,7 @@ from foretoken.engine.beam import decode
 from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, Method, needs_draft
+from foretoken.row import make_row
 from foretoken.trees.forest import BeamRow
 from foretoken.types import SamplingParams
 

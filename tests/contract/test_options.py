@@ -26,7 +26,6 @@ from foretoken.audit.law import (
     own_law,
     total_variation,
 )
-from foretoken.audit.rows import make_row
 from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
@@ -34,6 +33,7 @@ from foretoken.engine.promise import promise_of_row
 from foretoken.engine.record import Recorder
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, Method, needs_draft
+from foretoken.row import make_row
 from foretoken.types import DecodeState, Finish, SamplingParams, Shape
 
 VOCAB, TOKENS = 3, 3

@@ -5,7 +5,7 @@ import torch
 
 from foretoken.audit.fixtures import random_acceptance, random_decision
 from foretoken.audit.law import BOUND, law_gap
-from foretoken.audit.rows import make_row, seeded_rows, write
+from foretoken.audit.rows import seeded_rows, write
 from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
@@ -14,6 +14,7 @@ from foretoken.errors import CheckpointError, ConfigError, PairingError
 from foretoken.heads import decision, store
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS
+from foretoken.row import make_row
 from foretoken.trees.masks import ancestors
 from foretoken.types import Budget, Draw, FinalNorm, Go, SamplingParams, TokenTree
 

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 import torch
 
-from foretoken.audit.rows import make_row, write
+from foretoken.audit.rows import write
 from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.dynamic_exit import DynamicExit
@@ -23,6 +23,7 @@ from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
+from foretoken.row import make_row
 from foretoken.trees.build import root
 from foretoken.types import (
     Budget,

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 
 from foretoken.audit import checks
-from foretoken.audit.rows import make_row, write
+from foretoken.audit.rows import write
 from foretoken.coins import SeededCoins
-from foretoken.engine.engine import Filling
 from foretoken.methods import METHODS
+from foretoken.row import make_row
 from foretoken.types import DecodeState, Finish, SamplingParams
 
 VOCAB = 4
@@ -144,7 +144,7 @@ def test_a_row_cancelled_or_submitted_while_others_are_swept_is_not_lost(where) 
         engine.submit(row)
     if where == "filling":
         engine.target.prefill([first, middle, last], (), limit=1)
-        engine.filling, engine.waiting = [Filling(row) for row in engine.waiting], deque()
+        engine.filling, engine.waiting = list(engine.waiting), deque()
     else:
         engine.step()
     engine.cancel(last)

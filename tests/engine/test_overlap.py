@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foretoken.audit.law import BOUND, law_gap
-from foretoken.audit.rows import make_row, seeded_rows, write
+from foretoken.audit.rows import seeded_rows, write
 from foretoken.coins import SeededCoins
 from foretoken.engine import overlap
 from foretoken.engine.assemble import assemble
@@ -20,6 +20,7 @@ from foretoken.engine.overlap import OverlapEngine
 from foretoken.engine.record import Recorder
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.table import TableLM
+from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import Draft, SamplingParams
 

@@ -11,11 +11,11 @@ from two_tables import pair
 
 from foretoken.audit.drawn_trees import DrawnTree, rule_gap
 from foretoken.audit.law import BOUND
-from foretoken.audit.rows import make_row
 from foretoken.coins import Coins, SeededCoins, enumerate_outcomes
 from foretoken.contract import Verifier
 from foretoken.lm.table import TableLM
 from foretoken.methods import VERIFIERS, resolve
+from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import Budget, Draft, Draw, SamplingParams, Scores, Shape, Verdict
 from foretoken.verifiers.block import Block, all_at_once, keepable, one_by_one

@@ -12,9 +12,9 @@ from two_tables import pair
 
 from foretoken.audit.drawn_trees import DrawnTree, rule_gap, step_gap
 from foretoken.audit.law import BOUND
-from foretoken.audit.rows import make_row
 from foretoken.coins import Coins, SeededCoins
 from foretoken.lm.table import TableLM
+from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import Budget, Draft, Draw, Laws, SamplingParams, Scores, TokenTree, Verdict
 from foretoken.verifiers.block import Block

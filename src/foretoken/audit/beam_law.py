@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.audit.rows import make_row
 from foretoken.coins import Coins, enumerate_outcomes
 from foretoken.engine.beam import BeamEngine, Round, decode
 from foretoken.lm.table import TableLM
+from foretoken.row import make_row
 from foretoken.trees.forest import BeamRow
 from foretoken.types import SamplingParams
 from foretoken.warp import Warp

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from foretoken.audit.drawn_trees import DrawnTree
-from foretoken.audit.rows import make_row, seeded_rows
+from foretoken.audit.rows import seeded_rows
 from foretoken.coins import Coins, SeededCoins
 from foretoken.contract import StoppingRule
 from foretoken.lm.table import Memory, TableLM
+from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import (
     Budget,

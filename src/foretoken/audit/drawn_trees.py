@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from foretoken.audit.law import PROMPT, Gap, Law, Text, law_gap, own_law, total_variation
-from foretoken.audit.rows import make_row
 from foretoken.coins import Coins, enumerate_outcomes
 from foretoken.contract import StoppingRule
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.engine.engine import Engine
 from foretoken.lm.table import TableLM
+from foretoken.row import make_row
 from foretoken.trees.mixed import best_and_rest
 from foretoken.types import (
     Budget,

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken.audit.rows import Build, make_row, seeded_rows, write
+from foretoken.audit.rows import Build, seeded_rows, write
 from foretoken.coins import SeededCoins
 from foretoken.contract import LanguageModel
+from foretoken.row import make_row
 from foretoken.trees.build import undrafted
 from foretoken.types import Ragged, SamplingParams
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.audit.rows import Build, make_row
+from foretoken.audit.rows import Build
 from foretoken.coins import Coins, enumerate_outcomes
 from foretoken.contract import Controller
 from foretoken.engine.engine import Engine, decode
 from foretoken.lm.table import TableLM
+from foretoken.row import make_row
 from foretoken.types import (
     Budget,
     CostTable,

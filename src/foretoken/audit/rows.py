@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from foretoken.coins import Coins, SeededCoins
+from foretoken.coins import SeededCoins
 from foretoken.engine.engine import Engine, decode
-from foretoken.types import DecodeState, Finish, Ragged, Rows, SamplingParams
-from foretoken.warp import Warp
+from foretoken.row import make_row
+from foretoken.types import DecodeState, Ragged, Rows, SamplingParams
 
 Build = Callable[[], Engine]
-Ended = Callable[[DecodeState], Finish | None]
-
-
-def make_row(
-    prompt: Sequence[int],
-    params: SamplingParams,
-    coins: Coins,
-    vocab_size: int,
-    *,
-    ended: Ended | None = None,
-    row_class: type[DecodeState] = DecodeState,
-    warp_class: type[Warp] = Warp,
-) -> DecodeState:
-    """A row ready to be decoded; the classes can be exchanged to see whether a bug is found."""
-    warp = warp_class(params, len(prompt), vocab_size)
-    return row_class(list(prompt), len(prompt), params, coins, warp, ended)
 
 
 def write(engine: Engine, rows: Rows, max_rows: int = 16) -> list[list[int]]:

@@ -16,9 +16,9 @@ from foretoken.engine.beam import BeamRecord
 from foretoken.engine.beam import decode as decode_beams
 from foretoken.engine.engine import Engine, decode
 from foretoken.engine.record import StepTrace, trace_of
+from foretoken.row import make_row
 from foretoken.trees.forest import BeamRow
 from foretoken.types import DecodeState, SamplingParams
-from foretoken.warp import Warp
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,9 +163,7 @@ class Waiting:
 
 def request(prompt: Sequence[int], params: SamplingParams, engine: Engine) -> DecodeState:
     """A prompt as the loop takes it."""
-    tokens = list(prompt)
-    warp = Warp(params, len(tokens), engine.target.vocab_size)
-    return DecodeState(tokens, len(tokens), params, SeededCoins(params.seed), warp)
+    return make_row(prompt, params, SeededCoins(params.seed), engine.target.vocab_size)
 
 
 def finish_device() -> None:

@@ -12,8 +12,8 @@ import torch
 from foretoken.bench.own import finish_device
 from foretoken.coins import SeededCoins
 from foretoken.contract import LanguageModel
+from foretoken.row import make_row
 from foretoken.types import DecodeState, Draft, Draw, SamplingParams, TokenTree
-from foretoken.warp import Warp
 
 
 def scoring_costs(
@@ -28,13 +28,7 @@ def scoring_costs(
     room = None if lm.max_length is None else lm.max_length - len(context)
     sizes = [n for n in nodes if room is None or n <= room] or [1]
     params = SamplingParams(max_new_tokens=10**6)
-    row = DecodeState(
-        list(context),
-        len(context),
-        params,
-        SeededCoins(0),
-        Warp(params, len(context), lm.vocab_size),
-    )
+    row = make_row(context, params, SeededCoins(0), lm.vocab_size)
     seconds_of: dict[int, list[float]] = {n: [] for n in sizes}
     took = 0.0
     with torch.inference_mode():

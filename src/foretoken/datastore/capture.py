@@ -15,9 +15,9 @@ from foretoken.datastore.codecs import Codec
 from foretoken.datastore.dense import Contents
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import ConfigError
+from foretoken.row import make_row
 from foretoken.sampling import SamplingParams
-from foretoken.types import DecodeState, Layer
-from foretoken.warp import Warp
+from foretoken.types import Layer
 
 FITTED = 20_000  # keys the projection is fitted to, the first ones
 
@@ -109,14 +109,7 @@ def check_layer(target: LanguageModel, tap: int) -> None:
 
 def states_of(target: LanguageModel, tokens: list[int], tap: int) -> Tensor:
     """[S - 1, H]: the target's states after every token but the last."""
-    params = SamplingParams()
-    row = DecodeState(
-        tokens,
-        len(tokens),
-        params,
-        SeededCoins(0),
-        Warp(params, len(tokens), target.vocab_size),
-    )
+    row = make_row(tokens, SamplingParams(), SeededCoins(0), target.vocab_size)
     with torch.inference_mode():
         [seen] = target.prefill([row], (Layer(tap),))
         target.free([row])

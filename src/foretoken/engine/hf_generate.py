@@ -42,8 +42,8 @@ from foretoken.engine.text import RowText, decoder, silent_stops
 from foretoken.errors import ConfigError
 from foretoken.lm.views.view import innermost
 from foretoken.methods import default_method
+from foretoken.row import make_row
 from foretoken.types import DecodeState, Finish, SamplingParams, Step
-from foretoken.warp import Warp
 
 if TYPE_CHECKING:
     from foretoken.lm.runtime.cached import CachedLM
@@ -190,7 +190,6 @@ class Inside:
         seeds = row_seeds(self.seed, len(padding))
         rows = []
         for i, (ids, pad, seed) in enumerate(zip(input_ids, padding, seeds, strict=True)):
-            tokens = ids[pad:].tolist()
             if seed is None and config.do_sample:
                 seed = seed_from_torch()
             params = SamplingParams(
@@ -200,15 +199,8 @@ class Inside:
                 seed=seed,
                 **options,
             )
-            row = DecodeState(
-                tokens=tokens,
-                prompt_len=len(tokens),
-                params=params,
-                coins=SeededCoins(seed),
-                warp=Warp(params, len(tokens), vocab),
-            )
-            row.ended = self._watch(asked, ids)
-            rows.append(row)
+            ended = self._watch(asked, ids)
+            rows.append(make_row(ids[pad:].tolist(), params, SeededCoins(seed), vocab, ended=ended))
         return rows
 
     def _watch(self, criteria: Any, ids: Tensor) -> Watch | None:

@@ -14,11 +14,11 @@ from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.engine import Engine
 from foretoken.engine.step import Parts, commit, judge, learn, propose, score, step_of
+from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import (
     Budget,
     CostTable,
-    DecodeState,
     Draft,
     Draw,
     Prices,
@@ -26,7 +26,6 @@ from foretoken.types import (
     Shape,
     Verdict,
 )
-from foretoken.warp import Warp
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -84,8 +83,7 @@ class ScratchRow:
         self.pattern = [(3 + 7 * i) % vocab for i in range(PERIOD)]
         tokens = [self.pattern[i % PERIOD] for i in range(context)]
         params = SamplingParams(max_new_tokens=10**6)
-        warp = Warp(params, context, vocab)
-        self.row = DecodeState(tokens, context, params, SeededCoins(0), warp)
+        self.row = make_row(tokens, params, SeededCoins(0), vocab)
         traits = engine.drafter.traits
         [seen] = engine.target.prefill([self.row], traits.taps, last=traits.context)
         engine.drafter.start(self.row, seen)

@@ -37,8 +37,8 @@ from foretoken.engine.text import RowText, decoder, silent_stops, text_of
 from foretoken.errors import ConfigError
 from foretoken.lm.views.view import innermost
 from foretoken.methods import Method, needs_draft, resolve
+from foretoken.row import make_row
 from foretoken.types import DecodeState, SamplingParams, Step
-from foretoken.warp import Warp
 
 
 class Stream(Iterator[Piece]):
@@ -316,15 +316,9 @@ class Session:
         if self.generation is not None:
             options = self.generation.options(options, ids, self.eos, vocab)
         params = replace(sampling_params(options, vocab, self.eos), seed=seed)
-        return DecodeState(
-            tokens=ids,
-            prompt_len=len(ids),
-            params=params,
-            coins=SeededCoins(seed),
-            warp=Warp(params, len(ids), vocab),
-            ended=self._watch(params),
-            longest=None if longest is None else longest + 1,  # the last token is not fed
-        )
+        longest = None if longest is None else longest + 1  # the last token is not fed
+        ended = self._watch(params)
+        return make_row(ids, params, SeededCoins(seed), vocab, ended=ended, longest=longest)
 
     def _watch(self, params: SamplingParams) -> RowText | None:
         if not params.stop:

@@ -63,7 +63,8 @@ def step_of(
     hidden: float = 0.0,
 ) -> Step:
     """A round that is over, for who looks at it; what it took, in seconds, as in StepTimes."""
-    nodes, context = sum([len(one.tree) for one in drafts]), max([len(row.tokens) for row in rows])
+    nodes = sum([len(draft.tree.tokens) for draft in drafts])
+    context = max([len(row.tokens) for row in rows])
     times = StepTimes(len(rows), nodes, context, draft, target, other, hidden)
     return Step(tuple(rows), tuple(drafts), tuple(scores), tuple(verdicts), tuple(emitted), times)
 
@@ -107,10 +108,11 @@ def commit(
 ) -> list[list[int]]:
     """Accepted nodes enter the target's cache and the text; the tokens that each row gained."""
     parts.target.commit(rows, [verdict.path for verdict in verdicts])
-    return [
-        extended(row, [*[draft.tree.tokens[node] for node in verdict.path], verdict.next_token])
-        for row, draft, verdict in zip(rows, drafts, verdicts, strict=True)
-    ]
+    emitted = []
+    for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
+        accepted = [draft.tree.tokens[node] for node in verdict.path]
+        emitted.append(extended(row, [*accepted, verdict.next_token]))
+    return emitted
 
 
 def extended(row: DecodeState, tokens: Sequence[int]) -> list[int]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from foretoken.coins import SeededCoins
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
+from foretoken.row import make_row
 from foretoken.training.features import Features
 from foretoken.types import DecodeState
 
@@ -100,7 +101,7 @@ def written(
     before = [list(row.tokens) for row in rows]
     session.decode(rows)
     for row, ids, own in zip(rows, before, seeds, strict=True):
-        fresh = DecodeState(ids, len(ids), row.params, SeededCoins(own + 1), row.warp)
+        fresh = make_row(ids, row.params, SeededCoins(own + 1), session.target.vocab_size)
         yield fresh, row.new_tokens
 
 

@@ -14,7 +14,7 @@ def root(token: int) -> TokenTree:
 
 def undrafted(row: DecodeState) -> Draft:
     """No draft: the root alone."""
-    return Draft(root(row.tokens[-1]), Draw.POINT, chances=(1.0,))
+    return Draft(TokenTree((row.tokens[-1],), (-1,)), Draw.POINT, chances=(1.0,))
 
 
 def chain(token: int, drafted: Sequence[int]) -> TokenTree:

@@ -1,0 +1,27 @@
+"""A request as one row of a batch: its tokens, its options, its coins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from foretoken.coins import Coins
+from foretoken.types import DecodeState, Finish, SamplingParams
+from foretoken.warp import Warp
+
+Ended = Callable[[DecodeState], Finish | None]
+
+
+def make_row(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    coins: Coins,
+    vocab_size: int,
+    *,
+    ended: Ended | None = None,
+    longest: int | None = None,
+    row_class: type[DecodeState] = DecodeState,
+    warp_class: type[Warp] = Warp,
+) -> DecodeState:
+    """A row ready to be decoded; an audit exchanges the classes to see whether a bug is found."""
+    warp = warp_class(params, len(prompt), vocab_size)
+    return row_class(list(prompt), len(prompt), params, coins, warp, ended, longest=longest)
