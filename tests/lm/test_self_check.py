@@ -5,15 +5,15 @@ import pytest
 import torch
 import transformers as hf
 from families import COMMON, tiny
-from play import row_of
 
+from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.probe import late_lengths
+from foretoken.row import make_row
 from foretoken.types import SamplingParams
-from foretoken.warp import Warp
 
 
 class LateTurn(hf.LlamaForCausalLM):
@@ -36,8 +36,7 @@ def late(**config):
 
 def write(lm, tokens):
     params = SamplingParams(max_new_tokens=tokens, temperature=0.0)
-    row = row_of([3, 4, 5])
-    row.params, row.warp = params, Warp(params, 3, lm.vocab_size)
+    row = make_row([3, 4, 5], params, SeededCoins(0), lm.vocab_size)
     for _ in decode([row], assemble("plain", lm)):
         pass
     return row
