@@ -41,10 +41,15 @@ def cache() -> Path:
     """Where fetched models are: $FORETOKEN_MODELS, else foretoken/models in the user's cache."""
     if chosen := os.environ.get("FORETOKEN_MODELS"):
         return Path(chosen).expanduser()
+    return user_cache() / "models"
+
+
+def user_cache() -> Path:
+    """Our folder among what this user's programs keep and could make again."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not caches.is_absolute():  # the XDG specification: a relative path is to be ignored
         caches = Path.home() / ".cache"
-    return caches / "foretoken" / "models"
+    return caches / "foretoken"
 
 
 def is_whole(folder: Path) -> bool:

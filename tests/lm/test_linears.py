@@ -18,13 +18,11 @@ from foretoken.lm.kernels.linears import (
     ONEDNN,
     PACKED,
     PADDED,
-    ROWS,
     TRANSPOSED,
     Product,
     can_pack,
-    choose,
-    measure,
 )
+from foretoken.lm.kernels.measuring import ROWS, choose, measure
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
 

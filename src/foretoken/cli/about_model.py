@@ -27,6 +27,7 @@ def about_model(name: str, dtype: str | None = None) -> dict[str, Any]:
             "captured": lm.kernels.captured,
             "not_captured_because": lm.kernels.uncaptured,
             "kernels": lm.kernels.chosen,
+            "no_native_products_because": lm.kernels.not_native,
         }
 
 
@@ -47,4 +48,6 @@ def sheet(about: dict[str, Any]) -> str:
     for shape, rows in about["kernels"].items():
         chosen = ", ".join(f"{count}: {kernel}" for count, kernel in rows.items())
         lines.append(f"  product  {shape} by rows: {chosen}")
+    if about["no_native_products_because"]:
+        lines.append(f"  product  none in C: {about['no_native_products_because']}")
     return "\n".join(lines)

@@ -38,6 +38,8 @@ def log_model(lm: Any) -> None:
     LOG.info("%s: forward: %s", name, how)
     spent = f"{kernels.seconds:.2f} s of measuring, {kernels.extra_bytes / 2**20:.0f} MiB more"
     LOG.info("%s: kernels: %s, %s %s", name, kernels.mode, spent, kernels.why)
+    if kernels.not_native:
+        LOG.info("%s: no products in C: %s", name, kernels.not_native)
     for shape, rows in kernels.chosen.items():
         LOG.debug("%s: %s: %s", name, shape, ", ".join(f"{n} -> {k}" for n, k in rows.items()))
 

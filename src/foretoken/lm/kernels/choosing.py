@@ -22,20 +22,21 @@ from foretoken.lm.kernels.linears import (
     DENSE,
     KERNELS,
     LISTED,
+    NATIVE,
     ONEDNN,
     PACKED,
     PADDED,
     TRANSPOSED,
     Product,
-    choose,
     is_conv1d,
     linears,
-    measure,
 )
+from foretoken.lm.kernels.measuring import choose, measure
 from foretoken.lm.kernels.merged import Site
+from foretoken.lm.kernels.native import Unavailable, library
 
 MODES = ("auto", "dense", "packed", "lean")
-NO_COPY = (DENSE, ONEDNN, TRANSPOSED)
+NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
 JUDGED = (1, 16)  # the row counts one copy is judged by: plain decoding and scoring a tree
 
 # outputs of each layer and inputs, type, threads, stored transposed: one machine, so one answer
@@ -57,6 +58,7 @@ class KernelReport:
     why: str = ""  # why nothing, or less than asked, was done
     captured: bool = False  # whether the model runs as a captured forward
     uncaptured: str = ""  # why it does not
+    not_native: str = ""  # why products in C cannot be had
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,7 +107,7 @@ def choose_kernels(
         if mode == "lean":
             install_one_copy(group, _measured[key], shared)
         else:
-            allowed = NO_COPY if why else (DENSE, PACKED, PADDED, *NO_COPY)
+            allowed = NO_COPY if why else (DENSE, NATIVE, PACKED, PADDED, *NO_COPY)
             install_measured(group, _measured[key], allowed)
     for site in sites if stand_in and groups else ():
         assert isinstance(site, Product)
@@ -230,4 +232,6 @@ def report(mode: str, groups: dict[Shape, list[Site]], seconds: float, why: str)
         extra += sum(
             p.nbytes() for p in group if p.packed is not None and not getattr(p, "freed", False)
         )
-    return KernelReport(mode, seconds, extra, table, chosen, why)
+    found = library() if groups else None
+    absent = str(found) if isinstance(found, Unavailable) else ""
+    return KernelReport(mode, seconds, extra, table, chosen, why, not_native=absent)

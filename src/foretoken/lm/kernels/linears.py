@@ -7,9 +7,8 @@ A `Product` replaces the forward of one module and picks a kernel by row count f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import perf_counter, thread_time
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +16,16 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.kernels import native
 
-DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED = range(5)
-KERNELS = ("dense", "transposed", "onednn", "packed", "padded")
+DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED, NATIVE = range(6)
+KERNELS = ("dense", "transposed", "onednn", "packed", "padded", "native")
 PAD = 4  # rows that `padded` makes of fewer: the packed product reads its weight faster for four
-# row counts that are measured, the telling ones first, since the time to measure is bounded
-ROWS = (1, 16, 4, 64, 2, 8, 32, 3, 256, 6, 12, 24)
 LISTED = 64  # row counts up to this are looked up, larger ones share the last measurement
 
 # absent from builds without oneDNN, where `can_pack` is false and nothing is installed
 _pointwise: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 onednn: Callable[..., Tensor] = _pointwise and _pointwise.default._op
-Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
 
 
 def can_pack(dtype: torch.dtype) -> bool:
@@ -66,6 +63,7 @@ class Product:
         "module",
         "outside",
         "packed",
+        "places",
         "read",
         "version",
         "watched",
@@ -90,6 +88,7 @@ class Product:
         # Conv1D of GPT-2 stores [in, out]; a transposed view shares memory and version
         self.matrix: Tensor = weight.detach().t() if is_conv1d(self.module) else weight.detach()
         self.bias: Tensor | None = None if bias is None else bias.detach()
+        self.places = native.places([(self.matrix, self.bias)])  # for products in C
         self.watched: Any = Unwatched if self.matrix.is_inference() else self.matrix
         self.version = self.watched._version
 
@@ -117,6 +116,8 @@ class Product:
         """`x @ matrix.T + bias` by one kernel."""
         if kernel == PACKED:
             return onednn(x, self.packed, self.bias, "none", [], "")
+        if kernel == NATIVE and self.places is not None:
+            return self.places.multiply(x)
         if kernel == PADDED:
             return multiply_padded(x, self.packed, self.bias, self.width)
         if kernel == ONEDNN:
@@ -310,79 +311,3 @@ def linears(model: nn.Module) -> Iterator[nn.Module]:
         plain = type(weight) in (nn.Parameter, Tensor)  # no wrapper around quantised numbers
         if plain and weight.device.type == "cpu" and can_pack(weight.dtype):
             yield module
-
-
-class Multiplies(Protocol):
-    """A product with a kernel to be chosen: of one layer, or of several that share an input."""
-
-    width: int
-    dtype: torch.dtype
-
-    def run(self, kernel: int, x: Tensor) -> Any: ...
-    def pack_once(self) -> None: ...
-    def nbytes(self) -> int: ...
-
-
-def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[int, float]]:
-    """Seconds per call of each kernel by row count, over products of one shape.
-
-    Several products are cycled through, since a weight that stays in the cache flatters everybody.
-    A kernel that is far behind once is not tried again; `seconds` bounds the whole, and a row count
-    that was not reached takes its neighbour's choice.
-    """
-    members = products[: max(1, 96_000_000 // products[0].nbytes())]
-    for product in members:
-        product.pack_once()
-    alive = [DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED]
-    table: dict[int, dict[int, float]] = {}
-    ends = perf_counter() + seconds
-    for rows in ROWS:
-        if table and perf_counter() > ends:
-            break
-        x = torch.linspace(-1, 1, rows * members[0].width, dtype=members[0].dtype)
-        x = x.reshape(1, rows, members[0].width)
-        used = members if rows < 64 else members[:1]  # many rows: arithmetic, not memory
-        tried = [kernel for kernel in alive if kernel != PADDED or rows < PAD]
-        table[rows] = interleaved(used, x, tried)
-        best = min(table[rows].values())
-        alive = [kernel for kernel in alive if table[rows].get(kernel, best) < 4 * best]
-    return dict(sorted(table.items()))
-
-
-def interleaved(
-    members: Sequence[Multiplies], x: Tensor, kernels: Sequence[int]
-) -> dict[int, float]:
-    """Best of three passes per kernel, taken in turns so that a busy neighbour harms all alike.
-
-    With one thread its own processor time is read, which does not count the neighbour at all.
-    """
-    clock = thread_time if torch.get_num_threads() == 1 else perf_counter
-    best = dict.fromkeys(kernels, float("inf"))
-    for _ in range(3):
-        for kernel in kernels:
-            began = clock()
-            for product in members:
-                product.run(kernel, x)
-            best[kernel] = min(best[kernel], (clock() - began) / len(members))
-    return best
-
-
-def choose(table: Seconds, allowed: Sequence[int], margin: float = 0.03) -> tuple[list[int], int]:
-    """The kernel for each row count up to LISTED, and the one for more.
-
-    A row count between two measured ones takes the next larger's choice; an earlier kernel in
-    `allowed` is left only for one that is faster by more than `margin`.
-    """
-    best: dict[int, int] = {}
-    for rows, seconds in table.items():
-        chosen = next(kernel for kernel in allowed if kernel in seconds)
-        for kernel in allowed:
-            if kernel in seconds and seconds[kernel] < seconds[chosen] * (1 - margin):
-                chosen = kernel
-        best[rows] = chosen
-    measured = sorted(best)
-    last = best[measured[-1]]
-    listed = [best[next((m for m in measured if m >= n), measured[-1])] for n in range(LISTED + 1)]
-    # Where time ended before larger counts were measured: four rows and more need no padding.
-    listed = [PACKED if k == PADDED and n >= PAD else k for n, k in enumerate(listed)]
-    return listed, PACKED if last == PADDED else last

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.lm.kernels import native
 from foretoken.lm.kernels.linears import (
     DENSE,
     LISTED,
+    NATIVE,
     PACKED,
     PADDED,
     Product,
@@ -22,10 +24,21 @@ from foretoken.lm.kernels.linears import (
 class Merged:
     """Several linear layers over one input; their packed copy holds all weights, one below another.
 
-    Kernels that work on dense weights stay separate products, and need no copy.
+    Kernels that work on dense weights need no copy; those of libraries stay separate products.
     """
 
-    __slots__ = ("bias", "dtype", "kernels", "many", "packed", "parts", "read", "sizes", "width")
+    __slots__ = (
+        "bias",
+        "dtype",
+        "kernels",
+        "many",
+        "packed",
+        "parts",
+        "places",
+        "read",
+        "sizes",
+        "width",
+    )
 
     def __init__(self, parts: Sequence[Product]) -> None:
         self.parts = tuple(parts)
@@ -36,6 +49,11 @@ class Merged:
         self.kernels: list[int] = [DENSE] * (LISTED + 1)
         self.many = DENSE
         self.read: Any = None  # states of the fingerprints when the weights were read last
+        self.place()
+
+    def place(self) -> None:
+        """Where the parts' weights are, for products in C: these need no merged copy."""
+        self.places = native.places([(part.matrix, part.bias) for part in self.parts])
 
     @property
     def modules(self) -> tuple[Any, ...]:
@@ -55,6 +73,8 @@ class Merged:
         if kernel == PACKED:
             whole = onednn(x, self.packed, self.bias, "none", [], "")
             return torch.split_with_sizes(whole, self.sizes, -1)
+        if kernel == NATIVE and self.places is not None:
+            return torch.split_with_sizes(self.places.multiply(x), self.sizes, -1)
         if kernel == PADDED:
             whole = multiply_padded(x, self.packed, self.bias, self.width)
             return torch.split_with_sizes(whole, self.sizes, -1)
@@ -85,6 +105,7 @@ class Merged:
             return
         for part in self.parts:
             part.renew()
+        self.place()
         self.read = read
         if self.packed is not None:
             self.pack()

@@ -1,0 +1,104 @@
+"""Which kernel multiplies the weights of one shape fastest, by the number of rows: measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter, thread_time
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.lm.kernels.linears import (
+    DENSE,
+    LISTED,
+    NATIVE,
+    ONEDNN,
+    PACKED,
+    PAD,
+    PADDED,
+    TRANSPOSED,
+)
+from foretoken.lm.kernels.native import Places
+
+# row counts that are measured, the telling ones first, since the time to measure is bounded
+ROWS = (1, 16, 4, 64, 2, 8, 32, 3, 256, 6, 12, 24)
+MOST = {PADDED: PAD - 1, NATIVE: 32}  # rows that a kernel is meant for; the others have no end
+Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
+
+
+class Multiplies(Protocol):
+    """A product with a kernel to be chosen: of one layer, or of several that share an input."""
+
+    width: int
+    dtype: torch.dtype
+    places: Places | None
+
+    def run(self, kernel: int, x: Tensor) -> Any: ...
+    def pack_once(self) -> None: ...
+    def nbytes(self) -> int: ...
+
+
+def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[int, float]]:
+    """Seconds per call of each kernel by row count, over products of one shape.
+
+    Several products are cycled through, since a weight that stays in the cache flatters everybody.
+    A kernel that is far behind once is not tried again; `seconds` bounds the whole, and a row count
+    that was not reached takes its neighbour's choice.
+    """
+    members = products[: max(1, 96_000_000 // products[0].nbytes())]
+    for product in members:
+        product.pack_once()
+    alive = [DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED]
+    alive += [NATIVE] if members[0].places is not None else []
+    table: dict[int, dict[int, float]] = {}
+    ends = perf_counter() + seconds
+    for rows in ROWS:
+        if table and perf_counter() > ends:
+            break
+        x = torch.linspace(-1, 1, rows * members[0].width, dtype=members[0].dtype)
+        x = x.reshape(1, rows, members[0].width)
+        used = members if rows < 64 else members[:1]  # many rows: arithmetic, not memory
+        tried = [kernel for kernel in alive if rows <= MOST.get(kernel, rows)]
+        table[rows] = interleaved(used, x, tried)
+        best = min(table[rows].values())
+        alive = [kernel for kernel in alive if table[rows].get(kernel, best) < 4 * best]
+    return dict(sorted(table.items()))
+
+
+def interleaved(
+    members: Sequence[Multiplies], x: Tensor, kernels: Sequence[int]
+) -> dict[int, float]:
+    """Best of three passes per kernel, taken in turns so that a busy neighbour harms all alike.
+
+    With one thread its own processor time is read, which does not count the neighbour at all.
+    """
+    clock = thread_time if torch.get_num_threads() == 1 else perf_counter
+    best = dict.fromkeys(kernels, float("inf"))
+    for _ in range(3):
+        for kernel in kernels:
+            began = clock()
+            for product in members:
+                product.run(kernel, x)
+            best[kernel] = min(best[kernel], (clock() - began) / len(members))
+    return best
+
+
+def choose(table: Seconds, allowed: Sequence[int], margin: float = 0.03) -> tuple[list[int], int]:
+    """The kernel for each row count up to LISTED, and the one for more.
+
+    A row count between two measured ones takes the next larger's choice; an earlier kernel in
+    `allowed` is left only for one that is faster by more than `margin`.
+    """
+    measured = sorted(table)
+
+    def fastest(rows: int) -> int:
+        seconds = table[next((m for m in measured if m >= rows), measured[-1])]
+        able = [k for k in allowed if k in seconds and rows <= MOST.get(k, rows)]
+        chosen = able[0]
+        for kernel in able:
+            if seconds[kernel] < seconds[chosen] * (1 - margin):
+                chosen = kernel
+        return chosen
+
+    return [fastest(rows) for rows in range(LISTED + 1)], fastest(max(LISTED + 1, measured[-1]))

@@ -1,0 +1,218 @@
+"""Products of few rows in C (`product.c`), compiled once for this machine where a compiler is.
+
+They read the weights where the model keeps them, so they need no copy, and cost a third of what a
+library's call does. Kept in the user's cache; without a compiler the other kernels do the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretoken.shipped import user_cache
+
+SOURCE = Path(__file__).with_name("product.c")
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+COMPILERS = ("cc", "gcc", "clang")
+OPENMP = ("libgomp", "libiomp5", "libomp")
+SYMBOLS = {torch.float32: "product_f32", torch.bfloat16: "product_bf16"}
+PATIENCE = 60  # seconds for a compiler that takes half of one
+Call = Callable[..., None]
+
+
+class Unavailable(Exception):
+    """Why products in C cannot be had on this machine."""
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outs", ctypes.c_int64),
+    )
+
+
+class Places:
+    """Where the weights of linear layers over one input lie, and the product with all of them.
+
+    The numbers are read there in every product; weights that move need another of these.
+    """
+
+    __slots__ = ("address", "call", "count", "layers", "outs", "table", "width")
+
+    def __init__(self, call: Call, layers: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        parts = [
+            _Part(weight.data_ptr(), None if bias is None else bias.data_ptr(), len(weight))
+            for weight, bias in layers
+        ]
+        self.layers = tuple(layers)  # keeps the memory
+        self.table = (_Part * len(parts))(*parts)
+        self.address, self.count = ctypes.addressof(self.table), len(parts)
+        self.call, self.outs = call, sum(len(weight) for weight, _ in layers)
+        self.width = layers[0][0].shape[1]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., outputs of all layers]."""
+        width = self.width
+        rows = x.numel() // width
+        if not x.is_contiguous() and (
+            x.dim() != 3 or x.shape[0] != 1 or x.stride(2) != 1 or rows == 0
+        ):
+            x = x.contiguous()
+        apart = x.stride(-2) if rows > 1 and x.dim() > 1 else width
+        y = x.new_empty(*x.shape[:-1], self.outs)
+        self.call(
+            x.data_ptr(), y.data_ptr(), rows, width, apart,
+            self.address, self.count, torch.get_num_threads(),
+        )  # fmt: skip
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The compiled products, by type."""
+
+    calls: dict[torch.dtype, Call]
+    outputs: int  # of a layer are a multiple of this
+    inputs: int
+
+    def places(self, layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:
+        """For layers [outputs, inputs] with biases; None where one is stored or sized otherwise."""
+        for weight, bias in layers:
+            outputs, inputs = weight.shape
+            fits = outputs % self.outputs == 0 and inputs % self.inputs == 0
+            if not fits or not weight.is_contiguous() or weight.device.type != "cpu":
+                return None
+            if bias is not None and (bias.dtype is not weight.dtype or not bias.is_contiguous()):
+                return None
+        call = self.calls.get(layers[0][0].dtype)
+        return None if call is None else Places(call, layers)
+
+
+def places(layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:
+    """Of these layers, where products in C can be had and can read them."""
+    found = library()
+    return found.places(layers) if isinstance(found, Library) else None
+
+
+@cache
+def library() -> Library | Unavailable:
+    """Compiled or found in the cache, and compared with torch's own products; or why not."""
+    try:
+        made = built()
+        try:
+            loaded = load(made)
+        except OSError:  # cut short by a full disk, or not meant for this machine
+            made.unlink()
+            loaded = load(built())
+        compare(loaded)
+    except Unavailable as why:
+        return why
+    except (OSError, subprocess.SubprocessError) as problem:
+        return Unavailable(f"{type(problem).__name__}: {problem}")
+    return loaded
+
+
+def built() -> Path:
+    """The shared library for this machine, compiled if it is not in the cache."""
+    compiler, openmp = find_compiler(), find_openmp()
+    recipe = [SOURCE.read_text(), compiler, openmp, processor(), *FLAGS]
+    digest = hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:20]
+    folder = writable(user_cache() / "kernels")
+    made = folder / f"product-{digest}.so"
+    if made.exists():
+        return made
+    handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+    os.close(handle)
+    try:
+        command = [compiler, *FLAGS, str(SOURCE), "-o", name, openmp]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        if done.returncode:
+            told = done.stderr.strip().splitlines() or ["no message"]
+            raise Unavailable(f"{compiler} could not compile them: {told[0]}")
+        os.replace(name, made)  # whole at once: another process may be looking
+    finally:
+        Path(name).unlink(missing_ok=True)
+    return made
+
+
+def find_compiler() -> str:
+    asked = os.environ.get("CC")
+    for name in (asked,) if asked else COMPILERS:
+        if found := shutil.which(name):
+            return found
+    raise Unavailable(f"no C compiler ({asked or ', '.join(COMPILERS)}) is on the path")
+
+
+def find_openmp() -> str:
+    """The OpenMP library that torch has loaded: a second one would fight with it for the cores."""
+    maps = Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.exists() else ():
+        path = line.split()[-1]
+        if Path(path).name.startswith(OPENMP) and ".so" in path:
+            return path
+    raise Unavailable("torch's OpenMP library was not found")
+
+
+def processor() -> str:
+    """What a compiler would make of the machine."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    told = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
+    return "\n".join([platform.machine(), *sorted(set(told))])
+
+
+def writable(folder: Path) -> Path:
+    """This folder, or one for this process alone where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="foretoken-"))
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="foretoken-"))
+
+
+def load(path: Path) -> Library:
+    code = ctypes.CDLL(str(path))
+    word, count = ctypes.c_void_p, ctypes.c_int64
+    calls: dict[torch.dtype, Call] = {}
+    for dtype, name in SYMBOLS.items():
+        call: Any = getattr(code, name)
+        call.restype = None
+        call.argtypes = (word, word, count, count, count, word, count, ctypes.c_int)
+        calls[dtype] = call
+    sizes = []
+    for name in ("whole_outputs", "whole_inputs"):
+        size: Any = getattr(code, name)
+        size.restype = count
+        sizes.append(int(size()))
+    return Library(calls, *sizes)
+
+
+def compare(found: Library) -> None:
+    """Unavailable where it does not compute what torch does."""
+    outputs, inputs = 3 * found.outputs, 5 * found.inputs
+    for dtype in found.calls:
+        weight = torch.linspace(-1, 1, outputs * inputs).sin().reshape(outputs, inputs).to(dtype)
+        bias = torch.linspace(-1, 1, outputs).to(dtype)
+        x = torch.linspace(-2, 1, 7 * inputs).cos().reshape(1, 7, inputs).to(dtype)
+        places = found.places([(weight, bias), (weight, None)])
+        assert places is not None
+        with torch.no_grad():
+            made = places.multiply(x).float()
+            own = torch.cat([F.linear(x, weight, bias), F.linear(x, weight)], -1).float()
+        if not torch.allclose(made, own, rtol=2e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-3):
+            raise Unavailable(f"they differ from torch's own in {dtype} on this processor")

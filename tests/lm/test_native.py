@@ -1,0 +1,155 @@
+"""Products in C: the same numbers, from the weights' own memory, or a told reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from foretoken.lm.kernels import choosing, native
+from foretoken.lm.kernels.linears import DENSE, NATIVE, Product, can_pack
+from foretoken.lm.kernels.measuring import MOST, choose, measure
+from foretoken.lm.kernels.merged import Merged
+
+pytestmark = pytest.mark.skipif(
+    not can_pack(torch.float32) or isinstance(native.library(), native.Unavailable),
+    reason="no oneDNN, no C compiler or no OpenMP here",
+)
+TYPES = [torch.float32] + [torch.bfloat16] * can_pack(torch.bfloat16)
+
+
+def near(made, exact, dtype):
+    wide = dtype is torch.bfloat16
+    near_by = {"rtol": 1e-2, "atol": 1e-2} if wide else {"rtol": 1e-5, "atol": 1e-4}
+    torch.testing.assert_close(made.double(), exact.double(), **near_by)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_of_every_row_count_and_view_are_those_of_torch(dtype, threads, bias):
+    torch.manual_seed(0)
+    weights = [torch.randn(outs, 96).to(dtype) for outs in (12, 4, 20)]
+    biases = [torch.randn(len(w)).to(dtype) if bias else None for w in weights]
+    places = native.places(list(zip(weights, biases, strict=True)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows in range(1, 18):
+            wide = torch.randn(1, rows, 2 * 96).to(dtype)
+            views = (wide[..., 96:], wide[0, :, :96], wide[..., ::2], wide.view(2, rows, 96))
+            for x in (*views, wide[:, 0, :96]):
+                exact = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+                made = places.multiply(x)
+                assert made.shape == (*x.shape[:-1], 36) and made.dtype is dtype
+                near(made, torch.cat(exact, -1), dtype)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_row_has_the_same_bits_however_many_are_multiplied_with_it(dtype):
+    torch.manual_seed(1)
+    weight = torch.randn(40, 160).to(dtype)
+    places, x = native.places([(weight, None)]), torch.randn(1, 32, 160).to(dtype)
+    whole = places.multiply(x)
+    for rows in range(1, 33):
+        assert torch.equal(places.multiply(x[:, :rows]), whole[:, :rows])
+
+
+def test_numbers_that_are_none_stay_so():
+    weight = torch.ones(4, 32)
+    for dtype in TYPES:
+        places = native.places([(weight.to(dtype), None)])
+        for odd in (float("nan"), float("inf"), -float("inf")):
+            x = torch.ones(1, 2, 32, dtype=dtype)
+            x[0, 1, 7] = odd
+            made = places.multiply(x)
+            assert torch.equal(made[0, 0], torch.full((4,), 32.0, dtype=dtype))
+            assert torch.equal(made[0, 1].isnan(), torch.full((4,), odd != odd))
+            assert odd != odd or bool((made[0, 1] == odd).all())
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(33, 8), lambda: nn.Linear(32, 7)])
+def test_sizes_that_do_not_fit_are_left_to_other_kernels(make):
+    product = Product(make())
+    assert product.places is None
+    with torch.inference_mode():
+        assert all(NATIVE not in row for row in measure([product], seconds=0.0).values())
+
+
+def test_weights_written_to_or_replaced_are_read_in_their_new_state():
+    torch.manual_seed(2)
+    modules = [nn.Linear(64, 8), nn.Linear(64, 12)]
+    both, alone = Merged([Product(m) for m in modules]), Product(modules[0])
+    x = torch.randn(1, 2, 64)
+    with torch.no_grad():
+        modules[0].weight.mul_(2)
+    with torch.inference_mode():
+        near(alone.run(NATIVE, x), modules[0](x), torch.float32)
+        near(torch.cat(both.run(NATIVE, x), -1), torch.cat([m(x) for m in modules], -1), x.dtype)
+    modules[0].weight = nn.Parameter(torch.randn(8, 64))
+    alone.renew(), both.renew()
+    with torch.inference_mode():
+        near(alone.run(NATIVE, x), modules[0](x), torch.float32)
+        near(torch.cat(both.run(NATIVE, x), -1), torch.cat([m(x) for m in modules], -1), x.dtype)
+
+
+def test_they_are_chosen_for_few_rows_only():
+    table = {rows: {DENSE: 2.0, NATIVE: 1.0} for rows in (1, 16)}
+    kernels, many = choose(table, [DENSE, NATIVE])
+    most = MOST[NATIVE]
+    assert set(kernels[: most + 1]) == {NATIVE}
+    assert set(kernels[most + 1 :]) == {DENSE} and many == DENSE
+
+
+def fresh(code: str, tmp_path, **environment) -> str:
+    """What a new process prints whose cache is `tmp_path`."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **environment}
+    told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    return told.stdout.strip()
+
+
+ASK = "from foretoken.lm.kernels import native; print(type(native.library()).__name__)"
+
+
+def test_a_library_is_compiled_once_and_made_anew_where_it_is_broken(tmp_path):
+    assert fresh(ASK, tmp_path) == "Library"
+    [made] = (tmp_path / "foretoken" / "kernels").iterdir()
+    first = made.stat().st_mtime_ns
+    assert fresh(ASK, tmp_path, CC=native.find_compiler()) == "Library"
+    assert [p.stat().st_mtime_ns for p in made.parent.iterdir()] == [first]
+    made.write_bytes(made.read_bytes()[:100])
+    assert fresh(ASK, tmp_path) == "Library"
+    assert [p.name for p in made.parent.iterdir()] == [made.name] and made.stat().st_size > 1000
+
+
+def test_without_a_compiler_the_reason_is_told_and_other_kernels_work(tmp_path):
+    code = (
+        "import torch\nfrom torch import nn\nfrom foretoken.lm.kernels import choosing\n"
+        "report = choosing.choose_kernels(nn.Sequential(nn.Linear(64, 64)), seconds=0.01)\n"
+        "print(report.chosen, report.not_native)"
+    )
+    told = fresh(code, tmp_path, CC="no-such-compiler")
+    assert "native" not in told and "no C compiler (no-such-compiler) is on the path" in told
+    assert "could not compile" in fresh(code, tmp_path, CC="false")
+    assert not list((tmp_path / "foretoken" / "kernels").iterdir())  # nothing half-written
+
+
+def test_a_cache_that_cannot_be_written_costs_no_more_than_compiling_again(tmp_path):
+    (tmp_path / "foretoken").write_text("a file in the way of the folder")
+    assert fresh(ASK, tmp_path) == "Library"
+
+
+def test_a_model_may_keep_one_copy_and_still_multiply_few_rows_fast(monkeypatch):
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    [product] = [Product(m) for m in model]
+    table = {1: {DENSE: 9.0, NATIVE: 1.0}, 16: {DENSE: 9.0, NATIVE: 1.0}}
+    choosing.install_one_copy([product], table, set())
+    assert product.packed is None and product.kernels[1] == NATIVE and product.many == DENSE
