@@ -11,6 +11,7 @@ from torch import nn
 
 from foretoken.errors import ConfigError
 from foretoken.lm.kernels import capture as captures
+from foretoken.lm.kernels.few_tokens import rms_norm, rotated
 from foretoken.lm.kernels.merged import Merged
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import batch_forward
@@ -93,8 +94,8 @@ def test_linears_with_one_input_become_one_product_and_norms_one_operation(make_
     merged = [site for site in lm.lean.sites if isinstance(site, Merged)]
     assert [len(site.parts) for site in merged] == [3, 2] * 4  # q k v, gate and up
     assert len(lm.lean.sites) == 4 * 4 + 1
-    assert len(calls_of(lm, torch.layer_norm)) == 2 * 4 + 1
-    assert len(calls_of(lm, torch.addcmul)) == 2 * 4
+    assert len(calls_of(lm, rms_norm)) == 2 * 4 + 1
+    assert len(calls_of(lm, rotated)) == 2 * 4
     assert not calls_of(lm, torch.ops.aten.rsqrt.default)
 
 

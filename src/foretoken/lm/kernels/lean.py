@@ -17,7 +17,7 @@ from foretoken.lm.kernels.capture import Capture, capture
 from foretoken.lm.kernels.linears import Product, linears
 from foretoken.lm.kernels.merged import Merged, Site
 from foretoken.lm.kernels.rewrites import A, calls, insert, rewrite, value
-from foretoken.lm.kernels.straight_line import Program
+from foretoken.lm.kernels.straight_line import Program, attention_node
 from foretoken.lm.runtime.cache_attention import Attention
 from foretoken.lm.runtime.captured import WHOLE, Cut, Sublayer
 from foretoken.lm.runtime.family import Family, decoder_layers, decoder_of
@@ -33,6 +33,7 @@ class LeanForward:
         self.sites = merge_linears(captured)
         captured.graph.eliminate_dead_code()
         self.program = Program(captured, settled)
+        self.plain_scores = plain_scores(captured.graph)
         self.layers = sum(isinstance(mark, Layer) for mark in captured.marks)
         self.variants: dict[tuple[Taps, Cut], Callable[..., list[Tensor]]] = {}
         width = value(captured.states[Embedding()]).shape[-1]
@@ -130,6 +131,11 @@ def seams(model: nn.Module) -> list[tuple[int, ...]]:
         hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
         found.append((id(module), own, *hooks))
     return found
+
+
+def plain_scores(graph: fx.Graph) -> bool:
+    """Whether all attention is a softmax of scaled products, uncapped and without sinks."""
+    return all(node.args[5:7] == (None, None) for node in calls(graph, attention_node))
 
 
 def merge_linears(captured: Capture) -> list[Site]:

@@ -1,7 +1,8 @@
-"""Products of few rows in C (`product.c`), compiled once for this machine where a compiler is.
+"""Operations on few tokens in C (`c/`), compiled once for this machine where a compiler is.
 
-They read the weights where the model keeps them, so they need no copy, and cost a third of what a
-library's call does. Kept in the user's cache; without a compiler the other kernels do the work.
+Products read the weights where the model keeps them, attention the slot cache, so neither needs a
+copy; a call costs a third of what a library's does. The compiled file is kept in the user's cache;
+without a compiler torch's operations do the work.
 """
 
 from __future__ import annotations
@@ -25,17 +26,27 @@ from torch.nn import functional as F
 
 from foretoken.shipped import user_cache
 
-SOURCE = Path(__file__).with_name("product.c")
+SOURCES = tuple(
+    Path(__file__).with_name("c") / name
+    for name in ("vectors.h", "product.c", "attention.c", "rows.c")
+)
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILERS = ("cc", "gcc", "clang")
 OPENMP = ("libgomp", "libiomp5", "libomp")
-SYMBOLS = {torch.float32: "product_f32", torch.bfloat16: "product_bf16"}
-PATIENCE = 60  # seconds for a compiler that takes half of one
+_WORD, _COUNT, _INT, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+CALLS = {  # arguments of every operation; the names in C end in the type
+    "product": (_WORD, _WORD, _COUNT, _COUNT, _COUNT, _WORD, _COUNT, _INT),
+    "attend": (*[_WORD] * 8, _COUNT, _REAL, _INT),
+    "norm": (_WORD, _WORD, _WORD, _COUNT, _COUNT, _COUNT, _REAL),
+    "rotate": (*[_WORD] * 4, *[_COUNT] * 6),
+}
+TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+PATIENCE = 120  # seconds for a compiler that takes two
 Call = Callable[..., None]
 
 
 class Unavailable(Exception):
-    """Why products in C cannot be had on this machine."""
+    """Why operations in C cannot be had on this machine."""
 
 
 class _Part(ctypes.Structure):
@@ -84,11 +95,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The compiled products, by type."""
+    """The compiled operations, by name and type."""
 
-    calls: dict[torch.dtype, Call]
-    outputs: int  # of a layer are a multiple of this
+    calls: dict[tuple[str, torch.dtype], Call]
+    outputs: int  # of a layer, and widths of heads and states, are multiples of these
     inputs: int
+    columns: int  # of a row of the cache, at most
 
     def places(self, layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:
         """For layers [outputs, inputs] with biases; None where one is stored or sized otherwise."""
@@ -99,7 +111,7 @@ class Library:
                 return None
             if bias is not None and (bias.dtype is not weight.dtype or not bias.is_contiguous()):
                 return None
-        call = self.calls.get(layers[0][0].dtype)
+        call = self.calls.get(("product", layers[0][0].dtype))
         return None if call is None else Places(call, layers)
 
 
@@ -107,6 +119,12 @@ def places(layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:
     """Of these layers, where products in C can be had and can read them."""
     found = library()
     return found.places(layers) if isinstance(found, Library) else None
+
+
+def operation(name: str, dtype: torch.dtype) -> Call | None:
+    """One of CALLS for a type, where it can be had."""
+    found = library()
+    return found.calls.get((name, dtype)) if isinstance(found, Library) else None
 
 
 @cache
@@ -130,16 +148,17 @@ def library() -> Library | Unavailable:
 def built() -> Path:
     """The shared library for this machine, compiled if it is not in the cache."""
     compiler, openmp = find_compiler(), find_openmp()
-    recipe = [SOURCE.read_text(), compiler, openmp, processor(), *FLAGS]
+    recipe = [*(file.read_text() for file in SOURCES), compiler, openmp, processor(), *FLAGS]
     digest = hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:20]
     folder = writable(user_cache() / "kernels")
-    made = folder / f"product-{digest}.so"
+    made = folder / f"operations-{digest}.so"
     if made.exists():
         return made
     handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
-        command = [compiler, *FLAGS, str(SOURCE), "-o", name, openmp]
+        files = [str(file) for file in SOURCES if file.suffix == ".c"]
+        command = [compiler, *FLAGS, *files, "-o", name, openmp, "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
             told = done.stderr.strip().splitlines() or ["no message"]
@@ -187,17 +206,16 @@ def writable(folder: Path) -> Path:
 
 def load(path: Path) -> Library:
     code = ctypes.CDLL(str(path))
-    word, count = ctypes.c_void_p, ctypes.c_int64
-    calls: dict[torch.dtype, Call] = {}
-    for dtype, name in SYMBOLS.items():
-        call: Any = getattr(code, name)
-        call.restype = None
-        call.argtypes = (word, word, count, count, count, word, count, ctypes.c_int)
-        calls[dtype] = call
+    calls: dict[tuple[str, torch.dtype], Call] = {}
+    for name, arguments in CALLS.items():
+        for dtype, ending in TYPES.items():
+            call: Any = getattr(code, f"{name}_{ending}")
+            call.restype, call.argtypes = None, arguments
+            calls[name, dtype] = call
     sizes = []
-    for name in ("whole_outputs", "whole_inputs"):
+    for name in ("whole_outputs", "whole_inputs", "most_columns"):
         size: Any = getattr(code, name)
-        size.restype = count
+        size.restype = _COUNT
         sizes.append(int(size()))
     return Library(calls, *sizes)
 
@@ -205,7 +223,7 @@ def load(path: Path) -> Library:
 def compare(found: Library) -> None:
     """Unavailable where it does not compute what torch does."""
     outputs, inputs = 3 * found.outputs, 5 * found.inputs
-    for dtype in found.calls:
+    for dtype in TYPES:
         weight = torch.linspace(-1, 1, outputs * inputs).sin().reshape(outputs, inputs).to(dtype)
         bias = torch.linspace(-1, 1, outputs).to(dtype)
         x = torch.linspace(-2, 1, 7 * inputs).cos().reshape(1, 7, inputs).to(dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from foretoken.lm.kernels.capture import Capture
+from foretoken.lm.kernels.few_tokens import rms_norm, rotated
 
 A = torch.ops.aten
 CHECKS = frozenset({
@@ -115,26 +116,18 @@ def insert(before: fx.Node, like: fx.Node, function: Callable[..., Any], *args: 
 
 
 def rms_norms(graph: fx.Graph, settled: set[fx.Node]) -> None:
-    """x * rsqrt(mean(x x) + eps) * w as a layer norm of (x, -x), whose mean is zero.
-
-    On a CPU that is one fused operation in place of five, and its sums are float32 in any type.
-    """
+    """x * rsqrt(mean(x x) + eps) * w as one operation in place of five."""
     widened: dict[fx.Node, fx.Node] = {}
     for root in calls(graph, A.rsqrt.default):
         found = norm_around(root, settled)
         if found is None:
             continue
         states, weight, eps, result = found
-        width = value(states).shape[-1]
         if weight not in widened:
             with graph.inserting_after(weight):
                 widened[weight] = graph.call_function(with_zeros, (weight,))
             widened[weight].meta = dict(weight.meta)
-        both = insert(result, result, mirrored, states)
-        normed = insert(
-            result, result, torch.layer_norm, both, (2 * width,), widened[weight], None, eps, False
-        )
-        kept = insert(result, result, torch.Tensor.narrow, normed, -1, 0, width)
+        kept = insert(result, result, rms_norm, states, weight, widened[weight], eps)
         if value(states).dtype is not value(result).dtype:
             kept = insert(result, result, A.to.dtype, kept, value(result).dtype)
         result.replace_all_uses_with(kept)
@@ -177,16 +170,12 @@ def after_cast(node: fx.Node) -> Node:
     return one_user(node, A.to.dtype) or node
 
 
-def mirrored(states: torch.Tensor) -> torch.Tensor:
-    return torch.cat((states, -states), -1)
-
-
 def with_zeros(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat((weight, torch.zeros_like(weight)))
 
 
 def rotations(graph: fx.Graph) -> None:
-    """x cos + (-x2, x1) sin, halves swapped, as one product and one fused product and sum."""
+    """x cos + (-x2, x1) sin, halves swapped, as one operation in place of seven."""
     signed: dict[tuple[fx.Node, int], fx.Node] = {}
     for node in calls(graph, A.add.Tensor):
         found = rotation_at(node)
@@ -197,9 +186,7 @@ def rotations(graph: fx.Graph) -> None:
             with graph.inserting_after(sin):
                 signed[sin, half] = graph.call_function(sign_first_half, (sin, half))
             signed[sin, half].meta = dict(sin.meta)
-        swapped = insert(node, node, torch.roll, states, half, -1)
-        scaled = insert(node, node, torch.mul, states, cos)
-        turned = insert(node, node, torch.addcmul, scaled, swapped, signed[sin, half])
+        turned = insert(node, node, rotated, states, cos, signed[sin, half], half)
         node.replace_all_uses_with(turned)
     graph.eliminate_dead_code()
 

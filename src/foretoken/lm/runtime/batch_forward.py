@@ -24,10 +24,11 @@ from foretoken.lm.runtime.cache_attention import (
 )
 from foretoken.lm.runtime.captured import HEADLESS, WHOLE, Call, Captured
 from foretoken.lm.runtime.family import Family, attention_configs, decoder_layers, decoder_of
-from foretoken.lm.runtime.masks import Masks, window_bounds
+from foretoken.lm.runtime.masks import Masks, Sights, window_bounds
 from foretoken.lm.runtime.packing import Batch, Feed
 from foretoken.lm.runtime.partial_forwards import Part, Stack
 from foretoken.lm.runtime.plan import Plan
+from foretoken.lm.runtime.slot_attention import InSlots, Reading
 from foretoken.lm.runtime.taps import tapping
 from foretoken.types import Scores, Taps
 
@@ -63,7 +64,7 @@ class BatchForward:
         self.model, self.family = model, family
         self.device: torch.device = model.device
         self.masks = Masks(model.dtype, self.device)
-        self.cache = SlotCache(family.layers)
+        self.empty_cache()
         self.span: Any = None  # of exact sums (`kernels.bits`); None where bits are not promised
         self.graphs: Replays | None = None
         self._places: dict[tuple[int, int], Tensor] = {}
@@ -73,6 +74,11 @@ class BatchForward:
         accepted = inspect.signature(model.forward).parameters
         self._positions_accepted = "position_ids" in accepted
         self._keep_accepted = "logits_to_keep" in accepted
+
+    def empty_cache(self) -> None:
+        """Forget all rows, and give their memory back."""
+        self.cache = SlotCache(self.family.layers)
+        self.in_slots = InSlots(self.cache, self.family.fold)
 
     @cached_property
     def stack(self) -> Stack:
@@ -136,7 +142,7 @@ class BatchForward:
             place for feed, stop in zip(feeds, stops, strict=True)
             for place in range(stop - feed.scored, stop)
         ]  # fmt: skip
-        attend = self._attention(feeds, starts, stops, ids, positions)
+        attend = self._attention_apart(feeds, starts, stops, ids, positions)
         lean = self.lean
         assert lean is not None
         cut, places = WHOLE if wanted else HEADLESS, torch.tensor(wanted)
@@ -150,10 +156,26 @@ class BatchForward:
             scores.append(Scores(part, None if hidden is None else hidden[first:stop]))
         return scores
 
-    def _attention(
+    def _attention(self, batch: Batch, sights: Sights) -> Attention:
+        """How one row, or a padded batch, attends."""
+        lean, windows = self.lean, self.family.windows
+        if lean is not None and lean.plain_scores and len(batch.feeds) == 1 and not sights.causal:
+            [feed] = batch.feeds
+            mask = None if sights.unmasked else sights.masks[windows[0]]
+            rows = [Reading.of(feed.memory.slot, 0, batch.width, feed.start, mask)]
+            found = self.in_slots.over(rows, () if mask is None else (mask,))
+            if found is not None:
+                return found
+        return CacheAttention(self.cache, sights, windows)
+
+    def _attention_apart(
         self, feeds: list[Feed], starts: list[int], stops: list[int], ids: Tensor, positions: Tensor
     ) -> Attention:
         """How rows laid end to end attend: as a padded batch, or each over its own columns."""
+        if self.lean is not None and self.lean.plain_scores:
+            found = self._attention_in_slots(feeds, starts, stops, ids, positions)
+            if found is not None:
+                return found
         longest = max(feed.stop for feed in feeds)
         widths = {len(feed.tokens) for feed in feeds}
         wasted = sum(longest - feed.stop for feed in feeds) * self.cache.column_bytes
@@ -172,6 +194,23 @@ class BatchForward:
             self.cache.aim([feed.memory.slot], [feed.start], b - a, feed.stop, {}, self.device)
             rows.append((CacheAttention(self.cache, sights, windows), a, b))
         return RowsApart(rows)
+
+    def _attention_in_slots(
+        self, feeds: list[Feed], starts: list[int], stops: list[int], ids: Tensor, positions: Tensor
+    ) -> Attention | None:
+        """Each over its own columns in one call per layer, where that can be had."""
+        rows, kept = [], []
+        for feed, a, b in zip(feeds, starts, stops, strict=True):
+            batch = Batch([feed], b - a, feed.stop, 1, ids[:, a:b], positions[:, a:b])
+            sights = self.masks.sights(batch, self.family, self.plan)
+            if sights.causal:
+                return None
+            mask = None
+            if not sights.unmasked:  # a copy: the next one is made in the same memory
+                mask = sights.masks[self.family.windows[0]][0, 0, : b - a].clone()
+                kept.append(mask)
+            rows.append(Reading.of(feed.memory.slot, a, b, feed.start, mask))
+        return self.in_slots.over(rows, kept)
 
     def _run_one(self, feed: Feed, taps: Taps, part: Part | None) -> Scores:
         """The forward of a lone row, which a draft model makes once per token."""
@@ -219,7 +258,7 @@ class BatchForward:
         self.cache.aim(slots, starts, width, batch.longest, sights.lows(family), self.device)
         lean = self.lean
         if lean is not None:
-            attend = CacheAttention(self.cache, sights, family.windows)
+            attend = self._attention(batch, sights)
             call = Call(batch, self._last(batch), attend, taps)
             if part is not None:
                 *tapped, logits = part.run(lean, call)

@@ -11,6 +11,7 @@ from torch import Tensor
 from foretoken.lm.runtime.attention import attend
 from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.masks import Sights
+from foretoken.lm.runtime.slot_attention import SlotAttention
 
 
 class CacheAttention:
@@ -85,4 +86,4 @@ class RowsApart:
         return torch.cat(mixed, 1)
 
 
-Attention = CacheAttention | RowsTogether | RowsApart
+Attention = CacheAttention | RowsTogether | RowsApart | SlotAttention

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.lm.runtime.batch_forward import BatchForward
-from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.captured import Captured, end_of
 from foretoken.lm.runtime.family import Family
 from foretoken.lm.runtime.output_head import OutputHead
@@ -104,7 +103,7 @@ class CachedLM(BatchForward):
     def reset(self) -> None:
         """Forget all rows and give their memory back."""
         self._rows, self._slots = {}, []
-        self.cache = SlotCache(self.family.layers)
+        self.empty_cache()
 
     @cached_property
     def _head(self) -> OutputHead:

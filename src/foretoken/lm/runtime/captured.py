@@ -44,6 +44,7 @@ class Captured(Protocol):
     """A captured model without its attention (`kernels.lean`)."""
 
     layers: int
+    plain_scores: bool  # no layer caps its scores or has sinks beside its keys
 
     def run(
         self,

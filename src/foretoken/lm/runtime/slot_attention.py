@@ -1,0 +1,192 @@
+"""Attention of a few new tokens per row over the slot cache, in C (`kernels.native`).
+
+One call per layer writes the new keys and values and reads every row's own columns, however long
+its neighbours are; nothing is padded, and no view of the cache is made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.lm.kernels.native import Library, library
+from foretoken.lm.runtime.attention import attend
+from foretoken.lm.runtime.cache import SlotCache
+
+TRIED = (1, 8, 32)  # tokens of a row for which both ways are timed
+COLUMNS, ROUNDS = 512, 25
+
+_SIZES = (
+    "heads", "groups", "width", "value_width",
+    "q_head", "q_token", "k_head", "k_token", "v_head", "v_token",
+    "key_slot", "key_head", "value_slot", "value_head",
+)  # fmt: skip
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in _SIZES)
+
+
+class Reading(ctypes.Structure):
+    """One row of a forward: which of its tokens, the columns they fill, and all that are read."""
+
+    _fields_ = (
+        ("slot", ctypes.c_int64),
+        ("first", ctypes.c_int64),  # of its tokens among those of the batch
+        ("last", ctypes.c_int64),  # the one behind them
+        ("start", ctypes.c_int64),  # column of the first
+        ("stop", ctypes.c_int64),  # columns read
+        ("mask", ctypes.c_void_p),  # [tokens, stop], additive; null where all are seen
+        ("mask_token", ctypes.c_int64),  # elements between its rows
+    )
+
+    @classmethod
+    def of(cls, slot: int, first: int, last: int, start: int, mask: Tensor | None) -> Reading:
+        where = (None, 0) if mask is None else (mask.data_ptr(), mask.stride(-2))
+        return cls(slot, first, last, start, start + last - first, *where)
+
+
+class SlotAttention:
+    """`attend` of a captured model for one forward; `kept` are the masks that its rows point to."""
+
+    __slots__ = ("address", "count", "kept", "owner", "table", "threads")
+
+    def __init__(self, owner: InSlots, rows: Sequence[Reading], kept: Sequence[Tensor]) -> None:
+        self.owner, self.kept = owner, kept
+        self.table = (Reading * len(rows))(*rows)
+        self.address, self.count = ctypes.addressof(self.table), len(rows)
+        self.threads = torch.get_num_threads()
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,  # [1, H, Q, D], the tokens of all rows one behind another
+        key: Tensor,  # [1, KV, Q, D]
+        value: Tensor,
+        scaling: float | None,
+        *_: Any,  # soft caps and sinks: models that have them are not read this way
+    ) -> Tensor:
+        """[1, Q, H, D of values]."""
+        owner = self.owner
+        keys, values, of = owner.layers[layer]
+        shape, wide = query.shape, value.shape[3]
+        made = query.new_empty(1, shape[2], shape[1], wide)
+        form = shape[1], query.stride(), key.stride(), value.stride()
+        owner.call(
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), made.data_ptr(), keys, values,
+            owner.layout(of, form), self.address, self.count,
+            shape[3] ** -0.5 if scaling is None else scaling, self.threads,
+        )  # fmt: skip
+        return made
+
+
+class InSlots:
+    """Makes attention in C over one slot cache, where that can be had and is faster."""
+
+    def __init__(self, slots: SlotCache, fold: int, most: int | None = None) -> None:
+        self.slots, self.fold = slots, fold
+        self.most = most  # tokens of a row; None: as many as it is the faster one for
+        self.known: Any = None  # the buffers that the addresses below are of
+        self.call: Callable[..., None]
+        self.reach = self.columns = 0
+        self.layers: list[tuple[int, int, tuple[int, ...]]] = []  # addresses, sizes and steps
+        self.layouts: dict[Any, _Layout] = {}
+
+    def over(self, rows: Sequence[Reading], kept: Sequence[Tensor] = ()) -> SlotAttention | None:
+        """For these rows; None where torch's attention is to be asked."""
+        slots = self.slots
+        if slots.loose or slots.lowered or not slots.groups:
+            return None
+        if self.known is not slots.groups:
+            self.read_buffers()
+        for row in rows:
+            if row.last - row.first > self.reach or row.stop > self.columns:
+                return None
+        return SlotAttention(self, rows, kept)
+
+    def read_buffers(self) -> None:
+        """Addresses and steps of every layer's buffers, and how many tokens a row may bring."""
+        slots = self.slots
+        self.known, self.reach, self.layouts = slots.groups, 0, {}
+        found, first = library(), slots.groups[0].keys
+        if not isinstance(found, Library) or not first.is_cpu:
+            return
+        call = found.calls.get(("attend", first.dtype))
+        widths = [
+            buffer.shape[4] for group in slots.groups for buffer in (group.keys, group.values)
+        ]
+        whole = all(width % found.inputs == 0 for width in widths)
+        layers: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for group in slots.groups:
+            for layer, keys, values in zip(group.layers, group.keys, group.values, strict=True):
+                heads, width, wide = keys.shape[1], keys.shape[3], values.shape[3]
+                steps = (*keys.stride()[:2], *values.stride()[:2])
+                layers[id(layer)] = keys.data_ptr(), values.data_ptr(), (heads, width, wide, *steps)
+        if call is None or not whole or len(layers) < len(slots.rows_of):
+            return
+        self.call, self.columns = call, found.columns
+        self.layers = [layers[id(layer)] for layer in slots.rows_of]
+        groups, width, wide = self.layers[0][2][:3]
+        form = groups, self.fold, width, wide
+        self.reach = self.most or reach(first.dtype, *form, torch.get_num_threads())
+
+    def layout(self, of: tuple[int, ...], form: tuple[Any, ...]) -> int:
+        """Address of the sizes and steps of one layer's states and buffers."""
+        key = of, form
+        if key not in self.layouts:
+            if len(self.layouts) > 1024:
+                self.layouts = {}
+            heads, *strides = form
+            groups, width, wide, *steps = of
+            inner = [step for stride in strides for step in stride[1:3]]
+            self.layouts[key] = _Layout(heads, groups, width, wide, *inner, *steps)
+        return ctypes.addressof(self.layouts[key])
+
+
+@cache
+def reach(
+    dtype: torch.dtype, groups: int, fold: int, width: int, value_width: int, threads: int
+) -> int:
+    """The most tokens of a row for which attention in C is the faster one on this machine."""
+    slots = SlotCache(1, 1, COLUMNS)
+    keys, values = (torch.zeros(1, groups, 1, n, dtype=dtype) for n in (width, value_width))
+    slots.update(keys, values, 0)
+    slots.reserve(1, COLUMNS)
+    own, best = InSlots(slots, fold, max(TRIED)), 0
+    for tokens in TRIED:
+        ours, theirs = timed(own, tokens)
+        if ours > theirs:
+            break
+        best = tokens
+    return best
+
+
+def timed(own: InSlots, tokens: int) -> tuple[float, float]:
+    """Seconds of our attention and torch's for a row of COLUMNS, in turns; the best of ROUNDS."""
+    start = COLUMNS - tokens
+    [group] = own.slots.groups
+    heads, width, wide = group.keys.shape[2], group.keys.shape[4], group.values.shape[4]
+    like = group.keys
+    query = like.new_zeros(1, heads * own.fold, tokens, width)
+    key, value = like.new_zeros(1, heads, tokens, width), like.new_zeros(1, heads, tokens, wide)
+    mask = like.new_zeros(1, 1, own.fold * tokens, COLUMNS)
+    row = Reading.of(0, 0, tokens, start, None if tokens == 1 else mask[0, 0])
+    ours = own.over([row], [mask])
+    assert ours is not None
+    best = [float("inf"), float("inf")]
+    for _ in range(ROUNDS):
+        began = perf_counter()
+        ours(0, query, key, value, None)
+        between = perf_counter()
+        group.keys[0, :, :, start:] = key
+        group.values[0, :, :, start:] = value
+        attend(None, query, group.keys[0], group.values[0], mask, unmasked=tokens == 1)
+        ended = perf_counter()
+        best = [min(best[0], between - began), min(best[1], ended - between)]
+    return best[0], best[1]

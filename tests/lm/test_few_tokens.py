@@ -1,0 +1,207 @@
+"""Norms, rotations and attention in C: what torch computes, for every shape that is asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from foretoken.lm.kernels import few_tokens, native
+from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime import slot_attention
+from foretoken.lm.runtime.attention import attend
+from foretoken.lm.runtime.cache import SlotCache
+from foretoken.lm.runtime.probe import probe_row, some_tokens
+from foretoken.lm.runtime.slot_attention import InSlots, Reading
+from foretoken.types import Draft, Draw, TokenTree
+
+pytestmark = pytest.mark.skipif(
+    isinstance(native.library(), native.Unavailable), reason="no C compiler or no OpenMP here"
+)
+TYPES = [torch.float32, torch.bfloat16]
+EXACT = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def near(made, exact):
+    assert made.shape == exact.shape
+    error = EXACT[made.dtype]
+    torch.testing.assert_close(made.double(), exact.double(), rtol=error, atol=error)
+
+
+def counted(monkeypatch):
+    """The operations in C that are called from now on."""
+    calls = []
+    own = few_tokens.operation
+
+    def operation(asked, dtype):
+        found = own(asked, dtype)
+        assert found is not None
+        return lambda *given: calls.append(asked) or found(*given)
+
+    monkeypatch.setattr(few_tokens, "operation", operation)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_norms_are_those_of_the_formula_for_all_views(dtype, monkeypatch):
+    torch.manual_seed(0)
+    calls = counted(monkeypatch)
+    weight = torch.randn(64).to(dtype)
+    widened = torch.cat((weight, torch.zeros_like(weight)))
+    wide = torch.randn(1, 9, 3 * 64).to(dtype)
+    for x in (wide, wide.view(1, 9, 3, 64), wide[..., 64:128], wide[..., ::3], wide[0, :, :64]):
+        x = x[..., :64]
+        full = x.double()
+        exact = full * (full.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * weight.double()
+        near(few_tokens.rms_norm(x, weight, widened, 1e-3), exact.to(dtype))
+    assert len(calls) == 5
+    many = torch.randn(1, few_tokens.FEW + 1, 64).to(dtype)
+    alone = torch.cat([few_tokens.rms_norm(x, weight, widened, 1e-3) for x in many[0].split(1)])
+    near(few_tokens.rms_norm(many, weight, widened, 1e-3)[0], alone)
+    assert len(calls) == 5 + few_tokens.FEW + 1
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [16, 64])
+def test_rotations_are_those_of_the_formula(dtype, width, monkeypatch):
+    torch.manual_seed(1)
+    calls = counted(monkeypatch)
+    half = width // 2
+    for tokens in (1, 5):
+        angles = torch.randn(1, 1, tokens, half).double()
+        cos, sin = (torch.cat((f(angles), f(angles)), -1).to(dtype) for f in (torch.cos, torch.sin))
+        signed = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        x = torch.randn(1, tokens, 3, 2 * width).to(dtype)[..., :width].transpose(1, 2)
+        swapped = torch.cat((-x[..., half:], x[..., :half]), -1).double()
+        exact = (x.double() * cos.double() + swapped * sin.double()).to(dtype)
+        near(few_tokens.rotated(x, cos, signed, half), exact)
+    assert calls == ["rotate"] * 2
+    batch = x.repeat(2, 1, 1, 1)  # several rows: torch's way, the same numbers
+    near(few_tokens.rotated(batch, cos, signed, half)[1:], exact)
+    assert len(calls) == 2
+
+
+@pytest.fixture
+def cache():
+    """Three layers of two groups of heads; buffers with something in every column."""
+
+    def make(dtype, width=64, value_width=32):
+        torch.manual_seed(2)
+        slots = SlotCache(3, 4, 64)
+        states = (torch.randn(1, 2, 1, n).to(dtype) for n in (width, value_width))
+        keys, values = states
+        for layer in range(3):
+            slots.update(keys, values, layer)
+        slots.reserve(4, 200)
+        for group in slots.groups:
+            group.keys.normal_(), group.values.normal_()
+        return slots
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("fold", [1, 3])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_row_attends_to_its_own_columns(cache, dtype, fold, threads):
+    slots = cache(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        lengths = {2: (1, 17), 0: (5, 150), 3: (2, 2), 1: (3, 96)}  # slot -> tokens, columns
+        rows, kept, at = [], [], 0
+        for slot, (tokens, stop) in lengths.items():
+            mask = torch.zeros(tokens, stop).to(dtype)
+            mask.masked_fill_(torch.rand(tokens, stop) < 0.3, torch.finfo(dtype).min)
+            mask[:, -1] = 0
+            rows.append(Reading.of(slot, at, at + tokens, stop - tokens, mask if slot else None))
+            kept.append(mask)
+            at += tokens
+        states = torch.randn(1, at, 2, 96 + 64 * fold).to(dtype).transpose(1, 2)
+        value, key = states[..., :32], states[..., 32:96]
+        query = states[..., 96:].reshape(1, 2, at, fold, 64).transpose(2, 3).reshape(1, -1, at, 64)
+        own = InSlots(slots, fold, 32).over(rows, kept)
+        made = own(1, query, key, value, 0.2)
+        for row, mask in zip(rows, kept, strict=True):
+            part = slice(row.first, row.last)
+            keys, values = (
+                getattr(slots.rows_of[1], name)[row.slot, :, : row.stop][None]
+                for name in ("keys", "values")
+            )
+            assert torch.equal(keys[:, :, row.start :], key[:, :, part])
+            assert torch.equal(values[:, :, row.start :], value[:, :, part])
+            seen = mask.double()[None, None] if row.slot else None
+            double = (x.double() for x in (query[:, :, part], keys, values))
+            exact, _ = attend(None, *double, seen, 0.2, unmasked=seen is None)
+            near(made[:, part], exact.to(dtype))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_key_that_is_no_number_is_not_hidden(cache, dtype):
+    slots = cache(dtype)
+    slots.groups[0].keys[0, 0, :, 20, 5] = float("nan")
+    query, key, value = (torch.randn(1, 2, 1, n).to(dtype) for n in (64, 64, 32))
+    for stop, spoilt in ((20, False), (40, True)):
+        own = InSlots(slots, 1, 32).over([Reading.of(0, 0, 1, stop - 1, None)])
+        assert bool(own(0, query, key, value, None).isnan().all()) is spoilt
+
+
+def test_what_cannot_be_read_in_place_is_left_to_torch(cache):
+    slots = cache(torch.float32)
+    own = InSlots(slots, 1, 8)
+    assert own.over([Reading.of(0, 0, 8, 100, None)]) is not None
+    assert own.over([Reading.of(0, 0, 9, 100, None)]) is None  # too many tokens
+    assert own.over([Reading.of(0, 0, 1, own.columns, None)]) is None  # too many columns
+    slots.lowered = True
+    assert own.over([Reading.of(0, 0, 1, 100, None)]) is None  # windows
+    assert InSlots(cache(torch.float32, 48, 48), 1, 8).over([Reading.of(0, 0, 1, 9, None)]) is None
+    assert InSlots(SlotCache(3), 1, 8).over([Reading.of(0, 0, 1, 9, None)]) is None
+
+
+def test_new_buffers_are_found(cache):
+    slots = cache(torch.float32)
+    own = InSlots(slots, 1, 8)
+    query, key, value = (torch.randn(1, 2, 1, n) for n in (64, 64, 32))
+    first = own.over([Reading.of(1, 0, 1, 60, None)])(2, query, key, value, None)
+    slots.reserve(16, 2000)
+    second = own.over([Reading.of(1, 0, 1, 60, None)])(2, query, key, value, None)
+    assert torch.equal(first, second)
+
+
+def test_the_faster_way_is_measured():
+    found = slot_attention.reach(torch.float32, 2, 2, 64, 64, torch.get_num_threads())
+    assert found in (0, *slot_attention.TRIED)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_captured_model_gives_the_logits_of_its_modules(dtype, monkeypatch):
+    """Lone rows, trees, batches of different lengths, and rows whose slots were moved."""
+    monkeypatch.setattr(slot_attention, "reach", lambda *_: 32)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=128, max_position_embeddings=256,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().to(dtype)
+    used = []
+    over = InSlots.over
+    monkeypatch.setattr(InSlots, "over", lambda *a: used.append(over(*a)) or used[-1])
+    tree = TokenTree((5, 6, 7, 8), (-1, 0, 0, 1))
+    said = {}
+    for way in ("auto", "off"):
+        with open_lm(model, compile=way) as lm, torch.inference_mode():
+            rows = [probe_row(some_tokens(n, 120, n)) for n in (40, 9, 70)]
+            lm.prefill(rows)
+            drafts = [Draft(tree, Draw.POINT)] * 3
+            used.clear()
+            three = lm.score(rows, drafts)
+            lm.free(rows[:1])  # the last row takes its slot
+            one = lm.score(rows[2:], drafts[2:])
+            said[way] = [*three, *one]
+            assert bool([x for x in used if x is not None]) is (way == "auto")
+    for own, theirs in zip(said["auto"], said["off"], strict=True):
+        spread = float(theirs.logits.float().std())
+        error = 1e-4 if dtype is torch.float32 else 0.15
+        assert float((own.logits - theirs.logits).abs().max()) < error * spread
