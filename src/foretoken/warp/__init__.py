@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +23,6 @@ from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
 
 FIT = frozenset({torch.float32, torch.float64})  # dtypes that laws may have
-FEW = 1 << 14  # numbers among which torch finds the largest before numpy is warm
 ALL_AT_ONCE = 1 << 18  # laws of a whole tree are computed together up to this many numbers
 
 
@@ -315,19 +313,18 @@ def nothing_left(length: int) -> ConfigError:
 def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
     """The most likely token of every row, the first of equals, in one read from the device.
 
-    On a CPU numpy finds them many times faster than torch, which is warm after a forward, though,
-    and so the faster one on few. ConfigError where scores are NaN.
+    On a CPU numpy finds them many times faster than torch. ConfigError where scores are NaN.
     """
-    if scores.is_cpu and scores.numel() > FEW:
-        scores = scores if scores.dtype in FIT else scores.float()
-        rows = scores.detach().numpy().reshape(-1, scores.shape[-1])
-        best = rows.argmax(-1)  # the first NaN counts as the largest
-        if np.isnan(rows[np.arange(len(rows)), best]).any():
+    if not scores.is_cpu or not scores.numel():
+        return scores.argmax(-1).tolist()
+    if scores.dtype not in FIT:
+        scores = scores.float()
+    rows = scores.detach().numpy().reshape(-1, scores.shape[-1])
+    best: list[int] = rows.argmax(-1).tolist()  # the first NaN counts as the largest
+    for row, token in enumerate(best):
+        if math.isnan(rows.item(row, token)):
             raise no_law()
-        return best.reshape(scores.shape[:-1]).tolist()
-    if scores.is_cpu and scores.numel() and bool(scores.max().isnan()):
-        raise no_law()
-    return scores.argmax(-1).tolist()
+    return best if scores.ndim > 1 else best[0]
 
 
 def point_mass(token: int, like: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
