@@ -28,7 +28,7 @@ from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import Task
 
 METHODS = (
-    "plain", "plain[kernels=dense]", "chain", "chain[controller=cost_model]", "tree",
+    "plain", "plain[kernels=dense]", "chain[depth=5]", "chain", "tree",
     "prompt-lookup", "hf:plain", "hf:compiled", "hf:assisted",
 )  # fmt: skip
 NODES = (1, 2, 4, 8, 16, 32, 64, 96, 128)

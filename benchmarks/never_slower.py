@@ -1,32 +1,59 @@
-"""Does the cost model ever lose? With a useless draft against plain, with a good one against the
-best fixed length.
+"""Does anything ever lose? Every default that needs no training against plain, on text that repeats
+itself and on text that does not; the cost model with a useless draft, and with a good one.
 
     python benchmarks/never_slower.py [--quick] [--params 350M]
+    python benchmarks/never_slower.py --target ./model --tasks spec-bench.jsonl --parts defaults
 
-Writes benchmarks/results/never_slower.json and .md.
+Writes benchmarks/results/never_slower.json and .md (never_slower-NAME with --target).
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import gates
 import torch
-from pair import WORK, main, pair, parser, prompts
+from in_turn import Texts, by_family, in_turn, over, prompts_of, rate
+from pair import WORK, console, main, pair, parser, prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.bench import environment
+from foretoken.bench.models import Models
+from foretoken.bench.own import OwnRow
+from foretoken.bench.rows import parse_methods
 from foretoken.bench.run import BenchConfig, run_bench
+from foretoken.bench.tasks import Task, load_file
+from foretoken.engine.engine import Engine
+from foretoken.errors import CapabilityError
+from foretoken.types import SamplingParams
 
-LENGTHS = (1, 2, 3, 4, 5, 6, 8)
-NODES = (4, 8, 16)
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)  # a sweep ends where speed has fallen twice
+NODES = (4, 8, 16, 32, 64)
+FALLEN = 2
+PARTS = ("drafts", "defaults")
+KINDS = {"greedy": 0.0, "temperature 1": 1.0}  # the second does not repeat itself, so cannot loop
 
 
 def random_draft(like: Path | str) -> Any:
     """A model of the draft's shape that knows nothing."""
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(like), dtype=torch.float32)
+
+
+def swept(labels: Sequence[str], speed: Callable[[str], float | None]) -> list[str]:
+    """Rows of growing size up to the best one and the `FALLEN` behind it."""
+    found: list[str] = []
+    best, fallen = 0.0, 0
+    for label in labels:
+        value = speed(label) or 0.0
+        found.append(label)
+        best, fallen = (value, 0) if value > best else (best, fallen + 1)
+        if fallen == FALLEN:
+            break
+    return found
 
 
 def verdicts(useless: dict[str, Any], good: dict[str, Any]) -> list[gates.Gate]:
@@ -38,35 +65,23 @@ def verdicts(useless: dict[str, Any], good: dict[str, Any]) -> list[gates.Gate]:
             0.95,
             unit="x",
         )
-        for label in useless["rows"]
-        if "cost_model" in label
+        for label in ("chain", "tree", "prompt-lookup")
     ]
     for method in ("chain", "tree"):
-        fixed = gates.best(
-            good, lambda label, m=method: label.startswith(m) and "cost" not in label
-        )
-        label = f"{method}[controller=cost_model]"
-        claim = f"good draft: {label} over the best fixed one, {fixed}"
-        found.append(gates.Gate(claim, gates.ratio(good, label, fixed), 0.95, unit="x"))
+        fixed = gates.best(good, lambda label, m=method: label.startswith(f"{m}["))
+        claim = f"good draft: {method} over the best fixed one, {fixed}"
+        found.append(gates.Gate(claim, gates.ratio(good, method, fixed), 0.95, unit="x"))
     return found
 
 
-def run(description: str | None) -> int:
-    options = parser(description)
-    options.add_argument("--params", help="widen the shipped target to this size first")
-    options.add_argument("--per-family", type=int, default=2, help="prompts of each family")
-    options.add_argument("--repetitions", type=int, default=2)
-    options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
-    asked = options.parse_args()
+def drafts(asked: argparse.Namespace) -> tuple[list[gates.Gate], dict[str, Any], str]:
+    """With a useless draft against plain, with a good one against the best fixed length."""
     quick = asked.quick
-    lengths, nodes = ((1, 3), (4,)) if quick else (LENGTHS, NODES)
-    adaptive = ["chain[controller=cost_model]", "tree[controller=cost_model]"]
-    fixed = [f"chain[depth={n}]" for n in lengths] + [f"tree[depth=6,nodes={n}]" for n in nodes]
-    work = WORK / ("never_slower-quick" if quick else "never_slower")
     tasks = prompts(1, limit=3) if quick else prompts(asked.per_family)
+    work = WORK / ("never_slower-quick" if quick else "never_slower")
     with pair(asked.target, asked.draft, asked.params) as models:
 
-        def bench(draft: Any, methods: list[str], name: str) -> dict[str, Any]:
+        def bench(draft: Any, methods: list[str], name: str, resume: bool) -> dict[str, Any]:
             return run_bench(
                 BenchConfig(
                     target=models.target,
@@ -77,29 +92,165 @@ def run(description: str | None) -> int:
                     repetitions=1 if quick else asked.repetitions,
                     max_new_tokens=24 if quick else 128,
                     threads=asked.threads,
-                    resume=asked.resume,
+                    resume=resume,
                     title=f"The cost model with a {name} draft",
                 ),
                 tasks,
             )
 
-        useless = bench(
-            random_draft(models.draft),
-            ["plain", *adaptive, "prompt-lookup[controller=cost_model]", "chain[depth=5]"],
-            "useless",
-        )
-        good = bench(models.draft, ["plain", *adaptive, *fixed], "good")
-    found = verdicts(useless, good)
-    document = {
-        "environment": environment.describe(),
-        "gates": [gate.to_dict() for gate in found],
-        "useless": useless,
-        "good": good,
+        rows = ["plain", "chain", "tree", "prompt-lookup", "chain[depth=5]"]
+        useless = bench(random_draft(models.draft), rows, "useless", asked.resume)
+        rows = ["plain", "chain", "tree"]
+        good = bench(models.draft, rows, "good", asked.resume)
+
+        def speed(label: str) -> float | None:
+            nonlocal good
+            good = bench(models.draft, [*good["rows"], label], "good", True)
+            return gates.speed(good, label)
+
+        swept([f"chain[depth={n}]" for n in LENGTHS[: 2 if quick else None]], speed)
+        swept([f"tree[depth=6,nodes={n}]" for n in NODES[: 1 if quick else None]], speed)
+    text = "".join(
+        f"\n## With a {name} draft\n\n" + gates.speeds(results)
+        for name, results in (("useless", useless), ("good", good))
+    )
+    return verdicts(useless, good), {"useless": useless, "good": good}, text
+
+
+def defaults(asked: argparse.Namespace) -> tuple[list[gates.Gate], dict[str, Any], str]:
+    """Every default that needs neither training nor data against plain, and `auto` against all."""
+    found: list[gates.Gate] = []
+    document: dict[str, Any] = {}
+    text = ""
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    tasks = real_tasks(asked)
+    with pair(asked.target, asked.draft, asked.params) as where:
+        models = Models(where.target, dtype=asked.dtype, allow_pickle=False)
+        engines = engines_of(models, asked.methods)
+        given = prompts_of(tasks, models.tokenizer)
+        repetitions = 1 if asked.quick else asked.repetitions
+        families = by_family(given, repetitions)
+        for kind, temperature in KINDS.items():
+            params = SamplingParams(
+                max_new_tokens=24 if asked.quick else asked.tokens,
+                temperature=temperature,
+                eos=models.eos,
+            )
+            with console.status(kind) as status:
+                texts = in_turn(engines, given, params, repetitions, status.update)
+            found += kept(kind, texts, families)
+            document[kind] = told(texts, families)
+            text += f"\n## {kind.capitalize()}\n\n" + page(texts, families)
+    return found, document, text
+
+
+def engines_of(models: Models, methods: str) -> dict[str, Engine]:
+    """Plain decoding and the rows asked for, but those that this target cannot run."""
+    specs = [spec for spec in parse_methods(methods) if spec.method != "plain"]
+    engines: dict[str, Engine] = {}
+    for spec in (*parse_methods("plain"), *specs):
+        try:
+            row = models.row(spec)
+        except CapabilityError as problem:
+            console.print(f"{spec.label} is left out: {problem}", markup=False)
+            continue
+        if isinstance(row, OwnRow):
+            engines[spec.label] = row.engine
+    return engines
+
+
+def real_tasks(asked: argparse.Namespace) -> list[Task]:
+    """Prompts of every family of a file, or the held-out ones of the minis."""
+    if asked.tasks is None:
+        return prompts(1, limit=3) if asked.quick else prompts(asked.per_family)
+    tasks: dict[str, list[Task]] = {}
+    for task in load_file(asked.tasks):
+        tasks.setdefault(task.family, []).append(task)
+    count = asked.per_family
+    return [one for own in tasks.values() for one in own[:: max(len(own) // count, 1)][:count]]
+
+
+def kept(kind: str, texts: Texts, families: dict[str, list[int]]) -> list[gates.Gate]:
+    """No default below 0.97 of plain; on greedy text `auto` within 0.97 of the best everywhere."""
+    found = [
+        gate(f"{kind}: {label} over plain", over(texts, label, "plain"))
+        for label in texts
+        if label != "plain"
+    ]
+    if kind != "greedy" or "auto" not in texts:
+        return found
+    for family, places in families.items():
+        best = max(texts, key=lambda label, at=places: rate(texts[label][i] for i in at))
+        claim = f"{kind}, {family}: auto over the best row, {best}"
+        found.append(gate(claim, over(texts, "auto", best, places)))
+    return found
+
+
+def gate(claim: str, found: tuple[float, float, float]) -> gates.Gate:
+    """A claim with its ratio and the interval of that over prompts."""
+    value, low, high = found
+    return gates.Gate(f"{claim} ({low:.3f} to {high:.3f})", value, 0.97, unit="x")
+
+
+def told(texts: Texts, families: dict[str, list[int]]) -> dict[str, Any]:
+    """Speeds, ratios with intervals, and ratios by family."""
+    return {
+        label: {
+            "tokens_per_second": rate(own),
+            "tokens_per_forward": sum(t.tokens for t in own) / sum(t.forwards for t in own),
+            "over_plain": over(texts, label, "plain"),
+            "by_family": {
+                family: over(texts, label, "plain", at)[0] for family, at in families.items()
+            },
+        }
+        for label, own in texts.items()
     }
-    text = f"# The cost model is never slower\n\n{gates.markdown(found)}\n"
-    for name, results in (("useless", useless), ("good", good)):
-        text += f"\n## With a {name} draft\n\n" + gates.speeds(results)
-    gates.publish(asked.out, "never_slower", document, text)
+
+
+def page(texts: Texts, families: dict[str, list[int]]) -> str:
+    """The same as tables."""
+    lines = [
+        "| row | tokens/s | over plain | interval | tokens per forward |",
+        "|---|---:|---:|---|---:|",
+    ]
+    rows = told(texts, families)
+    for label, row in rows.items():
+        value, low, high = row["over_plain"]
+        lines.append(
+            f"| {label} | {row['tokens_per_second']:.1f} | {value:.3f} | {low:.3f} to {high:.3f} "
+            f"| {row['tokens_per_forward']:.2f} |"
+        )
+    lines += ["", f"| over plain | {' | '.join(families)} |", "|---|" + "---:|" * len(families)]
+    for label, row in rows.items():
+        cells = " | ".join(f"{value:.2f}" for value in row["by_family"].values())
+        lines.append(f"| {label} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def run(description: str | None) -> int:
+    options = parser(description)
+    options.add_argument("--params", help="widen the shipped target to this size first")
+    options.add_argument("--parts", default=",".join(PARTS), help="drafts, defaults or both")
+    options.add_argument("--tasks", help="a file of prompts, such as Spec-Bench's question.jsonl")
+    options.add_argument("--methods", default="training-free", help="rows of the part defaults")
+    options.add_argument("--dtype", default="float32", help="of the part defaults")
+    options.add_argument("--tokens", type=int, default=128, help="per text, of the part defaults")
+    options.add_argument("--per-family", type=int, default=2, help="prompts of each family")
+    options.add_argument("--repetitions", type=int, default=2)
+    options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    asked = options.parse_args()
+    found: list[gates.Gate] = []
+    document: dict[str, Any] = {"environment": environment.describe()}
+    text = ""
+    for part in asked.parts.split(","):
+        judged, results, tables = {"drafts": drafts, "defaults": defaults}[part](asked)
+        found += judged
+        document[part] = results
+        text += tables
+    document["gates"] = [gate.to_dict() for gate in found]
+    name = "never_slower" + (f"-{Path(asked.target).name}" if asked.tasks and asked.target else "")
+    gates.publish(asked.out, name, document, f"# Never slower\n\n{gates.markdown(found)}\n{text}")
     gates.show(found, "never slower")
     return 0
 

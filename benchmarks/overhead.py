@@ -28,10 +28,11 @@ from foretoken.types import SamplingParams
 
 MOST = {  # milliseconds of a step outside forwards, at the shorter context
     "plain": 0.25,
-    "chain": 0.7,
-    "tree": 1.0,
-    "prompt-lookup": 1.0,
-    "chain[controller=cost_model]": 1.0,
+    "chain[depth=5]": 0.7,
+    "tree[depth=5]": 1.0,
+    "prompt-lookup[depth=5]": 1.0,
+    "chain": 1.0,
+    "auto": 1.25,
 }
 METHODS = ",".join(MOST)
 

@@ -20,8 +20,8 @@ from foretoken.bench.report import write_reports
 from foretoken.bench.run import BenchConfig, run_bench
 
 METHODS = (
-    "plain", "chain", "chain[depth=3]", "chain[controller=cost_model]",
-    "tree", "tree[controller=cost_model]", "prompt-lookup",
+    "plain", "chain[depth=5]", "chain[depth=3]", "chain",
+    "tree[depth=5]", "tree", "prompt-lookup",
     "plain[exact_bits=true]", "chain[exact_bits=true]", "tree[exact_bits=true]",
     "hf:plain", "hf:compiled", "hf:assisted", "hf:prompt-lookup",
 )  # fmt: skip

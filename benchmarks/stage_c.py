@@ -33,7 +33,6 @@ from foretoken.minis.corpus import code_modules, code_piece
 
 Speeds = dict[str, dict[str, float]]  # by family and row
 
-COSTED = "[controller=cost_model]"
 EQUAL = 16  # nodes at which look-up and recycled tokens are held against each other
 REPETITIVE = ("dialogue", "retrieval", "summarisation")
 HOSTILE = "random tokens"
@@ -73,15 +72,14 @@ def store(target: Path | str, traffic: int) -> Path:
 
 def rows(datastore: Path, exits: Path | None) -> list[str]:
     """The paper's own template or fixed setting, and beside it what the cost model picks."""
-    found = ["plain", "prompt-lookup", f"prompt-lookup{COSTED}"]
-    found += ["token-recycling", f"token-recycling{COSTED}", "suffix", f"suffix{COSTED}"]
-    found += ["lookahead"]
-    found += [f"rest[datastore={datastore},controller=cost_model]", f"tree{COSTED}"]
-    found += [f"rasd[datastore={datastore},controller=cost_model]", f"rasd{COSTED}"]
+    found = ["plain", "lookahead"]
+    for name in ("prompt-lookup", "token-recycling", "suffix"):
+        found += [f"{name}[preset=paper]", name]
+    found += [f"rest[datastore={datastore}]", "tree", f"rasd[datastore={datastore}]", "rasd"]
     found += [f"prompt-lookup[controller=fixed,matches=16,depth=10,nodes={EQUAL}]"]
     found += [f"token-recycling[controller=fixed,depth=6,nodes={EQUAL}]"]
     found += [f"layerskip[exit_layer={layer},depth={n}]" for layer, n in ((2, 4), (2, 6), (3, 4))]
-    found += ["del", "del[controller=fixed]", "swift", f"fused{COSTED}", "auto"]
+    found += ["del", "del[preset=paper]", "swift", "fused", "auto"]
     if exits is not None:
         found += [f"specee[predictors={exits}]"]
         found += [f"specee[predictors={exits},shape=nothing,controller=fixed]"]
@@ -174,12 +172,14 @@ def verdicts(results: dict[str, Any], cells: Sequence[Cell]) -> list[gates.Gate]
     def above(label: str | None, other: str | None) -> float | None:
         return gates.ratio(results, label, other, whole=True)
 
-    recycled = length(results, "token-recycling")
+    recycled = length(results, "token-recycling[preset=paper]")
     equal = [
         length(results, f"{name}[controller=fixed,{size},nodes={EQUAL}]")
         for name, size in (("token-recycling", "depth=6"), ("prompt-lookup", "matches=16,depth=10"))
     ]
-    suffix, lookup = (length(results, name, REPETITIVE) for name in ("suffix", "prompt-lookup"))
+    suffix, lookup = (
+        length(results, f"{name}[preset=paper]", REPETITIVE) for name in ("suffix", "prompt-lookup")
+    )
     rasd, rest = named(results, "rasd[datastore"), named(results, "rest")
     fused = named(results, "fused")
     single_best = gates.best(
@@ -198,10 +198,8 @@ def verdicts(results: dict[str, Any], cells: Sequence[Cell]) -> list[gates.Gate]
         faster("token-recycling", 1.3),
         gates.Gate(f"token-recycling over a tree of look-ups, {EQUAL} nodes", over(*equal), 1.0),
         gates.Gate("suffix over prompt-lookup, repetitive families", over(suffix, lookup), 1.0),
-        gates.Gate("rasd over its tree", above(rasd, f"tree{COSTED}"), 1.0),
-        gates.Gate(
-            "rasd from the text over its tree", above(f"rasd{COSTED}", f"tree{COSTED}"), 1.0
-        ),
+        gates.Gate("rasd over its tree", above(rasd, "tree"), 1.0),
+        gates.Gate("rasd from the text over its tree", above("rasd", "tree"), 1.0),
         gates.Gate("rasd over rest", above(rasd, rest), 1.0),
         faster("layerskip", 1.2),
         gates.Gate(
@@ -211,7 +209,7 @@ def verdicts(results: dict[str, Any], cells: Sequence[Cell]) -> list[gates.Gate]
         faster("swift", 1.05),
         faster("specee", 1.1),
         gates.Gate("specee over the tree of the same draft",
-                   above(named(results, "specee"), f"tree{COSTED}"), 1.0),
+                   above(named(results, "specee"), "tree"), 1.0),
         gates.Gate("specee, accuracy lost", lost, 0.01, at_least=False),
         gates.Gate(f"fused over {single_best}", above(fused, single_best), 1.0),
         gates.Gate(f"auto over the best row ({where})", share, 0.95),

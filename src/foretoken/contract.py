@@ -171,6 +171,12 @@ class Drafter(Protocol):
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]: ...
 
+    def reading(self) -> Taps:
+        """Hidden states it reads of the forward that scores what it has just proposed: those of
+        its traits, or none in a step in which nobody would look at them.
+        """
+        ...
+
     def observe(self, step: Step) -> None:
         """Called after the rows were extended: learn, roll back."""
         ...
@@ -216,6 +222,13 @@ class Reports(Protocol):
     def report(self) -> str:
         """One line for a reader of results; empty while there is nothing to tell."""
         ...
+
+
+@runtime_checkable
+class Retires(Protocol):
+    """A drafter that may find out, once, that it can never pay on its target."""
+
+    hopeless: bool
 
 
 @runtime_checkable

@@ -207,6 +207,8 @@ class Budget:
     depth: int  # longest path below the root
     nodes: int  # nodes below the root
     prices: Prices | None = None  # None: nothing is priced
+    # chance below which no node can pay, where somebody else does the pricing; None: nobody does
+    least: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,7 @@ class DecodeState:
     error: BaseException | None = None  # what ended it, where that was an exception
     longest: int | None = None  # tokens, prompt included, that the model's positions allow
     prefill: float = 0.0  # seconds that its prompt took
+    rehearsal: bool = False  # written to be timed: nothing is learned of it for other rows
     private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself
     uid: int = field(default_factory=lambda: next(_uids))
     # most new tokens, and why: the cap ("length") or the end of the context ("context")

@@ -72,20 +72,46 @@ def test_stage_a_writes_its_four_files_and_its_verdicts(script, capsys) -> None:
 
 
 def test_never_slower_judges_a_useless_and_a_good_draft(script) -> None:
-    code, out = script("never_slower", "--quick")
-    found = json.loads((out / "never_slower.json").read_text())
-    claims = [gate["claim"] for gate in found["gates"]]
+    code, out = script("never_slower", "--quick", "--parts", "drafts")
+    document = json.loads((out / "never_slower.json").read_text())
+    claims, found = [gate["claim"] for gate in document["gates"]], document["drafts"]
     assert code == 0 and len(claims) == 5
     assert sum(claim.startswith("useless draft") for claim in claims) == 3
     useless = found["useless"]["rows"]["chain[depth=5]"]["accepted_length"]["emitted_per_forward"]
-    good = found["good"]["rows"]["chain[depth=3]"]["accepted_length"]["emitted_per_forward"]
+    good = found["good"]["rows"]["chain[depth=2]"]["accepted_length"]["emitted_per_forward"]
     assert useless < 1.5 and good >= 1.0
+
+
+def test_never_slower_holds_every_default_against_plain_on_both_kinds_of_text(script) -> None:
+    rows = ("plain", "prompt-lookup", "token-recycling", "auto")
+    options = ("--parts", "defaults", "--methods", ",".join(rows))
+    code, out = script("never_slower", "--quick", *options)
+    document = json.loads((out / "never_slower.json").read_text())
+    assert code == 0 and set(document["defaults"]) == {"greedy", "temperature 1"}
+    for kind, found in document["defaults"].items():
+        assert tuple(found) == rows
+        assert found["plain"]["tokens_per_forward"] == 1.0
+        assert found["plain"]["over_plain"] == [1.0, 1.0, 1.0]
+        claims = [gate["claim"] for gate in document["gates"] if gate["claim"].startswith(kind)]
+        families = len(found["plain"]["by_family"]) if kind == "greedy" else 0
+        assert len(claims) == len(rows) - 1 + families
+    assert (out / "never_slower.md").read_text().count("| auto |") == 4
+
+
+def test_a_sweep_goes_on_while_speed_rises(script, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    swept = importlib.import_module("never_slower").swept
+    labels = [str(n) for n in range(10)]
+    rising = {str(n): float(n) for n in range(10)}
+    assert swept(labels, rising.get) == labels
+    peak = {str(n): float(-abs(n - 4)) + 10 for n in range(10)}
+    assert swept(labels, peak.get) == labels[:7], "two behind the best"
 
 
 def test_overhead_is_measured_at_two_contexts(script) -> None:
     code, out = script("overhead", "--quick", "--contexts", "20,200")
     found = json.loads((out / "overhead.json").read_text())["ms_per_step"]
-    assert code == 0 and set(found) >= {"plain", "chain", "tree", "prompt-lookup"}
+    assert code == 0 and set(found) >= {"plain", "chain", "chain[depth=5]", "auto"}
     for by_length in found.values():
         for ms in by_length.values():
             assert 0 < ms["loop"] < ms["whole"] and 0 < ms["outside_forwards"] < ms["whole"]

@@ -33,8 +33,14 @@ def models(pair_folders):
     return ["--target", target, "--draft", draft, "--set", "kernels=dense"]
 
 
-def test_generate_writes_the_text_and_a_line_of_statistics(models):
-    ran = run("generate", PROMPT, *models, "--max-new-tokens", 20)
+@pytest.fixture
+def steady(models):
+    """Drafts of one size in every step: another load measures other costs."""
+    return [*models, "--set", "depth=5"]
+
+
+def test_generate_writes_the_text_and_a_line_of_statistics(models, steady):
+    ran = run("generate", PROMPT, *steady, "--max-new-tokens", 20)
     assert ran.exit_code == 0, ran.output
     plain = run("generate", PROMPT, *models, "--method", "plain", "--max-new-tokens", 20)
     assert ran.stdout == plain.stdout and ran.stdout.strip()
@@ -50,26 +56,26 @@ def test_generate_json_holds_text_tokens_and_statistics(models):
     assert found["text"] and 0 <= found["stats"]["acceptance_rate"] <= 1
 
 
-def test_sampling_options_reach_the_session(models, pair_folders):
+def test_sampling_options_reach_the_session(steady, pair_folders):
     options = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 3}
     flags = [f for k, v in options.items() for f in ("--" + k.replace("_", "-"), str(v))]
-    ran = run("generate", PROMPT, *models, "--max-new-tokens", 15, *flags, "--json")
-    spec = foretoken.load(pair_folders[0], draft=pair_folders[1], kernels="dense")
+    ran = run("generate", PROMPT, *steady, "--max-new-tokens", 15, *flags, "--json")
+    spec = foretoken.load(pair_folders[0], draft=pair_folders[1], kernels="dense", depth=5)
     assert json.loads(ran.stdout)["tokens"] == spec.generate(PROMPT, 15, **options).tokens
 
 
-def test_options_left_out_follow_the_generation_config(models, pair_folders, tmp_path):
+def test_options_left_out_follow_the_generation_config(steady, pair_folders, tmp_path):
     target = tmp_path / "sampling"
     shutil.copytree(pair_folders[0], target)
     config = json.loads((target / "generation_config.json").read_text())
     config |= {"do_sample": True, "temperature": 0.9, "max_new_tokens": 7, "top_k": 20}
     (target / "generation_config.json").write_text(json.dumps(config))
-    how = ["generate", PROMPT, "--target", target, *models[2:], "--json"]
+    how = ["generate", PROMPT, "--target", target, *steady[2:], "--json"]
 
     def tokens(*flags):
         return json.loads(run(*how, *flags).stdout)["tokens"]
 
-    spec = foretoken.load(pair_folders[0], draft=pair_folders[1], kernels="dense")
+    spec = foretoken.load(pair_folders[0], draft=pair_folders[1], kernels="dense", depth=5)
     sampled = {"temperature": 0.9, "top_k": 20, "seed": 3}
     assert tokens("--seed", 3) == spec.generate(PROMPT, 7, **sampled).tokens
     greedy = spec.generate(PROMPT, 12).tokens
@@ -88,7 +94,8 @@ def test_settings_reach_the_method(models):
 
 def test_what_a_method_learns_is_kept_in_the_file_its_options_name(models, tmp_path):
     memory = tmp_path / "memory"
-    flags = ["--method", "token-recycling", "--set", f"memory={memory}", "--max-new-tokens", 40]
+    flags = ["--method", "token-recycling", "--set", f"memory={memory}", "--set", "preset=paper"]
+    flags += ["--max-new-tokens", 40]
     steps = []
     for _ in range(2):
         ran = run("generate", PROMPT, *models, *flags, "--json")
@@ -367,6 +374,8 @@ def test_a_bench_with_a_failed_row_says_so_in_its_exit_status(models, tmp_path):
     [
         (["--methods", ""], "without methods"),
         (["--methods", "chain[dept=4]"], "did you mean depth"),
+        (["--methods", "chain[preset=papers]"], "did you mean paper"),
+        (["--methods", "auto[preset=paper]"], "has no paper"),
         (["--threads", "0"], "1 or more"),
         (["--repetitions", "0"], "1 or more"),
         (["--methods", "chain", "--target", "no/such/model"], "without a draft model"),

@@ -61,7 +61,7 @@ def test_colours_differ_for_the_colour_blind_and_in_grey():
 def test_without_its_signs_the_shown_text_is_the_text(pair_folders):
     target, draft = map(str, pair_folders)
     how = ["generate", "the cat is in the ", "--target", target, "--draft", draft]
-    how += ["--set", "kernels=dense", "--max-new-tokens", "30"]
+    how += ["--set", "kernels=dense", "--set", "depth=5", "--max-new-tokens", "30"]
     first, shown = runner.invoke(app, [*how, "--show"]).stdout.split("\n", 1)
     plain = runner.invoke(app, how).stdout
     assert "guessed and accepted" in first and "corrected" in first

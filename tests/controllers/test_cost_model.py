@@ -13,7 +13,7 @@ from simulated_steps import step_of
 from foretoken.coins import SeededCoins, enumerate_outcomes
 from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.fixed import Fixed
-from foretoken.controllers.policy import CHEAP, Limits, Policy
+from foretoken.controllers.policy import CHEAP, EXPLORED, Limits, Policy
 from foretoken.controllers.step_costs import StepCosts
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
@@ -402,12 +402,42 @@ def test_nothing_is_drafted_where_nothing_pays():
     assert policy.budgets([row]) == [Budget(0, 0)]
 
 
-def test_a_drafter_that_says_no_at_no_cost_is_always_asked():
-    """It is offered plain decoding's speed: no guess that slows a text down is worth that."""
-    policy, row = priced(asking=CHEAP), state()
-    ran(policy, row, 1, 4.0, steps=10)
+def look_up(policy, row, step, rng, asking, chance):
+    """One step of a text that drafts one token where that promises to pay; its plain steps."""
     [budget] = policy.budgets([row])
-    assert budget.depth > 0 and budget.prices.step == 1.0
+    spent, tree = 1.0, TokenTree((0,), (-1,))
+    if budget.depth:
+        spent += asking
+        if chance(step) > budget.prices.nodes[1]:
+            spent, tree = spent + 0.05, TokenTree((0, 0), (-1, 0))
+    path = (1,) if len(tree) > 1 and rng.random() < chance(step) else ()
+    times = StepTimes(1, len(tree), 1, spent - 1.0 - 0.05 * (len(tree) - 1), 0.98, 0.02)
+    times.target += 0.05 * (len(tree) - 1)
+    policy.observe([row], [Draft(tree, Draw.POINT)], [Verdict(path, 0)], times)
+    return budget.depth > 0, 1 + len(path), spent
+
+
+def looked_up(asking, chance, steps):
+    """Whether a drafter was asked, tokens and plain steps, step by step."""
+    policy, row, rng = priced(asking), state(), random.Random(0)
+    return [look_up(policy, row, step, rng, asking, chance) for step in range(steps)]
+
+
+@pytest.mark.parametrize("asking", [0.005, 0.02, CHEAP])
+def test_asking_a_drafter_that_never_pays_costs_a_small_share(asking):
+    """However cheap it is to ask: 5 % of every step would be 5 % of everything."""
+    steps = looked_up(asking, lambda step: 0.0, 1500)
+    assert sum(asked for asked, _, _ in steps[-200:]) > 2, "it is asked again and again"
+    late = steps[300:]
+    assert sum(spent for _, _, spent in late) <= (1.0 + EXPLORED) * len(late)
+    assert sum(spent for _, _, spent in steps) <= 1.012 * len(steps)
+
+
+def test_a_text_that_begins_to_repeat_itself_is_found_within_a_few_steps():
+    steps = looked_up(0.03, lambda step: 0.0 if step < 400 else 0.95, 600)
+    late = [tokens for _, tokens, _ in steps[400:]]
+    assert next(at for at, tokens in enumerate(late) if tokens > 1) <= 8
+    assert sum(late[20:]) >= 1.9 * len(late[20:]) and all(asked for asked, _, _ in steps[440:])
 
 
 @pytest.mark.parametrize("options", [{"max_depth": 0}, {"margin": 0.5}, {"probe_every": 0}])

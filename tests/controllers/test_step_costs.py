@@ -69,3 +69,12 @@ def test_a_smaller_forward_is_never_dearer():
     found = convex({1: 62.0, 2: 76.0, 3: 57.0, 4: 51.0, 6: 60.0, 8: 82.0, 12: 79.0, 16: 98.0})
     values = list(found.values())
     assert values == sorted(values) and values[0] == 51.0 and found[8] < 70.0
+
+
+def test_the_second_node_may_cost_more_than_any_further_one():
+    """One row is multiplied by other kernels than several."""
+    clean = {1: 26.0, 2: 31.0, 4: 34.0, 8: 40.0, 16: 52.0}
+    assert convex(clean) == pytest.approx(clean)
+    assert convex(clean | {4: 45.0}) == pytest.approx(clean)
+    costs = StepCosts.of(CostTable(clean, {}))
+    assert costs.rest.at(2) - costs.plain(1) == pytest.approx(5.0)

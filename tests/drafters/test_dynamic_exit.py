@@ -164,7 +164,7 @@ def test_layer_predictions_are_the_drafts_and_the_targets_own_tokens(family, row
         seen.append(1 + len(seen) % 3)  # an exit of its own each: those before were never right
         right = [layer >= seen[-1] for layer in (1, 2, 3)]
         known = drafter.exits.counts(one)
-        known.counted.zero_()
+        known.prompt = None
         known.learn(predicted([right] * 9))
     with torch.inference_mode():
         budgets = engine.controller.budgets(rows)
@@ -268,3 +268,60 @@ def test_the_papers_form_looks_behind_every_layer_in_every_round(every, row, run
         drafted = sum(len(record.drafts[0].tree) > 1 for record in records)
         assert drafted <= len(looks) - 1 <= len(records), "the prompt, then every round asked"
         assert set(looks) == {4}
+
+
+def shown(row, drafter, right, places=40, **params):
+    """A row whose prompt's states agree with the last layer's in a share of all places."""
+    layers = len(drafter.traits.taps)
+    states = torch.zeros(places, layers, 4)
+    states[:, :, 0] = 9.0
+    states[: int(right * places), :-1, :] = torch.tensor([0.0, 9.0, 0.0, 0.0])
+    states[: int(right * places), -1, :] = torch.tensor([0.0, 9.0, 0.0, 0.0])
+    states[int(right * places) :, :-1, :] = torch.tensor([0.0, 0.0, 9.0, 0.0])
+    one = row([0, 1, 2, 3], 4, max_new_tokens=60, **params)
+    drafter.start(one, states[torch.randperm(places, generator=torch.Generator().manual_seed(0))])
+    return one
+
+
+def test_exits_that_are_never_right_are_given_up_for_good_and_for_every_drafter(row):
+    target = TableLM.random(4, layers=8)
+    drafter = DynamicExit(target)
+    assert not drafter.hopeless
+    one = shown(row, drafter, right=0.0)
+    assert drafter.hopeless and DynamicExit(target).hopeless, "remembered by model"
+    assert not DynamicExit(TableLM.random(4, layers=8)).hopeless, "not of another model"
+    [draft] = drafter.propose([one], [priced(1.0, 0.0)])
+    assert len(draft.tree) == 1 and drafter.reading() == ()
+    seeded = shown(row, drafter, right=0.0, temperature=1.0, seed=1)
+    drafter.propose([seeded], [priced(1.0, 0.0)])
+    assert drafter.reading() == drafter.traits.taps, "a seed repeats its text whatever was found"
+
+
+def test_exits_that_are_right_now_and_then_are_not_given_up(row):
+    drafter = DynamicExit(TableLM.random(4, layers=8))
+    shown(row, drafter, right=0.4)
+    assert drafter.exits.evidence.complete and not drafter.hopeless
+
+
+def test_the_papers_setting_drafts_behind_any_exit(row):
+    target = TableLM.random(4, layers=8)
+    drafter = DynamicExit(target)
+    one = shown(row, drafter, right=0.0)
+    drafter.exits.counts(one).learn(predicted([[1] * (len(drafter.traits.taps) - 1)] * 9))
+    target.prefill([one])
+    [draft] = drafter.propose([one], [FREE])
+    assert drafter.hopeless and len(draft.tree) > 1
+
+
+def test_one_look_at_a_few_places_decides(row):
+    drafter = DynamicExit(TableLM.random(4, layers=8))
+    looks, predictions = [], drafter.exits.view.predictions
+
+    def watched(states):
+        looks.append([tuple(one.shape[:2]) for one in states])
+        return predictions(states)
+
+    drafter.exits.view.predictions = watched
+    for _ in range(3):
+        shown(row, drafter, right=0.5)
+    assert looks == [[(24, 2)]], "the deepest exit and the last layer, of the first prompt"

@@ -91,6 +91,45 @@ def test_sources_that_name_no_chance_take_part(row):
     assert paths_of(drafted(fusion, one, Budget(9, 9, prices)).tree) == {(7,), (1,)}
 
 
+def test_a_text_in_which_guesses_fail_gets_fewer_than_another(row, step):
+    """What all texts taught is corrected by what this one teaches."""
+    fusion = Fusion(Says([[1, 2, 3]], 0.6))
+    one, other = (row([0], 12, max_new_tokens=500) for _ in range(2))
+    prices = Prices(0.0, tuple(0.25 * n for n in range(10)), 1.0)
+    sizes = {}
+    for text in (one, other):
+        fusion.start(text, None)
+    for _ in range(20):
+        for text, verdict in ((one, Verdict((), 9)), (other, Verdict((1, 2, 3), 4))):
+            draft = drafted(fusion, text, Budget(9, 9, prices))
+            sizes[text.uid] = len(draft.tree) - 1
+            said = Draft(from_paths(0, [[1, 2, 3]]), Draw.POINT)
+            fusion.observe(step([text], [said], [verdict]))
+    assert sizes[one.uid] < sizes[other.uid] == 3
+
+
+def test_sources_that_agree_are_believed_as_far_as_that_came_true(row, step):
+    fusion = Fusion(Says([[1], [2]], 0.3), Says([[1], [3]], 0.3))
+    one = row([0], 12, max_new_tokens=500)
+    fusion.start(one, None)
+    for turn in range(200):  # of what both say every second one comes, of what one says nothing
+        draft = drafted(fusion, one, Budget(1, 9))
+        fusion.observe(step([one], [draft], [Verdict((), 1 if turn % 2 else 7)]))
+    chances = dict(zip(draft.tree.tokens, draft.chances, strict=True))
+    assert chances[1] > 0.4 and max(chances[2], chances[3]) < 0.1
+
+
+def test_a_zero_budget_asks_nobody(row, step):
+    fusion = Fusion(PromptLookup(), SuffixDecoding(), TokenRecycling(TableLM.random(12)))
+    one = row([1, 2, 3, 1, 2], 12, max_new_tokens=30)
+    fusion.start(one, None)
+    draft = drafted(fusion, one, Budget(0, 0))
+    fusion.observe(step([one], [draft], [Verdict((), 3)]))
+    assert len(draft.tree) == 1 and one.private[fusion].merged == draft.tree
+    one.extend([3])
+    assert len(drafted(fusion, one, Budget(3, 3)).tree) > 1, "what was missed is caught up with"
+
+
 def test_an_offer_tells_chances_ranks_and_depths():
     tree = from_paths(0, [[1, 2], [3], [1, 4]])
     offer = Offer.of(Draft(tree, Draw.POINT, chances=(1.0, 0.5, 0.25, 0.0, 0.1)))

@@ -1,11 +1,14 @@
 import pytest
 import torch
 
+from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.lookahead import Lookahead, ends
+from foretoken.engine.engine import Engine, decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import from_paths
-from foretoken.types import Budget, Draft, Draw, Verdict
+from foretoken.types import Budget, Draft, Draw, Prices, Verdict
+from foretoken.verifiers.point import Point
 
 ROOMY = Budget(20, 200)
 
@@ -143,6 +146,48 @@ def test_greedy_text_is_plains(prompts, row, run, plain, config):
     found, records = run(target, drafter, make(), depth=10, nodes=56)
     assert found == plain(target, make())
     assert len(records) < 64
+
+
+def priced(node, nodes=56):
+    return Budget(10, nodes, Prices(0.0, tuple(node * n for n in range(nodes + 1)), 1.0, 1.0))
+
+
+def test_with_prices_neither_guesses_nor_window_ride_where_they_do_not_pay(row, run):
+    """Random text: no guess comes true, and the window is asked for in short bursts only."""
+    target = TableLM.random(vocab=60, order=2, seed=5, scale=0.1)
+    drafter = Lookahead()
+    one = row(list(range(40)), 60, max_new_tokens=1500, temperature=1.0, seed=1)
+    engine = Engine(target, drafter, Point(), Fixed())
+    engine.controller.budget = priced(0.1)
+    nodes = [step.times.nodes - 1 for step in decode([one], engine)]
+    assert sum(nodes[100:]) / len(nodes[100:]) < 0.5
+    assert max(nodes[100:]) > 0, "now and then it is looked for again"
+
+
+def test_a_window_that_brings_tokens_rides_again_and_is_renewed(row, step):
+    drafter, one = started(row, list(range(17)), window=3, ngram=3)
+    stale = [list(column) for column in one.private[drafter].columns]
+    one.tokens.extend([7, 9, 8, 7])
+    drafter.upkeep.brought, drafter.upkeep.ridden = 50.0, 50.0
+    tree = drafter.propose_one(one, priced(0.05)).tree
+    columns = one.private[drafter].columns
+    assert list(ends(tree, columns)) == [0, 1, 2] and columns != stale
+    drafter.upkeep.brought, drafter.upkeep.ridden = 0.0, 900.0
+    drafter.propose_one(one, priced(0.05))
+    assert one.private[drafter].rode == 0
+
+
+def test_what_the_window_alone_had_shown_is_its_merit(row, step):
+    drafter, one = started(row, [1, 2, 3, 4, 5], ngram=3, window=1, from_text=False)
+    drafter.keep(one, [5, 6, 7], seen=True)
+    for known, brought in ((False, 2), (True, 0)):
+        if known:  # the text has said it since
+            drafter.keep(one, [5, 6, 7])
+        draft = drafter.propose_one(one, priced(0.0))
+        before = drafter.upkeep.brought
+        drafter.judged(one, [6, 7, 1])
+        assert drafter.upkeep.brought - before == pytest.approx(brought, abs=0.1)
+        assert draft.tree.tokens[:3] == (5, 6, 7)
 
 
 @pytest.mark.parametrize("options", [{"ngram": 1}, {"window": -1}, {"guesses": -1}])

@@ -112,7 +112,7 @@ def test_what_is_looked_up_learns_while_another_member_drafts(target):
 
 
 def test_a_look_up_drafts_where_it_is_worth_more_than_is_promised(target):
-    for promised, arm in ((0.0, None), (3.9, 0), (inf, 0)):
+    for promised, arm in ((0.0, None), (4.1, 0), (inf, 0)):
         drafter = Portfolio(PromptLookup(), arm_of(target))
         engine = engine_of(target, drafter, 0, promised=promised)
         seen = set()
@@ -207,6 +207,58 @@ def test_members_read_the_hidden_states_of_their_own_taps(target):
             assert torch.equal(a, b)
     every = Portfolio(PromptLookup(), first, Reader((Layer(2),)))
     assert every.traits.context is None, "one of them reads the whole prompt"
+
+
+def test_hidden_states_are_read_only_in_steps_whose_member_asks(target):
+    """All steps of a member that looks in each of its own, and no other."""
+    member = DynamicExit(target, DynamicExit.Config(look_every=2))
+    drafter = Portfolio(PromptLookup(), member)
+    engine = engine_of(target, drafter, None, 0, None)
+    asked, scored = [], engine.target.score
+
+    def score(rows, drafts, taps=()):
+        turn = rows[0].private[drafter].turn
+        asked.append((None if turn is None else turn.arm, taps))
+        return scored(rows, drafts, taps)
+
+    engine.target.score = score
+    [one] = rows(target)[:1]
+    write(engine, [one])
+    own = [taps for arm, taps in asked if arm == 0]
+    assert len(own) > 4 and own[::2] == [member.traits.taps] * len(own[::2])
+    assert {taps for arm, taps in asked if arm is None} | set(own[1::2]) == {()}
+
+
+class Hopeless(Reader):
+    """A member that finds out that it cannot pay."""
+
+    hopeless = False
+
+
+def test_a_member_that_can_never_pay_is_asked_no_more_and_nothing_is_read_for_it(target, row):
+    lost, other = Hopeless((Layer(0),)), Hopeless((Layer(1),))
+    drafter = Portfolio(PromptLookup(), lost, other)
+    one = row([0, 1, 2, 0, 1], 5, max_new_tokens=30)
+    drafter.start(one, torch.zeros(4, 2, 5))
+    lost.hopeless = True
+    drafter.propose([one], [PRICED])
+    assert drafter.bandit.arms == {1} and drafter.traits.taps == (Layer(0), Layer(1))
+    other.hopeless = True
+    drafter.propose([one], [PRICED])
+    assert drafter.bandit.arms == set() and drafter.traits.taps == ()
+    drafter.start(row([3], 5, max_new_tokens=9), None)
+    assert len(drafter.propose([one], [PRICED])[0].tree) > 1, "what is looked up goes on"
+
+
+def test_an_arm_that_declines_leaves_the_look_up_its_turn(target, row, step):
+    drafter = Portfolio(PromptLookup(), Reader((Layer(0),)))
+    one = row([0, 1, 2, 0, 1], 5, max_new_tokens=30)
+    drafter.start(one, None)
+    [draft] = drafter.propose([one], [PRICED])
+    assert len(draft.tree) > 1 and one.private[drafter].turn.arm is None
+    one.extend([0])
+    drafter.observe(step([one], [draft], [Verdict((), 0)], seconds=1.0))
+    assert drafter.bandit.all[0].steps == 0 and drafter.bandit.tried == [1]
 
 
 def test_what_cannot_be_merged_stands_alone(target):

@@ -4,7 +4,7 @@ import torch
 from foretoken.drafters.prompt_lookup import NgramIndex, PromptLookup, continuation
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
-from foretoken.types import Budget, Draw, Shape
+from foretoken.types import Budget, Draw, Prices, Shape, Verdict
 
 
 def brute_force(tokens, shortest, longest, limit):
@@ -106,6 +106,47 @@ def test_greedy_text_equals_plain_text(prompts, row, run, plain, matches):
     found, records = run(target, drafter, make(), depth=4, nodes=8)
     assert found == expected
     assert len(records) < 50  # a table at temperature 0 loops, and loops are found
+
+
+def priced(node, nodes=32):
+    return Budget(nodes, nodes, Prices(0.0, tuple(node * n for n in range(nodes + 1)), 1.0, 1.0))
+
+
+def test_a_copy_goes_on_as_far_as_it_is_likely_to_pay(row):
+    """Behind a match of one token hardly at all, behind a long one for long."""
+    drafter = PromptLookup()
+    short = row([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1], 12, max_new_tokens=60)
+    long = row(list(range(11)) * 5, 12, max_new_tokens=60)
+    sizes = {}
+    for one in (short, long):
+        drafter.start(one, None)
+        for node in (0.0, 0.05, 0.2, 0.6):
+            sizes[one.uid, node] = len(drafter.propose_one(one, priced(node)).tree) - 1
+    by_price = [[sizes[one.uid, node] for node in (0.0, 0.05, 0.2, 0.6)] for one in (short, long)]
+    assert all(found == sorted(found, reverse=True) for found in by_price)
+    assert by_price[0][2:] == [0, 0] and by_price[1][1] > 12 and by_price[1][3] > 3
+
+
+def test_what_never_comes_true_is_soon_not_drafted(row, step):
+    drafter = PromptLookup()
+    one = row([1, 2, 3, 4, 1, 2], 12, max_new_tokens=500)
+    drafter.start(one, None)
+    sizes = []
+    for _ in range(30):
+        draft = drafter.propose_one(one, priced(0.1))
+        sizes.append(len(draft.tree) - 1)
+        drafter.observe(step([one], [draft], [Verdict((), 9)]))
+    assert sizes[0] > 0 == sizes[-1], "it is looked up all the same, and learned from"
+
+
+def test_a_row_that_is_timed_only_teaches_nothing(row, step):
+    drafter = PromptLookup()
+    one = row([1, 2, 3, 4, 1, 2], 12, max_new_tokens=500)
+    one.rehearsal = True
+    drafter.start(one, None)
+    draft = drafter.propose_one(one, priced(0.0))
+    drafter.observe(step([one], [draft], [Verdict((), 9)]))
+    assert drafter.odds.factors == PromptLookup().odds.factors
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from foretoken.drafters.suffix import SuffixDecoding
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import chain
-from foretoken.types import Budget, Finish
+from foretoken.types import Budget, Finish, Prices, Verdict
 
 ROOMY = Budget(32, 32)
 
@@ -80,8 +80,9 @@ def test_a_tree_promises_at_least_what_the_chain_does(row):
         scores = []
         for branching in (True, False):
             drafter, one = started(row, text, branching=branching)
-            scores.append(drafter.speculate(one.private[drafter], one, ROOMY, 1)[0])
             tree = tree_of(drafter, one)
+            found = one.private[drafter].found
+            scores.append(0.0 if found is None else found.score)
             assert branching or tree.is_chain
         assert scores[0] >= scores[1] - 1e-12
 
@@ -114,6 +115,30 @@ def test_a_period_is_followed_as_far_as_the_match_reaches(row):
     assert len(tree_of(drafter, one)) - 1 == 32, "never more than max_spec"
 
 
+def priced(node, nodes=32):
+    return Budget(nodes, nodes, Prices(0.0, tuple(node * n for n in range(nodes + 1)), 1.0, 1.0))
+
+
+def test_with_prices_a_draft_is_as_long_as_its_match_is_believed(row):
+    short, one = started(row, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1])
+    assert len(tree_of(short, one, priced(0.2))) == 1, "one token that matched says little"
+    long, two = started(row, list(range(10)) * 9)
+    assert len(tree_of(long, two, priced(0.2))) - 1 > 5
+    assert len(tree_of(long, two, priced(0.02))) - 1 > 15
+
+
+def test_shares_are_believed_as_far_as_they_came_true(row, step):
+    drafter, one = started(row, [1, 2, 3, 4, 1, 2, 3])
+    sizes = []
+    for _ in range(40):
+        draft = drafter.propose_one(one, priced(0.1))
+        sizes.append(len(draft.tree) - 1)
+        drafter.observe(step([one], [draft], [Verdict((), 9)]))
+    assert sizes[0] > 0 == sizes[-1]
+    own, answers = drafter.odds
+    assert answers.factors == SuffixDecoding().odds[0].factors != own.factors
+
+
 def test_paths_seen_too_rarely_are_not_drafted(row):
     text = [token for other in range(1, 41) for token in (0, other)] + [0]
     drafter, one = started(row, text, occurrences=100)
@@ -130,7 +155,7 @@ def test_the_better_of_request_and_answers_is_taken(row):
     assert tree_of(drafter, one).tokens == (2, 7, 8)  # seen once in a whole text: score 2
 
 
-def test_answers_are_remembered_once_complete_and_only_if_asked(row, step):
+def test_answers_are_remembered_once_complete_and_only_if_asked(row):
     for remember, finish, size in (
         (100, Finish("stop"), 4),
         (100, None, 0),
@@ -140,7 +165,6 @@ def test_answers_are_remembered_once_complete_and_only_if_asked(row, step):
     ):
         drafter, one = started(row, [1, 2], remember=remember)
         one.extend([5, 6, 7])
-        drafter.observe(step([one], [], []))
         one.finish = finish
         drafter.finish(one)
         assert len(drafter.answers) == size

@@ -6,7 +6,7 @@ from foretoken.drafters.token_recycling import PAPER, RankShapes, TokenRecycling
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.templates import Template, level_order
-from foretoken.types import Budget, Draft, Draw, Scores, TokenTree, Verdict
+from foretoken.types import Budget, Draft, Draw, Prices, Scores, TokenTree, Verdict
 
 WHOLE = Budget(6, 80)
 
@@ -129,13 +129,70 @@ def test_every_budget_is_kept(row):
 
 
 def test_small_budgets_go_to_the_ranks_that_were_accepted():
-    shapes = RankShapes(Template(((0,), (1,), (0, 0), (0, 1), (1, 0))), 8)
-    chain = shapes.within(Budget(2, 2))
-    assert chain == ([-1, 0, 1], [-1, 0, 0])
+    template = Template(((0,), (1,), (0, 0), (0, 1), (1, 0)))
+    wide, deep = ([-1, 0, 0], [-1, 0, 1]), ([-1, 0, 1], [-1, 0, 0])
     tree = TokenTree((9, 5, 6), (-1, 0, 0))
-    for step in range(320):  # rank 0 and rank 1 take turns
+    shapes = RankShapes(template, 8)
+    for _ in range(320):
+        shapes.update(tree, [-1, 0, 1], (5, 9))
+    assert shapes.within(Budget(2, 2)) == deep, "rank 0 is always right"
+    shapes = RankShapes(template, 8)
+    for step in range(320):
         shapes.update(tree, [-1, 0, 1], (5 + step % 2, 9))
-    assert shapes.within(Budget(2, 2)) == ([-1, 0, 0], [-1, 0, 1])
+    assert shapes.within(Budget(2, 2)) == wide, "rank 0 and rank 1 take turns"
+
+
+def priced(node, nodes=80):
+    return Budget(6, nodes, Prices(0.0, tuple(node * n for n in range(nodes + 1)), 1.0, 1.0))
+
+
+def test_what_is_too_unlikely_to_pay_is_not_drafted(row):
+    drafter = TokenRecycling(cycle(period=20, vocab=20))
+    for token in range(20):
+        drafter.known.put(token, [(token + i) % 20 for i in range(1, 9)], [10, 2, *[1] * 6])
+    one = row([0], 20, max_new_tokens=9)
+    sizes = [
+        len(drafter.propose_one(one, priced(node)).tree) for node in (0.0, 0.02, 0.1, 0.3, 0.6)
+    ]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 40 and sizes[-1] == 1
+    assert drafter.propose_one(one, priced(0.3)).tree.tokens == (0, 1), "the surest one alone"
+
+
+def test_a_template_is_followed_where_one_was_named_or_nothing_is_priced(row):
+    named = TokenRecycling.Config(template=((0,), (1,), (1, 0)))
+    for config, budget, size in ((named, priced(0.0), 4), (None, WHOLE, 81)):
+        drafter = TokenRecycling(cycle(period=20, vocab=20), config)
+        for token in range(20):
+            drafter.known.put(token, [(token + i) % 20 for i in range(1, 9)], [11] * 8)
+        one = row([0], 20, max_new_tokens=9)
+        assert len(drafter.propose_one(one, budget).tree) == size
+
+
+def test_how_sure_the_target_was_tells_what_is_drafted_once_that_came_true(row, step):
+    """Sure followers come true here, unsure ones never do."""
+    drafter = TokenRecycling(TableLM.random(40))
+    one = row([1], 40, max_new_tokens=500)
+    drafter.start(one, None)
+    followers = list(range(10, 18))
+    for turn in range(60):
+        sure = turn % 2 == 0
+        drafter.known.put(1, followers, [10 if sure else 3, *[0] * 7])
+        draft = drafter.propose_one(one, priced(0.01))
+        token = followers[0] if sure else 30
+        drafter.observe(
+            step([one], [draft], [Verdict((), token)], [Scores(torch.zeros(len(draft.tree), 40))])
+        )
+    first, _ = drafter.trust.of(True)
+    assert first[10] > 0.75 and first[3] < 0.15
+
+
+def test_rows_that_were_not_asked_cost_nothing_and_teach_nothing(row, step):
+    drafter = TokenRecycling(TableLM.random(20))
+    one = row([1], 20, max_new_tokens=9)
+    drafter.start(one, None)
+    draft = drafter.propose_one(one, Budget(0, 0))
+    drafter.observe(step([one], [draft], [Verdict((), 5)], [Scores(torch.randn(1, 20))]))
+    assert len(draft.tree) == 1 and set(drafter.known.ids) == {UNKNOWN}
 
 
 def test_a_template_may_ask_for_more_ranks_than_are_kept(row):

@@ -9,7 +9,7 @@ from foretoken.engine.assemble import assemble, config_fields
 from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
-from foretoken.methods import CONTROLLERS, METHODS, needs_draft
+from foretoken.methods import CONTROLLERS, METHODS, needs_draft, paper_setting
 from foretoken.types import Shape
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.recursive import Recursive
@@ -25,10 +25,10 @@ def shows_states(drafter):
     return isinstance(drafter, Guided) and drafter.model.hidden_size > 0
 
 
-def built(name, controller=None, **options):
-    target, draft = tables()
+def built(name, controller=None, vocab=5, **options):
+    target, draft = tables(vocab, vocab)
     models = (target, draft) if needs_draft(METHODS[name]) else (target,)
-    options = {**needed(METHODS[name], 5, controller), **options}
+    options = {**needed(METHODS[name], vocab, controller), **options}
     return assemble(name, *models, controller=controller, **options)
 
 
@@ -67,13 +67,64 @@ def test_options_reach_the_part_that_knows_them():
 
 
 def test_a_rows_own_defaults_stand_in_until_the_user_says_otherwise():
-    budget = built("token-recycling").controller.budget
+    budget = built("token-recycling", "fixed").controller.budget
     assert (budget.depth, budget.nodes) == (6, 80)
-    budget = built("token-recycling", depth=3).controller.budget
+    budget = built("token-recycling", "fixed", depth=3).controller.budget
     assert (budget.depth, budget.nodes) == (3, 80)
-    assert built("token-recycling", nodes=9).controller.budget.nodes == 9
-    assert config_fields("token-recycling")["nodes"].default == 80
+    assert built("token-recycling", "fixed", nodes=9).controller.budget.nodes == 9
+    assert config_fields("token-recycling", "fixed")["nodes"].default == 80
     built("token-recycling", "cost_model")  # has neither option
+
+
+OWN_CONTROLLERS = {"plain", "specdec++", "mcsd-dynamic", "specee"}  # idle, or the method itself
+TEXT = [name for name, row in METHODS.items() if row.writes == "text"]
+
+
+@pytest.mark.parametrize("name", [name for name in TEXT if name not in OWN_CONTROLLERS])
+def test_measured_costs_decide_where_nobody_names_a_size(name):
+    assert isinstance(built(name).controller, CostModel)
+    assert isinstance(built(name, preset="measured").controller, CostModel)
+    assert isinstance(built(name, depth=2).controller, Fixed)
+    assert built(name, nodes=4).controller.budget.nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("mcsd", {"k": (2, 1)}), ("rsd-s", {"width": 2}), ("tree", {"template": (2, 1)})],
+)
+def test_who_names_a_shape_gets_it_in_every_step(name, options):
+    assert isinstance(built(name, **options).controller, Fixed)
+    assert isinstance(built(name, "cost_model", **options).controller, CostModel)
+
+
+def test_a_preset_is_the_papers_setting_and_may_be_departed_from():
+    engine = built("token-recycling", preset="paper")
+    assert (engine.controller.budget.depth, engine.controller.budget.nodes) == (6, 80)
+    assert engine.drafter.config.from_prompt is False
+    engine = built("token-recycling", preset="paper", nodes=12, from_prompt=True)
+    assert (engine.controller.budget.depth, engine.controller.budget.nodes) == (6, 12)
+    assert engine.drafter.config.from_prompt is True
+    with pytest.raises(ConfigError, match="controller is 'fixed'"):
+        built("token-recycling", "cost_model", preset="paper")
+    setting = paper_setting(METHODS["lookahead"])
+    size = {"window": 15, "guesses": 15, "depth": 18, "nodes": 120}
+    assert setting == {"controller": "fixed", "from_text": False, **size}
+
+
+@pytest.mark.parametrize("name", [name for name in TEXT if METHODS[name].paper])
+def test_every_paper_has_a_setting_that_can_be_built(name):
+    setting = paper_setting(METHODS[name])
+    engine = built(name, vocab=12, preset="paper")
+    assert type(engine.controller).__name__ == CONTROLLERS[setting["controller"]].split(":")[1]
+    assert not isinstance(engine.controller, CostModel)
+
+
+def test_presets_that_do_not_exist_are_refused():
+    with pytest.raises(ConfigError, match="did you mean paper"):
+        built("chain", preset="papers")
+    for name in ("plain", "auto", "fused"):
+        with pytest.raises(ConfigError, match="has no paper"):
+            built(name, preset="paper")
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name_and_the_list():
@@ -141,6 +192,6 @@ def test_option_names_of_a_method_never_collide():
             fields = config_fields(name, controller)
             parts = {field.part for field in fields.values()}
             assert parts <= {"model", "drafter", "verifier", "controller"}
-    fields = config_fields("prompt-lookup")
+    fields = config_fields("prompt-lookup", "fixed")
     assert fields["max_ngram"].part == "drafter" and fields["max_ngram"].default == 3
     assert fields["depth"].part == "controller" and fields["depth"].kind == "int"

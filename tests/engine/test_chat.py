@@ -31,7 +31,9 @@ def chatty(byte_tokenizer):
 
 @pytest.fixture(scope="module")
 def session(tiny_pair, chatty):
-    with foretoken.load(*tiny_pair[:1], "chain", tiny_pair[1], chatty, kernels="dense") as session:
+    with foretoken.load(
+        *tiny_pair[:1], "chain", tiny_pair[1], chatty, kernels="dense", depth=5
+    ) as session:
         yield session
 
 

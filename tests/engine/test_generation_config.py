@@ -31,7 +31,9 @@ def model(tiny_pair):
 
 @pytest.fixture
 def session(model, tiny_pair, byte_tokenizer):
-    with foretoken.load(model, "chain", tiny_pair[1], byte_tokenizer, kernels="dense") as session:
+    with foretoken.load(
+        model, "chain", tiny_pair[1], byte_tokenizer, kernels="dense", depth=5
+    ) as session:
         yield session
 
 
@@ -71,7 +73,9 @@ GREEDY = [
 def test_greedy_texts_are_those_of_generate(model, session, byte_tokenizer, fields):
     for name, value in fields.items():
         setattr(model.generation_config, name, value)
-    fresh = foretoken.load(model, "chain", session.draft.model, byte_tokenizer, kernels="dense")
+    fresh = foretoken.load(
+        model, "chain", session.draft.model, byte_tokenizer, kernels="dense", depth=5
+    )
     ids = ids_of(byte_tokenizer)
     expected = by_generate(model, ids)
     assert fresh.generate(PROMPT, LENGTH).tokens == expected  # end tokens are read at load

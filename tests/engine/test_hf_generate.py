@@ -21,12 +21,14 @@ from foretoken.errors import CapabilityError, ConfigError
 @pytest.fixture(scope="module", params=["chain", "pearl", "tree", "prompt-lookup"])
 def faster(request, tiny_pair):
     draft = None if request.param == "prompt-lookup" else tiny_pair[1]
-    return foretoken.custom_generate(method=request.param, draft=draft, kernels="dense")
+    return foretoken.custom_generate(
+        method=request.param, draft=draft, kernels="dense", controller="fixed"
+    )
 
 
 @pytest.fixture(scope="module")
 def chain(tiny_pair):
-    return foretoken.custom_generate(draft=tiny_pair[1], kernels="dense")
+    return foretoken.custom_generate(draft=tiny_pair[1], kernels="dense", depth=5)
 
 
 @pytest.mark.parametrize("texts", [PROMPTS[:1], PROMPTS], ids=["one", "padded batch"])
@@ -114,7 +116,9 @@ def test_a_streamer_gets_the_prompt_then_every_token(tiny_pair, byte_tokenizer):
     inputs = encoded(byte_tokenizer, PROMPTS[:1])
     theirs, ours = Collect(), Collect()
     tiny_pair[0].generate(**inputs, do_sample=False, max_new_tokens=20, streamer=theirs)
-    with_streamer = foretoken.custom_generate(draft=tiny_pair[1], streamer=ours, kernels="dense")
+    with_streamer = foretoken.custom_generate(
+        draft=tiny_pair[1], streamer=ours, kernels="dense", depth=5
+    )
     tiny_pair[0].generate(
         **inputs, do_sample=False, max_new_tokens=20, custom_generate=with_streamer
     )
@@ -169,7 +173,9 @@ def test_sampling_follows_the_law_of_generate(tiny_pair, byte_tokenizer, method,
     """Counts of the first two tokens against their exact probabilities."""
     target, draft = tiny_pair
     inputs = encoded(byte_tokenizer, PROMPTS[:1])
-    faster = foretoken.custom_generate(method=method, draft=draft, seed=11, kernels="dense")
+    faster = foretoken.custom_generate(
+        method=method, draft=draft, seed=11, kernels="dense", depth=5
+    )
     draws = 160
     ids = target.generate(
         **inputs,

@@ -93,7 +93,7 @@ def prompt(length):
 
 def ours(model, method, ids, **options):
     draft = draft_of(model) if method in ("chain", "tree", "pearl") else None
-    faster = foretoken.custom_generate(method, draft, kernels="dense")
+    faster = foretoken.custom_generate(method, draft, kernels="dense", controller="fixed")
     return model.generate(ids, do_sample=False, custom_generate=faster, **options)
 
 
@@ -173,7 +173,7 @@ def test_a_padded_batch_beyond_the_context_is_as_generate(make):
 def test_a_session_writes_what_generate_writes_until_the_context_ends(make, kind, method):
     model = make(kind)
     draft = draft_of(model) if method in ("chain", "tree") else None
-    with foretoken.load(model, method, draft, kernels="dense") as session:
+    with foretoken.load(model, method, draft, kernels="dense", controller="fixed") as session:
         for length in (8, 30, 40, 45, 62, 64):
             ids = prompt(length)
             out = session.generate(ids[0].tolist(), NEW)

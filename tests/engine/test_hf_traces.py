@@ -25,12 +25,14 @@ from foretoken.errors import CapabilityError
 @pytest.fixture(scope="module", params=["chain", "pearl", "tree", "prompt-lookup"])
 def faster(request, tiny_pair):
     draft = None if request.param == "prompt-lookup" else tiny_pair[1]
-    return foretoken.custom_generate(method=request.param, draft=draft, kernels="dense")
+    return foretoken.custom_generate(
+        method=request.param, draft=draft, kernels="dense", controller="fixed"
+    )
 
 
 @pytest.fixture(scope="module")
 def chain(tiny_pair):
-    return foretoken.custom_generate(draft=tiny_pair[1], kernels="dense")
+    return foretoken.custom_generate(draft=tiny_pair[1], kernels="dense", depth=5)
 
 
 def cache_of(model):
@@ -198,7 +200,8 @@ def test_an_exception_passes_unchanged_and_leaves_no_trace(
     inputs = encoded(byte_tokenizer, PROMPTS if place != "streamer" else PROMPTS[:1])
     options = {"do_sample": False, "max_new_tokens": 16}
     given = draft if method in ("chain", "pearl", "tree") else None
-    how = foretoken.custom_generate(method, given)
+    steady = {} if method == "auto" else {"controller": "fixed"}
+    how = foretoken.custom_generate(method, given, **steady)
     alone = target.generate(**inputs, **options)
     beside, cache = {}, {}
     if place == "streamer":

@@ -30,7 +30,9 @@ def interrupting(call, at: int):
 @pytest.fixture(params=["plain", "chain", "tree", "auto"])
 def session(request, tiny_pair):
     draft = tiny_pair[1] if request.param in ("chain", "tree") else None
-    with foretoken.load(tiny_pair[0], request.param, draft, kernels="dense") as opened:
+    with foretoken.load(
+        tiny_pair[0], request.param, draft, kernels="dense", controller="fixed"
+    ) as opened:
         opened.prepare()
         yield opened
 
@@ -55,7 +57,7 @@ def test_an_interrupted_step_ends_whole(session, name, monkeypatch) -> None:
 @pytest.mark.parametrize("name", ["score", "commit"])
 def test_inside_generate_too(tiny_pair, name, monkeypatch) -> None:
     model, draft = tiny_pair
-    faster = foretoken.custom_generate(draft=draft, kernels="dense")
+    faster = foretoken.custom_generate(draft=draft, kernels="dense", depth=5)
     ids = torch.tensor([PROMPT])
 
     def write():

@@ -121,3 +121,14 @@ def test_a_row_in_flight_is_left_alone(clock):
     target.prefill([row])
     measure_costs(assemble("chain", target, draft))
     assert target.cached(row) == [1, 2] and target.rows_held == 1 and draft.rows_held == 0
+
+
+def test_forwards_of_one_target_are_timed_once_for_all_methods(clock):
+    target, draft = pair(clock)
+    first = measure_costs(assemble("chain", target, draft))
+    before = target.forwards
+    again = measure_costs(assemble("prompt-lookup", target))
+    assert set(SIZES) <= set(again.target) and again.target[24] == first.target[24]
+    assert target.forwards - before < before / 2
+    other, _ = pair(clock, base=5e-3)
+    assert measure_costs(assemble("plain", other)).target[1] == pytest.approx(5.1e-3)

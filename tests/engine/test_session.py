@@ -20,7 +20,7 @@ METHODS = ["plain", "chain", "pearl", "tree", "prompt-lookup"]
 def spec(tiny_pair, byte_tokenizer):
     target, draft = tiny_pair
     session = foretoken.load(
-        target, method="chain", draft=draft, tokenizer=byte_tokenizer, kernels="dense"
+        target, method="chain", draft=draft, tokenizer=byte_tokenizer, kernels="dense", depth=5
     )
     yield session
     session.close()
@@ -28,7 +28,7 @@ def spec(tiny_pair, byte_tokenizer):
 
 @pytest.fixture(scope="module")
 def sessions(spec):
-    return {name: spec.using(name) for name in METHODS}
+    return {name: spec.using(name, controller="fixed") for name in METHODS}
 
 
 def ids_of(spec, text):

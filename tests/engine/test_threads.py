@@ -36,7 +36,7 @@ def pair(tiny_pair):
 def chain(pair, byte_tokenizer):
     target, draft = pair
     with foretoken.load(
-        target, method="chain", draft=draft, tokenizer=byte_tokenizer, kernels="dense"
+        target, method="chain", draft=draft, tokenizer=byte_tokenizer, kernels="dense", depth=5
     ) as session:
         yield session
 
@@ -45,7 +45,7 @@ def chain(pair, byte_tokenizer):
 def lookups(pair, byte_tokenizer):
     """A second session over the very same target."""
     with foretoken.load(
-        pair[0], method="prompt-lookup", tokenizer=byte_tokenizer, kernels="dense"
+        pair[0], method="prompt-lookup", tokenizer=byte_tokenizer, kernels="dense", depth=5
     ) as session:
         yield session
 
@@ -160,7 +160,8 @@ def test_gathered_tasks_join_one_batch(chain) -> None:
 def test_a_cancelled_task_ends_its_rows(chain) -> None:
     async def give_up():
         task = asyncio.create_task(chain.agenerate(TEXTS[0], max_new_tokens=400))
-        await asyncio.sleep(0.2)
+        while chain.engine.idle:
+            await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -216,7 +217,7 @@ def test_a_text_asked_for_inside_a_step_is_refused_and_does_not_wait_for_itself(
 
 def test_closing_a_session_under_others_tells_them(pair, byte_tokenizer) -> None:
     target, draft = (copy.deepcopy(model) for model in pair)
-    session = foretoken.load(target, "chain", draft, byte_tokenizer, kernels="dense")
+    session = foretoken.load(target, "chain", draft, byte_tokenizer, kernels="dense", depth=5)
     streams = [session.stream(TEXTS[0], 200), session.using("plain").stream(TEXTS[0], 200)]
     for stream in streams:
         next(stream)

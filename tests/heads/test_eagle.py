@@ -93,7 +93,9 @@ def test_the_draft_is_the_papers_tree():
     assert Template(EAGLE_TREE).depth == 5
     assert {path[:-1] for path in EAGLE_TREE} <= {(), *EAGLE_TREE}, "closed upwards"
     target = TableLM.random(VOCAB, seed=2, scale=0.5)
-    engine = assemble("eagle", target, draft_head=random_head("eagle", VOCAB, VOCAB))
+    engine = assemble(
+        "eagle", target, draft_head=random_head("eagle", VOCAB, VOCAB), preset="paper"
+    )
     [row] = seeded_rows([[1, 2, 3]], SamplingParams(max_new_tokens=50), VOCAB)
     engine.submit(row)
     step = engine.step()

@@ -108,9 +108,9 @@ def test_training_makes_longer_accepted_paths(row, family, models, tmp_path):
     notes = trained(models[family], row, tmp_path / "head")
     first = next(iter(notes["untrained"]))
     assert notes["figures"]["trained"][first] > notes["untrained"][first]
-    with opened(models[family], row) as session:
+    with opened(models[family], row, preset="paper") as session:
         untrained = accepted(session)
-    with opened(models[family], row, tmp_path / "head") as session:
+    with opened(models[family], row, tmp_path / "head", preset="paper") as session:
         assert accepted(session) > untrained + 0.3
 
 

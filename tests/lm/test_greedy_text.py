@@ -101,7 +101,8 @@ def test_long_greedy_text_equals_generate(family, make_tiny, count=2000):
     target = open_lm(model, kernels="dense")
     draft = open_lm(shaken(model), name="draft", kernels="dense")
     for method in ("chain", "tree", "prompt-lookup"):
-        engine = assemble(method, target, None if method == "prompt-lookup" else draft)
+        helper = None if method == "prompt-lookup" else draft
+        engine = assemble(method, target, helper, controller="fixed")
         for some in ([0], [1], range(16)):
             rows = [greedy_row(prompts[i], count) for i in some]
             steps = sum(1 for _ in decode(rows, engine, max_rows=16))

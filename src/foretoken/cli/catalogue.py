@@ -19,6 +19,7 @@ from foretoken.methods import (
     Method,
     method,
     needs_draft,
+    paper_setting,
     resolve,
 )
 
@@ -38,13 +39,19 @@ beams write a scored set of texts per prompt, and draft to a fixed depth. Every 
 `controller=` {general}; drafters that ask between tokens also take {others}. The first verifier is
 the default, `verifier=` takes the others too; `mixed` is for trees drawn with `greedy_draft=true`.
 
-| method | what it does | guarantee | needs a draft model | verifier | paper |
-|---|---|---|---|---|---|
+By default costs measured on this machine decide how much is guessed (`cost_model`), so that no
+method is slower than plain decoding where guessing does not pay. Whoever names a size (`depth=`,
+`nodes=`, `k=`, `width=`, `template=`) gets it in every step (`fixed`), and `preset="paper"`
+(`--set preset=paper`, `chain[preset=paper]` in a bench) is the setting of the last column but one.
+
+| method | what it does | guarantee | needs a draft model | verifier | preset=paper | paper |
+|---|---|---|---|---|---|---|
 """
 LONG = 60  # characters of a default that is written out
 EVERYWHERE = (  # options of the session, whatever the method: name, type, default, meaning
     ("verifier", "str", None, "the rule that decides which guesses stand"),
     ("controller", "str", None, "what decides how much is guessed"),
+    ("preset", "str", "measured", "measured: as it pays on this machine; paper: as published"),
     ("exact_bits", "bool", False, "logits and cache bit for bit those of one-token decoding"),
     ("kernels", "str", "auto", "products of the model: auto, lean, packed or dense (as it was)"),
     ("compile", "str", "auto", "capture the forward of the model at load: auto, or off"),
@@ -134,6 +141,7 @@ def as_row(row: Method) -> dict[str, Any]:
         "verifiers": [row.verifier, *row.verifiers],
         "controller": row.controller,
         "controllers": controllers(row),
+        "preset": paper_setting(row) if row.paper else None,
         "paper": row.paper,
     }
 
@@ -151,12 +159,24 @@ def page() -> str:
     for row in METHODS.values():
         draft = "yes" if needs_draft(row) else "no"
         rules = ", ".join(f"`{name}`" for name in (row.verifier, *row.verifiers))
-        cells = (f"`{row.name}`", row.summary, guarantee(row), draft, rules, row.paper or "-")
+        setting = f"`{published(row)}`" if row.paper else "-"
+        paper = row.paper or "-"
+        cells = (f"`{row.name}`", row.summary, guarantee(row), draft, rules, setting, paper)
         lines.append(f"| {' | '.join(cells)} |")
     general = " or ".join(f"`{name}`" for name in GENERAL_CONTROLLERS)
     others = [f"`{name}`" for name in CONTROLLERS if name not in GENERAL_CONTROLLERS]
     preface = PREFACE.format(general=general, others=" or ".join(others))
     return preface + "\n".join(lines) + "\n"
+
+
+def published(row: Method) -> str:
+    """What `preset="paper"` stands for, in a line."""
+    setting = paper_setting(row).items()
+    told = [
+        f"{name}=({len(value)} entries)" if len(str(value)) > LONG else f"{name}={spelt(value)}"
+        for name, value in setting
+    ]
+    return " ".join(told)
 
 
 def table(width: int) -> str:
@@ -219,12 +239,15 @@ def option(name: str, of: str, kind: str, default: Any, meaning: str) -> Option:
     value: Any = default
     if default is None or default == "":
         value = next((example for word, example in EXAMPLES.items() if word in kind), "NAME")
-    shell = str(value)
+    shell = f"--set {name}={spelt(value)}"
+    return Option(name, of, told, default, meaning, f"{name}={value!r}", shell)
+
+
+def spelt(value: Any) -> str:
+    """A value as a shell takes it."""
     if isinstance(value, tuple):
-        shell = ",".join(map(str, value))
-    elif isinstance(value, bool):
-        shell = shell.lower()
-    return Option(name, of, told, default, meaning, f"{name}={value!r}", f"--set {name}={shell}")
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_plain(one: Option) -> dict[str, Any]:
@@ -241,6 +264,7 @@ def sheet(row: Method, width: int) -> str:
         "needs": ", ".join(needs) or "nothing beside the target",
         "rules": f"verifier= {rules}",
         "control": f"controller= {', '.join(controllers(row))}",
+        "preset": f"paper= {published(row)}" if row.paper else "none: there is no paper",
         "paper": row.paper or "none",
     }
     lines = wrapped(f"{row.name}: {row.summary}", width)

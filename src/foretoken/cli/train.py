@@ -69,9 +69,10 @@ def train(
             "the head, its checkpoints and its loss curve are kept in one.",
             f"pass --out DIR; `foretoken train {name} --list` tells every other option.",
         )
-    method = "chain" if "draft" in row.models else None
+    # Drafts of one size, so that a run that goes on draws the texts it would have drawn.
+    method, given = ("chain", ["depth=5"]) if "draft" in row.models else (None, None)
     session = o.open_session(
-        target=target, draft=draft, method=method, given=None, quiet=json_,
+        target=target, draft=draft, method=method, given=given, quiet=json_,
         device=device, dtype=dtype,
     )  # fmt: skip
     some = partial(prompts, data, seed=config.seed)

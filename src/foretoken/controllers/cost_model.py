@@ -9,6 +9,7 @@ the table of costs says, frozen when it was measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from foretoken.contract import StoppingRule
@@ -41,37 +42,54 @@ class CostModel:
         plain, asking = self.costs.target[min(self.costs.target)], self.costs.asking
         return Policy(self.config, self.traits, StepCosts.of(self.costs), asking / plain, counted)
 
-    def alone(self, row: DecodeState) -> Policy | None:
-        """The policy of a row whose draws have to repeat; None for rows that share one."""
+    def alone(self, row: DecodeState) -> _Alone | None:
+        """What is kept of a row whose draws have to repeat; None for rows that share a policy."""
         if self.traits.fixed or not row.repeatable:
             return None
         if self not in row.private:
-            row.private[self] = self.policy(counted=True)
-        found: Policy = row.private[self]
+            row.private[self] = _Alone(self.policy(counted=True))
+        found: _Alone = row.private[self]
         return found
 
     def budgets(self, rows: Rows) -> list[Budget]:
         own = [self.alone(row) for row in rows]
-        together = [row for row, policy in zip(rows, own, strict=True) if policy is None]
+        together = [row for row, alone in zip(rows, own, strict=True) if alone is None]
         shared = iter(self.shared.budgets(together) if together else ())
         return [
-            next(shared) if policy is None else policy.budgets([row])[0]
-            for row, policy in zip(rows, own, strict=True)
+            next(shared) if alone is None else alone.budget(row)
+            for row, alone in zip(rows, own, strict=True)
         ]
 
     def observe(self, step: Step) -> None:
         places: list[int] = []
         for at, row in enumerate(step.rows):
-            policy = self.alone(row)
-            if policy is None:
+            alone = self.alone(row)
+            if alone is None:
                 places.append(at)
             else:
-                policy.observe(*of_rows(step, [at]), None)
+                alone.given = None
+                alone.policy.observe(*of_rows(step, [at]), None)
         if len(places) == len(step.rows):
             share = sum([score.share for score in step.scores]) / len(step.scores)
             self.shared.observe(step.rows, step.drafts, step.verdicts, step.times, share)
         elif places:  # the clock of a step of both kinds tells of neither
             self.shared.observe(*of_rows(step, places), None)
+
+
+@dataclass(slots=True)
+class _Alone:
+    """The policy of one row, and its choice for the step under way.
+
+    A step may be run again without a row that raised, or after an interrupt: it is the same step.
+    """
+
+    policy: Policy
+    given: Budget | None = None
+
+    def budget(self, row: DecodeState) -> Budget:
+        if self.given is None:
+            [self.given] = self.policy.budgets([row])
+        return self.given
 
 
 def of_rows(

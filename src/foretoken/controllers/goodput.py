@@ -31,10 +31,14 @@ class GoodputPricing:
     HOPE = 1.5  # speed-up assumed at first, worth two steps
     TRIALS = 2.0
     PRIOR = 4.0  # steps in a text that the pace of all texts counts as
+    CHANGED = 0.02  # share by which the speed may differ from that of the last offer
+    STALE = 8  # steps after which it is renewed
 
     def __init__(self, max_depth: int, max_nodes: int, half_life: float) -> None:
         self.max_depth, self.max_nodes = max_depth, max_nodes
         self.pace = Pace(half_life)
+        self.last: Budget | None = None
+        self.rows = self.age = 0  # of the last offer
 
     def speed(self, texts: Sequence[Pace]) -> float:
         """Tokens per row in the time of a plain step that drafting reaches in these texts."""
@@ -42,6 +46,26 @@ class GoodputPricing:
         everywhere = (pace.tokens + self.TRIALS * self.HOPE) / (pace.spent + self.TRIALS)
         tokens = steps * everywhere + sum(text.tokens for text in texts)
         return tokens / (steps + sum(text.spent for text in texts))
+
+    def gain(self, text: Pace) -> float:
+        """Tokens that a step with this drafter brings a text above those of plain steps."""
+        pace = self.pace
+        everywhere = (pace.gain(1.0) + self.TRIALS * (self.HOPE - 1.0)) / (pace.steps + self.TRIALS)
+        return (text.gain(1.0) + self.PRIOR * everywhere) / (text.steps + self.PRIOR)
+
+    def offered(self, costs: StepCosts, rows: int, speed: float) -> Budget:
+        """The last offer, as long as little has changed since: most steps are like the last one."""
+        last, self.age = self.last, self.age + 1
+        if (
+            last is None
+            or last.prices is None
+            or self.rows != rows
+            or self.age >= self.STALE
+            or abs(speed / last.prices.step - 1.0) > self.CHANGED
+        ):
+            self.last, self.rows, self.age = self.offer(costs, rows, speed), rows, 0
+            return self.last
+        return last
 
     def offer(self, costs: StepCosts, rows: int, speed: float) -> Budget:
         """All depth and nodes, at the price of the tokens that `speed` writes in their time."""

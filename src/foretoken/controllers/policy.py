@@ -1,7 +1,8 @@
 """A policy of drafting for rows that share forwards: what was seen, what it costs, what pays.
 
 Plain steps are interrupted by rare, short probes, and a ledger of seconds won and lost bounds what
-being wrong can cost.
+being wrong can cost. A drafter that costs little to ask is asked again the sooner, the less its
+last answers have cost: what is lost by asking stays a small share of all time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from foretoken.types import Budget, DecodeState, Draft, Rows, Shape, StepTimes, 
 HOPELESS = 0.01  # slots that survive less often are not considered
 FORGET = 0.1  # what counts keep of their weight when the alarm rings
 CREDIT = 64.0  # plain steps of winnings the ledger remembers
-CHEAP = 0.05  # share of a plain step up to which a drafter may always be asked
+CHEAP = 0.05  # share of a plain step up to which a drafter is asked without a probe
+EXPLORED = 0.01  # share of plain time that asking a drafter may cost where it does not pay
+WATCHED = 4  # of so many steps in which nobody is asked one is looked at: looking takes time, too
+LONGEST = 64  # steps without asking it
+ASKING = 0.05  # share of a surprise that moves what a question is known to cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +62,8 @@ class Record:
     pace: Pace
     alarm: Alarm = field(default_factory=Alarm)
     idle: int = 0  # steps since the last draft
+    asked: bool = False  # for a draft in the step under way
+    resting: int = 0  # steps to go until a drafter that has not paid is asked again
 
 
 @dataclass(slots=True)
@@ -82,7 +89,8 @@ class Policy:
         self, limits: Limits, traits: Traits, costs: StepCosts, asking: float, counted: bool
     ) -> None:
         self.limits, self.priced, self.counted = limits, traits.prices, counted
-        self.cheap = asking <= CHEAP  # spends nothing where nothing pays: may always be asked
+        self.asking = asking  # plain steps that a question without an answer takes
+        self.cheap = asking <= CHEAP
         self.costs = {1: costs}  # by the bit length of the number of rows
         self.slots = Slots(4.0 * limits.half_life)  # over all rows: the prior of each
         self.ranks = Ranks(limits.half_life)
@@ -92,6 +100,7 @@ class Policy:
         self.pricing = GoodputPricing(*sizes, limits.half_life / 2.0)
         self.probes = Probes(limits.probe_every)
         self.ledger = 0.0  # seconds won against plain decoding
+        self.plain = 0  # steps in which nobody was asked
         self.round = Round()
 
     def budgets(self, rows: Rows) -> list[Budget]:
@@ -101,7 +110,7 @@ class Policy:
         if broke:
             chosen = [NONE] * len(rows)
         elif self.priced:
-            chosen = [self.offer(records, costs)] * len(rows)
+            chosen = self.offers(records, costs)
         elif self.branching:
             chosen = [self.shapes.best(self.ranks, costs, len(rows))] * len(rows)
         else:
@@ -110,20 +119,39 @@ class Policy:
         self.probe(records, chosen, broke)
         self.round.asked = any(budget.depth for budget in chosen)
         for record, budget in zip(records, chosen, strict=True):
+            record.asked = budget.depth > 0
             if budget.depth:
-                self.round.lagging |= record.idle > 2
+                self.round.lagging |= record.idle > 2 and not (self.priced and self.cheap)
             else:
                 record.idle += 1
-                record.slots.fade()
+                if not self.priced:
+                    record.slots.fade()
         return chosen
 
-    def offer(self, records: Sequence[Record], costs: StepCosts) -> Budget:
+    def offers(self, records: Sequence[Record], costs: StepCosts) -> list[Budget]:
         """Prices for a drafter that keeps to them, or nothing where it has not paid so far."""
+        resting = [self.rests(record) for record in records]
+        if all(resting):
+            return [NONE] * len(records)
         speed = self.pricing.speed([record.pace for record in records])
         if speed < self.limits.margin and not self.cheap:
-            return NONE
+            return [NONE] * len(records)
         # Plain decoding's speed, at worst: it is always there to be had.
-        return self.pricing.offer(costs, len(records), max(speed, 1.0))
+        offer = self.pricing.offered(costs, len(records), max(speed, 1.0))
+        return [NONE if rests else offer for rests in resting]
+
+    def rests(self, record: Record) -> bool:
+        """Whether a drafter that costs little to ask is left alone in this step, since asking it
+        for this row has cost more than it brought.
+        """
+        if not self.cheap:
+            return False
+        if record.resting:
+            record.resting -= 1
+            return True
+        if self.pricing.gain(record.pace) < -EXPLORED:
+            record.resting = min(int(self.asking / EXPLORED), LONGEST)
+        return False
 
     def lengths(self, records: Sequence[Record], costs: StepCosts) -> list[int]:
         """Drafted tokens per row that give the most tokens per second together.
@@ -171,6 +199,10 @@ class Policy:
 
         `share`: of a whole target forward that scoring took.
         """
+        if not self.round.asked:
+            self.plain += 1
+            if self.plain % WATCHED:
+                return
         for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
             self.outcome(row, draft, verdict)
         if times is not None or self.counted:
@@ -190,13 +222,14 @@ class Policy:
         offered = len(tree) - 1 if chain else max(tree.depths())
         step.depth = max(step.depth, offered)
         step.nodes += len(tree) - 1
-        record.slots.update(accepted, offered)
-        self.slots.update(accepted, offered)
         self.branching |= not chain
-        if self.branching:
-            self.ranks.update(tree, verdict.path)
-            self.shapes.update(accepted, len(tree) - 1)
-        if record.alarm.rings(accepted > 0):
+        if not self.priced:  # lengths and shapes are this policy's to choose
+            record.slots.update(accepted, offered)
+            self.slots.update(accepted, offered)
+            if self.branching:
+                self.ranks.update(tree, verdict.path)
+                self.shapes.update(accepted, len(tree) - 1)
+        if not (self.priced and self.cheap) and record.alarm.rings(accepted > 0):
             self.forget(record)
         if row.uid == self.probes.row:
             costs = self.costs_of(step.rows)
@@ -229,14 +262,18 @@ class Policy:
             costs.rest.seen(times.nodes, times.target / share + times.other)
             if step.depth and not step.lagging:
                 costs.draft.seen(step.depth, max(times.draft, 1e-9))
+            elif step.asked:
+                self.asking += ASKING * (min(times.draft / plain, 2.0 * CHEAP) - self.asking)
         if step.asked and not step.lagging:
             self.pricing.pace.update(sum(step.emitted) / count, spent / plain)
             for row, emitted in zip(rows, step.emitted, strict=True):
-                self.record(row).pace.update(emitted, spent / plain)
+                record = self.record(row)
+                if record.asked:
+                    record.pace.update(emitted, spent / plain)
         if step.depth or (step.asked and self.priced):  # made, or made and found too dear
             self.ledger += sum(step.emitted) * plain / count - spent
         elif self.ledger < 0.0:
-            self.ledger = min(self.ledger + self.limits.repay * plain, 0.0)
+            self.ledger = min(self.ledger + WATCHED * self.limits.repay * plain, 0.0)
         # Probes go on when the allowance is used up; their cost must not bury a recovery.
         lowest = -(self.limits.allowance + 1.0) * plain
         self.ledger = min(max(self.ledger, lowest), CREDIT * plain)
@@ -260,6 +297,8 @@ class Policy:
 
     def probe(self, records: Sequence[Record], chosen: list[Budget], broke: bool) -> None:
         """Let one plain row draft a little, when it is time to."""
+        if self.priced and self.cheap and not broke:
+            return  # `rests` sees to it
         idle = {record.uid: at for at, record in enumerate(records) if not chosen[at].depth}
         at = self.probes.due(idle, broke)
         if at is None:

@@ -112,16 +112,27 @@ class StepCosts:
 
 
 def convex(measured: Mapping[int, float]) -> dict[int, float]:
-    """The largest curve below all points that never falls and whose slope never falls.
+    """The largest curve below all points that never falls and, beyond one node, gets no flatter.
 
-    Scoring costs reading the weights first, arithmetic later, so that is its shape. What disturbs a
-    measurement makes it longer: a single bad one would hide a size from the controller for good,
-    since a size that looks too dear is never tried again.
+    Scoring costs reading the weights first, arithmetic later, so that is its shape. One node alone
+    is multiplied by other kernels than several, so its cost stands for itself: what the second one
+    adds may be more than any further one does. What disturbs a measurement makes it longer: a
+    single bad one would hide a size from the controller for good, since a size that looks too dear
+    is never tried again.
     """
     sizes = sorted(measured)
     least = [min(measured[n] for n in sizes[at:]) for at in range(len(sizes))]
+    if sizes[0] == 1 and len(sizes) > 1:
+        several = dict(zip(sizes[1:], least[1:], strict=True))
+        return {1: least[0]} | hull_of(several)
+    return hull_of(dict(zip(sizes, least, strict=True)))
+
+
+def hull_of(rising: Mapping[int, float]) -> dict[int, float]:
+    """The largest convex curve below points that never fall."""
+    sizes = list(rising)
     hull: list[tuple[int, float]] = []
-    for size, low in zip(sizes, least, strict=True):
+    for size, low in rising.items():
         while len(hull) > 1 and slope(hull[-2], (size, low)) <= slope(hull[-2], hull[-1]):
             hull.pop()
         hull.append((size, low))

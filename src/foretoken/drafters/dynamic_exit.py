@@ -9,7 +9,8 @@ decided from past rounds and tokens already drawn, so the law of the text stays 
 Where we differ: the paper counts layers, as if scoring more tokens were free. Under a budget with
 prices the exit, the length and the end of a draft follow what they cost on this machine. It looks
 at every layer in every round; here half of them are looked at every few rounds, which is cheaper
-than what it loses (`every_exit` and `look_every` are the paper's).
+than what it loses (`every_exit` and `look_every` are the paper's), and a model whose exits can
+never pay (`parts.exit_evidence`) is not looked at any more.
 """
 
 from __future__ import annotations
@@ -25,12 +26,24 @@ from torch import Tensor
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.growers.chain import ChainGrowth
 from foretoken.drafters.growers.grower import Grower, Growth
+from foretoken.drafters.parts.exit_evidence import ENOUGH, evidence_of
 from foretoken.drafters.parts.part_of_target import EarlyExitModel
 from foretoken.errors import check_values
 from foretoken.lm.views.layer_predictions import LayerPredictions
 from foretoken.lm.views.wrapping import layers_of
 from foretoken.trees.worth import Calibration
-from foretoken.types import Budget, DecodeState, Draft, Draw, Layer, Prices, Rows, Traits
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Draw,
+    Layer,
+    Prices,
+    Rows,
+    Step,
+    Taps,
+    Traits,
+)
 
 
 class ExitGrowth(ChainGrowth):
@@ -77,9 +90,23 @@ class DynamicExit(Grower):
         self.exits = ChosenLayers(target, config)
         super().__init__(self.exits)
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether no exit of this model is right as often as even the shallowest costs."""
+        return self.exits.evidence.hopeless(self.exits.cheapest)
+
+    def reading(self) -> Taps:
+        return self.traits.taps if self.exits.look_due else ()
+
+    def observe(self, step: Step) -> None:
+        super().observe(step)
+        self.exits.round_over(step.rows)
+
     def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
-        counts, config = self.exits.counts(row), self.config
-        counts.asked = True
+        # What other texts taught may not change the one that a seed repeats.
+        if budget.prices is not None and not row.repeatable and self.hopeless:
+            return None
+        counts, config = self.exits.asked(row), self.config
         counts.choose(budget)
         length = counts.length
         if length and counts.learned and config.confident:
@@ -101,6 +128,10 @@ class ChosenLayers(EarlyExitModel):
         super().__init__(target, considered)
         self.taps, self.context = tuple(Layer(mark - 1) for mark in marks), config.look_back
         self.config = config
+        self.evidence = evidence_of(target)
+        head: float = self.view.head
+        self.cheapest = (marks[0] + head) / (layers + head)  # of a forward, for one token
+        self.look_due = False  # in the step under way
 
     def counts(self, row: DecodeState) -> Counts:
         counts: Counts = row.private[self]
@@ -109,10 +140,27 @@ class ChosenLayers(EarlyExitModel):
     def depth(self, row: DecodeState) -> int:
         return self.counts(row).exit
 
+    def asked(self, row: DecodeState) -> Counts:
+        """The counts of a row that is asked for a draft, the prompt's end among them."""
+        counts = self.counts(row)
+        if counts.prompt is not None:
+            counts.learn(self.view.predictions([counts.prompt])[0])
+            counts.prompt = None
+        counts.asked = True
+        self.look_due |= counts.due
+        return counts
+
     def open(self, row: DecodeState, features: Features | None) -> bool:
         row.private[self] = counts = Counts(self.view, self.config)
-        if features is not None and len(features):
+        if features is None or not len(features):
+            return True
+        if row.rehearsal:
             counts.learn(self.view.predictions([features])[0])
+            return True
+        counts.prompt = features
+        if not self.evidence.complete:
+            ends = features[-ENOUGH:, -2:]  # of the deepest exit and the last layer
+            self.evidence.add(self.view.predictions([ends])[0].tokens)
         return True
 
     def keep(
@@ -122,14 +170,21 @@ class ChosenLayers(EarlyExitModel):
         learning, states = [], []
         for row, seen in zip(rows, features, strict=True):
             counts = self.counts(row)
-            asked, counts.asked = counts.asked, False
-            if asked and seen is not None and counts.rounds % self.config.look_every == 0:
+            if counts.asked and seen is not None and counts.due:
                 learning.append(counts)
                 states.append(seen)
-            counts.rounds += 1
         if learning:
             for counts, said in zip(learning, self.view.predictions(states), strict=True):
                 counts.learn(said)
+
+    def round_over(self, rows: Rows) -> None:
+        """Rounds are counted by row, whoever else looks at its layers in the same step."""
+        self.look_due = False
+        for row in rows:
+            counts: Counts | None = row.private.get(self)
+            if counts is not None:
+                counts.rounds += counts.asked
+                counts.asked = False
 
 
 class Counts:
@@ -147,10 +202,16 @@ class Counts:
         self.lengths = torch.arange(config.most, dtype=torch.float64)
         self.steps = (self.marks + view.head) / (view.layers + view.head)  # of a whole forward
         self.calibration = [Calibration() for _ in self.depths]
-        self.rounds, self.learned, self.asked = 0, False, False
+        self.rounds, self.learned, self.asked = 0, False, False  # rounds that it was asked in
+        self.prompt: Tensor | None = None  # states of its end, until somebody asks
         self.index, self.length, self.threshold = 0, 1, -math.inf
         self.exit: int = self.depths[0]
         self.prices: Prices | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether all layers are looked at in this round, if the row is asked for a draft."""
+        return self.rounds % self.config.look_every == 0
 
     def learn(self, said: LayerPredictions) -> None:
         """Count what every exit said at each place against what the last layer said there."""

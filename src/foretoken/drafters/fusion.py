@@ -9,14 +9,14 @@ so the rule is exact whatever is merged (`methods/beyond/cascades.md`, algorithm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from foretoken.contract import Drafter, Guided, StoppingRule
-from foretoken.drafters.parts.chances import affordable, trials
+from foretoken.contract import Drafter, Features, Guided, StoppingRule
+from foretoken.drafters.parts.chances import affordable, of_paths, trials
 from foretoken.drafters.parts.members import Combination
 from foretoken.errors import ConfigError, PairingError
-from foretoken.trees.build import Trie
-from foretoken.trees.worth import Calibration
+from foretoken.trees.build import Trie, root
+from foretoken.trees.worth import Calibration, TextBias, least_paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -31,6 +31,8 @@ from foretoken.types import (
 )
 
 UNSAID = 0.5  # chance of a child, from a member that names none; experience corrects it
+DOUBT = 0.5  # share of its real chance that a member may say of a node without losing it
+TRUST = 12.0  # children whose chance is taken at a member's word at first
 LEVELS = 4  # depths told apart; deeper ones count as the last
 
 
@@ -69,25 +71,30 @@ class Fusion(Combination):
         super().__init__(*members)
         if len(members) > 1:
             self.traits = replace(self.traits, shape=Shape.TREE)
-        self.calibrations = [[Calibration() for _ in range(LEVELS)] for _ in members]
+        self.calibrations = [[Calibration(TRUST) for _ in range(LEVELS)] for _ in members]
+        self.agreed = [Calibration(TRUST) for _ in range(len(members) + 1)]  # by how many agree
 
     def propose(
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
-        free = [replace(budget, prices=None) for budget in budgets]
+        free = [unpriced(budget) for budget in budgets]
         found = [member.propose(rows, free, stop) for member in self.members]
         drafts = []
         for row, budget, *own in zip(rows, budgets, *found, strict=True):
-            offers = row.private[self] = [Offer.of(draft) for draft in own]
-            drafts.append(affordable(self.merge(row, offers), budget))
+            text: _Text = row.private[self]
+            text.offers = [Offer.of(draft) for draft in own]
+            drafts.append(affordable(self.merge(row, text), budget))
         return drafts
 
-    def merge(self, row: DecodeState, offers: Sequence[Offer]) -> Draft:
+    def merge(self, row: DecodeState, text: _Text) -> Draft:
         """All offers as one tree, with the chance of each node."""
+        if not any(len(offer.tree) > 1 for offer in text.offers):
+            text.merged, text.chances = root(row.tokens[-1]), [1.0]
+            return Draft(text.merged, Draw.POINT, chances=(1.0,))
         trie = Trie(row.tokens[-1])
-        chances = [1.0]  # of each node, given that its parent is reached
+        best, votes = [1.0], [0]  # of each node: what any member gives it, and how many do
         greedy = row.warp.greedy
-        for offer, levels in zip(offers, self.calibrations, strict=True):
+        for offer, levels in zip(text.offers, self.calibrations, strict=True):
             place = [0]
             tree = offer.tree
             for node in range(1, len(tree)):
@@ -95,20 +102,57 @@ class Fusion(Combination):
                 place.append(at)
                 level = levels[min(offer.depths[node], LEVELS) - 1]
                 chance = level.chance(offer.chances[node], offer.ranks[node], greedy)
-                if at == len(chances):
-                    chances.append(chance)
-                elif chance > chances[at]:
-                    chances[at] = chance
-        return Draft(trie.tree(), Draw.POINT, chances=of_paths(trie.parents, chances))
+                if at == len(best):
+                    best.append(chance)
+                    votes.append(1)
+                    continue
+                votes[at] += 1
+                if chance > best[at]:
+                    best[at] = chance
+        text.merged, text.best, text.votes = trie.tree(), best, votes
+        chances = text.chances = [
+            self.agreed[count].chance(chance, 0, greedy)
+            for chance, count in zip(best, votes, strict=True)
+        ]
+        factor = text.bias.factor
+        here = [min(chance * factor, 1.0) for chance in chances]
+        return Draft(text.merged, Draw.POINT, chances=of_paths(trie.parents, here))
+
+    def start(self, row: DecodeState, seen: Features | None) -> None:
+        row.private[self] = _Text()
+        super().start(row, seen)
 
     def observe(self, step: Step) -> None:
         for row, said in zip(step.rows, step.emitted, strict=True):
-            greedy = row.warp.greedy
-            for offer, levels in zip(row.private[self], self.calibrations, strict=True):
+            if row.rehearsal:
+                continue
+            greedy, text = row.warp.greedy, row.private[self]
+            for offer, levels in zip(text.offers, self.calibrations, strict=True):
                 for node, depth, hit in trials(offer.tree, said):
                     level = levels[min(depth, LEVELS) - 1]
                     level.tried(offer.chances[node], offer.ranks[node], greedy, hit)
+            for node, _, hit in trials(text.merged, said):
+                self.agreed[text.votes[node]].tried(text.best[node], 0, greedy, hit)
+                text.bias.tried(text.chances[node], hit)
         super().observe(step)
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is known of one row, and what was offered for the step under way."""
+
+    bias: TextBias = field(default_factory=TextBias)
+    offers: list[Offer] = field(default_factory=list)
+    merged: TokenTree = field(default_factory=lambda: root(0))
+    best: list[float] = field(default_factory=list)  # of its nodes: the best that a member says
+    votes: list[int] = field(default_factory=list)  # members that propose it
+    chances: list[float] = field(default_factory=list)  # in any text
+
+
+def unpriced(budget: Budget) -> Budget:
+    """What members may offer: all that could pay, even if they underrate it."""
+    least = least_paying(budget)
+    return replace(budget, prices=None, least=None if least is None else DOUBT * least)
 
 
 @dataclass(slots=True)
@@ -135,15 +179,3 @@ class Offer:
             depths.append(depths[parent] + 1)
             children[parent] += 1
         return cls(tree, chances, ranks, depths)
-
-
-def of_paths(parents: Sequence[int], chances: Sequence[float]) -> tuple[float, ...]:
-    """Chances of whole paths; of siblings only one can be right, so they share at most one."""
-    total = [0.0] * len(parents)
-    for node in range(1, len(parents)):
-        total[parents[node]] += chances[node]
-    paths = [1.0]
-    for node in range(1, len(parents)):
-        parent = parents[node]
-        paths.append(paths[parent] * chances[node] / max(total[parent], 1.0))
-    return tuple(paths)

@@ -2,18 +2,19 @@
 
 A look-up costs next to nothing, so it is made in any case; a bandit over the paces of the others
 says what one of them promises, and it drafts where the look-up is worth less. Every member sees
-every outcome. Nothing is merged: a chain behind an early exit costs layers, whose price a tree of
-look-ups must not pay. Every draft is judged by its own kind, and look-ups are fixed candidates, so
-choosing by their worth is exact.
+every outcome, and its hidden states in those steps only in which it asks for some. Nothing is
+merged: a chain behind an early exit costs layers, whose price a tree of look-ups must not pay.
+Every draft is judged by its own kind, and look-ups are fixed candidates, so choosing by their worth
+is exact. Members that find out that they can never pay on this target are not asked any more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from foretoken.contract import Drafter, Features, LanguageModel, StoppingRule, Views
+from foretoken.contract import Drafter, Features, LanguageModel, Retires, StoppingRule, Views
 from foretoken.drafters.fusion import Fusion, merges
 from foretoken.drafters.parts.bandit import Bandit, paces
 from foretoken.drafters.parts.members import Combination
@@ -68,16 +69,36 @@ class Portfolio(Combination):
         free = [
             at
             for at, (row, budget) in enumerate(zip(rows, budgets, strict=True))
-            if budget.prices is not None and not row.repeatable
+            if budget.prices is not None and not (row.repeatable or row.rehearsal)
         ]
-        if free and others:
+        if free and self.alive():
             open_, granted = [rows[at] for at in free], [budgets[at] for at in free]
             arm = self.choose(open_, [drafts[at] for at in free], granted)
             if arm is not None:
                 made = others[arm].propose(open_, granted, stop)
-                for at, draft in zip(free, made, strict=True):
-                    drafts[at] = draft
+                if all(len(draft.tree) == 1 for draft in made):
+                    self.declined(arm, open_)
+                else:
+                    for at, draft in zip(free, made, strict=True):
+                        drafts[at] = draft
         return drafts
+
+    def alive(self) -> bool:
+        """Whether any member beside the first may ever pay; taps that nobody reads are dropped."""
+        arms = self.bandit.arms
+        for arm in sorted(arms):
+            member = self.members[1 + arm]
+            if isinstance(member, Retires) and member.hopeless:
+                arms.remove(arm)
+                if not any(self.members[1 + other].traits.taps for other in arms):
+                    self.traits = replace(self.traits, taps=(), context=None)
+        return bool(arms)
+
+    def declined(self, arm: int, rows: Rows) -> None:
+        """An arm that was chosen makes no draft, so what was looked up stands."""
+        self.bandit.declined(arm)
+        for row in rows:
+            row.private[self].turn = replace(row.private[self].turn, arm=None)
 
     def choose(self, rows: Rows, found: Sequence[Draft], budgets: Sequence[Budget]) -> int | None:
         """The arm that drafts for these rows; None: what was looked up is worth more."""
@@ -91,7 +112,7 @@ class Portfolio(Combination):
         ]
         if sum(worths) >= promised * len(rows):
             arm = None
-        turn = _Turn(arm, promised == inf, prices.second / prices.step)
+        turn = _Turn(arm, promised == inf, prices.second / prices.step, prices.step)
         for text in texts:
             text.turn = turn
         return arm
@@ -107,7 +128,7 @@ class Portfolio(Combination):
             turn: _Turn = texts[0].turn
             spent = step.times.whole * turn.pace
             self.bandit.update(
-                turn.arm, [text.paces for text in texts], emitted, spent, turn.forced
+                turn.arm, [text.paces for text in texts], emitted, spent, turn.forced, turn.speed
             )
 
 
@@ -118,6 +139,7 @@ class _Turn:
     arm: int | None  # None: the first member
     forced: bool  # a trial
     pace: float  # plain steps per second
+    speed: float = 1.0  # tokens in the time of a plain step that were within reach
 
 
 @dataclass(slots=True)

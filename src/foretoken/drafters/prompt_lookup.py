@@ -1,8 +1,9 @@
 """Continue the way the last n-gram continued before; no second model.
 
-github.com/apoorvumang/prompt-lookup-decoding, with three differences: an index of n-grams grows
-with the text instead of a search through it, the latest earlier occurrence wins, and a continuation
-that runs into the end of the text copies itself on, so that a loop of any period is followed.
+github.com/apoorvumang/prompt-lookup-decoding, with four differences: an index of n-grams grows
+with the text instead of a search through it, the latest earlier occurrence wins, a continuation
+that runs into the end of the text copies itself on, so that a loop of any period is followed, and
+where tokens have prices the copy ends where it is no longer likely enough.
 """
 
 from __future__ import annotations
@@ -11,16 +12,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.contract import Features
+from foretoken.drafters.parts.chances import affordable, of_paths, trials
+from foretoken.drafters.parts.match_odds import EDGES, MatchOdds
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.errors import check_values
-from foretoken.trees.build import from_paths, undrafted
-from foretoken.types import Budget, DecodeState, Draft, Draw, Memory, Shape, Traits
+from foretoken.trees.build import Trie, undrafted
+from foretoken.trees.worth import least_paying
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Draw,
+    Memory,
+    Shape,
+    Step,
+    TokenTree,
+    Traits,
+)
 
 
 class PromptLookup(RowDrafter):
     """A chain from the latest match, or a trie of the latest few."""
 
-    traits = Traits(memory=Memory.NOTHING)
+    traits = Traits(memory=Memory.ENGINE, prices=True)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -39,27 +53,67 @@ class PromptLookup(RowDrafter):
         )
         if settings.matches > 1:
             self.traits = replace(self.traits, shape=Shape.TREE)
+        self.odds = MatchOdds()
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
-        row.private[self] = NgramIndex(self.config.min_ngram, self.config.max_ngram)
+        row.private[self] = _LookedUp(NgramIndex(self.config.min_ngram, self.config.max_ngram))
 
     def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
-        depth, nodes = min(budget.depth, budget.nodes), budget.nodes
-        index: NgramIndex = row.private[self]
-        index.grow(row.tokens)
+        found: _LookedUp = row.private[self]
+        found.tree = None
+        depth = min(budget.depth, budget.nodes)
         if depth <= 0:
             return undrafted(row)
-        paths: list[list[int]] = []
-        seen: set[tuple[int, ...]] = set()
-        for start in index.matches(row.tokens, self.config.matches):
+        found.index.grow(row.tokens)
+        copies = Copies(row, budget, self.odds)
+        for start in found.index.matches(row.tokens, self.config.matches):
             path = continuation(row.tokens, start, depth, row.params.eos)
-            fresh = [i for i in range(1, len(path) + 1) if tuple(path[:i]) not in seen][:nodes]
-            if fresh:
-                path = path[: fresh[-1]]
-                nodes -= len(fresh)
-                paths.append(path)
-                seen.update(tuple(path[:i]) for i in fresh)
-        return Draft(from_paths(row.tokens[-1], paths), Draw.POINT)
+            copies.add(path, common(row.tokens, start))
+        found.tree, found.matched = copies.trie.tree(), copies.matched
+        chances = of_paths(copies.trie.parents, copies.chances)
+        return affordable(Draft(found.tree, Draw.POINT, chances=chances), budget)
+
+    def observe(self, step: Step) -> None:
+        for row, said in zip(step.rows, step.emitted, strict=True):
+            found: _LookedUp = row.private[self]
+            if found.tree is None or row.rehearsal:
+                continue
+            greedy = row.warp.greedy
+            for node, _, hit in trials(found.tree, said):
+                self.odds.tried(found.matched[node], 1.0, greedy, hit)
+
+
+class Copies:
+    """A tree of continuations under way, and of every node its chance below its parent."""
+
+    def __init__(self, row: DecodeState, budget: Budget, odds: MatchOdds) -> None:
+        self.trie = Trie(row.tokens[-1])
+        self.chances, self.matched = [1.0], [0]  # of each node; tokens that matched before it
+        self.nodes, self.least = budget.nodes, least_paying(budget) or 0.0
+        self.odds, self.greedy = odds, row.warp.greedy
+
+    def add(self, path: Sequence[int], matched: int) -> None:
+        """A continuation behind a match so long, as far as it is likely enough to pay."""
+        node, reached = 0, 1.0
+        for length, token in enumerate(path, matched):
+            chance = self.odds.chance(length, 1.0, self.greedy)
+            reached *= chance
+            below = self.trie.child.get((node, token))
+            if below is None:
+                if len(self.trie) > self.nodes or reached < self.least:
+                    return
+                below = self.trie.add(node, (token,))
+                self.chances.append(chance)
+                self.matched.append(length)
+            node = below
+
+
+def common(tokens: Sequence[int], start: int) -> int:
+    """How many tokens before `start` are those at the end of the text, as far as is told apart."""
+    length, furthest = 1, min(EDGES[-1], start)
+    while length < furthest and tokens[start - 1 - length] == tokens[-1 - length]:
+        length += 1
+    return length
 
 
 def continuation(
@@ -74,6 +128,15 @@ def continuation(
         if token in eos:
             break
     return path
+
+
+@dataclass(slots=True)
+class _LookedUp:
+    """What is known of one row."""
+
+    index: NgramIndex
+    tree: TokenTree | None = None  # all that was found for the step under way
+    matched: list[int] = field(default_factory=list)  # of its nodes: tokens that matched before
 
 
 @dataclass(slots=True)

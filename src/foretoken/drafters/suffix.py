@@ -4,7 +4,8 @@ Two indexes, one of the request and one of earlier answers. For every match leng
 of what followed give a draft and its score, the accepted tokens to expect; the longer the match,
 the longer the draft may be. The draft with the best score is taken. Differences: an answer enters
 the common index when it is complete; a draft may be a tree, best first; frequencies come from the
-newest occurrences (`SuffixIndex`), and of equally frequent tokens the newest leads.
+newest occurrences (`SuffixIndex`), and of equally frequent tokens the newest leads; and where
+tokens have prices, chances are what shares of this size behind a match of this length came to.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.contract import Features
-from foretoken.drafters.parts.chances import affordable
+from foretoken.drafters.parts.chances import affordable, trials
+from foretoken.drafters.parts.match_odds import MatchOdds
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.drafters.parts.suffix_index import Followers, SuffixIndex
 from foretoken.errors import check_values
 from foretoken.trees.build import undrafted
+from foretoken.trees.worth import least_paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -30,6 +33,8 @@ from foretoken.types import (
     Traits,
 )
 
+LENGTHS = 3  # longest match lengths looked at where chances rise with the length
+
 
 class SuffixDecoding(RowDrafter):
     """A tree or a chain from frequencies, as long as the match deserves."""
@@ -40,7 +45,8 @@ class SuffixDecoding(RowDrafter):
     class Config:
         max_match: int = 24  # longest suffix told apart; the production engines' default
         max_spec: int = 32  # most nodes of a draft, whatever the budget; paper default
-        factor: float = 1.0  # nodes of a draft per token matched; paper default
+        # nodes of a draft per token matched, where no prices say how far it goes; paper default
+        factor: float = 1.0
         offset: float = 0.0  # added to that; paper default
         min_prob: float = 0.1  # paths less frequent than this are not drafted; paper default
         branching: bool = True  # a tree; False: a chain of the most frequent tokens, as published
@@ -64,53 +70,65 @@ class SuffixDecoding(RowDrafter):
         memory = Memory.ENGINE if settings.remember else Memory.ROW
         self.traits = replace(self.traits, shape=shape, memory=memory)
         self.answers = SuffixIndex(settings.remember)
+        self.odds = MatchOdds(), MatchOdds()  # of the request's own text, of earlier answers
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
-        own = row.private[self] = SuffixIndex()
-        own.extend(row.tokens)
+        row.private[self] = _LookedUp(SuffixIndex())
 
     def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
+        state: _LookedUp = row.private[self]
+        state.found = None
         if min(budget.depth, budget.nodes) <= 0:
             return undrafted(row)
+        state.index.extend(row.tokens[len(state.index) :])
         # The request's own suffix is an occurrence as well, one that nothing has followed yet.
-        score, best = self.speculate(row.private[self], row, budget, unfinished=1)
+        best = self.speculate(state.index, row, budget, unfinished=1)
         if len(self.answers):
-            other, draft = self.speculate(self.answers, row, budget)
-            best = draft if other > score else best
-        return affordable(best, budget)
+            other = self.speculate(self.answers, row, budget)
+            if (0.0 if other is None else other.score) > (0.0 if best is None else best.score):
+                best = other
+        if best is None:
+            return undrafted(row)
+        state.found = best
+        return affordable(best.draft, budget)
 
     def speculate(
         self, index: SuffixIndex, row: DecodeState, budget: Budget, unfinished: int = 0
-    ) -> tuple[float, Draft]:
-        """The most accepted tokens that a draft promises over all match lengths, and that draft;
-        ties go to the longer match.
+    ) -> Speculation | None:
+        """The most accepted tokens that a draft promises over all match lengths; ties go to the
+        longer match.
         """
-        settings = self.config
+        settings, least = self.config, least_paying(budget)
+        odds = self.odds[index is self.answers]
         context = row.tokens[-settings.max_match :]
-        found = index.matches(context, settings.max_match, settings.occurrences)
-        best, score = undrafted(row), 0.0
-        for length in sorted({length for _, length in found}, reverse=True):
-            # 1e-6: a factor such as 0.1 must not lose a node to rounding
-            nodes = int(settings.factor * length + settings.offset + 1e-6)
-            nodes = min(nodes, settings.max_spec, budget.nodes)
+        matches = index.matches(context, settings.max_match, settings.occurrences)
+        best, score = None, 0.0
+        lengths = sorted({length for _, length in matches}, reverse=True)
+        for length in lengths if least is None else lengths[:LENGTHS]:
+            nodes = min(settings.max_spec, budget.nodes)
+            if least is None:  # 1e-6: a factor such as 0.1 must not lose a node to rounding
+                nodes = min(nodes, int(settings.factor * length + settings.offset + 1e-6))
             if nodes <= score:  # no node is worth more than one, and shorter matches get fewer
                 break
-            places = [place for place, matched in found if matched >= length]
+            places = [place for place, matched in matches if matched >= length]
             following = Followers(index, places, min(nodes, budget.depth), row.params.eos)
             total = following.total + unfinished
             choose = following.best if settings.branching else following.chain
             kept = choose(nodes, settings.min_prob * total)
-            chances = (1.0, *(following.counts[node] / total for node in kept))
+            if least is None:
+                chances = [1.0, *(following.counts[node] / total for node in kept)]
+            else:
+                kept, chances = judged(following, kept, length, odds, row.warp.greedy, least)
             if sum(chances) - 1.0 > score:
                 score = sum(chances) - 1.0
-                tree = _cut(row.tokens[-1], following, kept)
-                best = Draft(tree, Draw.POINT, chances=chances)
-        return score, best
+                best = Speculation(score, following, kept, chances, length, odds, row.tokens[-1])
+        return best
 
     def observe(self, step: Step) -> None:
-        for row in step.rows:
-            own: SuffixIndex = row.private[self]
-            own.extend(row.tokens[len(own) :])
+        for row, said in zip(step.rows, step.emitted, strict=True):
+            state: _LookedUp = row.private[self]
+            if state.found is not None and not row.rehearsal:
+                state.found.learn(said, row.warp.greedy)
 
     def finish(self, row: DecodeState) -> None:
         super().finish(row)
@@ -121,10 +139,62 @@ class SuffixDecoding(RowDrafter):
             self.answers.close()
 
 
-def _cut(token: int, following: Followers, kept: Sequence[int]) -> TokenTree:
-    """The kept nodes below the root `token`."""
-    place = {node: at for at, node in enumerate((0, *kept))}
-    return TokenTree(
-        (token, *(following.tokens[node] for node in kept)),
-        (-1, *(place[following.parents[node]] for node in kept)),
-    )
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A draft, and what its chances were made of."""
+
+    score: float
+    following: Followers
+    kept: Sequence[int]
+    chances: Sequence[float]
+    matched: int  # tokens of the match
+    odds: MatchOdds
+    token: int
+
+    @property
+    def draft(self) -> Draft:
+        """The kept nodes below the last token."""
+        following, kept = self.following, self.kept
+        place = {node: at for at, node in enumerate((0, *kept))}
+        tree = TokenTree(
+            (self.token, *(following.tokens[node] for node in kept)),
+            (-1, *(place[following.parents[node]] for node in kept)),
+        )
+        return Draft(tree, Draw.POINT, chances=tuple(self.chances))
+
+    def learn(self, said: Sequence[int], greedy: bool) -> None:
+        """Compare with the tokens that came, whatever part of the draft was scored."""
+        counts, parents = self.following.counts, self.following.parents
+        for node, depth, hit in trials(self.draft.tree, said):
+            at = self.kept[node - 1]
+            share = counts[at] / counts[parents[at]]
+            self.odds.tried(self.matched + depth - 1, share, greedy, hit)
+
+
+def judged(
+    following: Followers,
+    kept: Sequence[int],
+    matched: int,
+    odds: MatchOdds,
+    greedy: bool,
+    least: float,
+) -> tuple[list[int], list[float]]:
+    """Nodes that are likely enough behind a match so long, and their chances, the root's first."""
+    counts, parents = following.counts, following.parents
+    depth, chance = {0: 0}, {0: 1.0}
+    for node in kept:
+        parent = parents[node]
+        if parent in chance:
+            share = counts[node] / counts[parent]
+            found = chance[parent] * odds.chance(matched + depth[parent], share, greedy)
+            if found >= least:
+                chance[node], depth[node] = found, depth[parent] + 1
+    return [node for node in kept if node in chance], list(chance.values())
+
+
+@dataclass(slots=True)
+class _LookedUp:
+    """What is known of one row."""
+
+    index: SuffixIndex  # of its own text
+    found: Speculation | None = None  # for the step under way

@@ -2,15 +2,17 @@
 
 A matrix keeps, for every token, the followers that were likeliest the last time the target scored
 that token, accepted or not. A fixed template of ranks is walked through it from the last token on.
-The matrix is shared by all requests. Four differences: an unknown follower makes no node (the
+The matrix is shared by all requests. Five differences: an unknown follower makes no node (the
 released code drafts token 0); rows nobody has scored yet know the followers seen in prompts; of
 several nodes with one token the last in level order is believed (as good as the first or the
-accepted one, measured); and under a small node budget the template is cut to the ranks that were
-accepted most often.
+accepted one, measured); under a small node budget the template is cut to the ranks that were
+accepted most often; and where nodes have prices there is no template: the matrix keeps how sure the
+target was, and the likeliest nodes are drafted as far as they pay.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,13 +22,16 @@ import torch
 from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
-from foretoken.drafters.parts.adjacency import Adjacency
+from foretoken.drafters.parts.adjacency import EDGES, HINTED, Adjacency
 from foretoken.drafters.parts.chances import affordable, trials
+from foretoken.drafters.parts.likeliest import likeliest
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.errors import check_values
+from foretoken.trees.build import undrafted
 from foretoken.trees.counts import Counts
 from foretoken.trees.select import best_first_shape, best_nodes
 from foretoken.trees.templates import Form, Template, level_order, paths_of_counts
+from foretoken.trees.worth import least_paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -58,7 +63,8 @@ class TokenRecycling(RowDrafter):
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         keep: int = 8  # followers remembered per token; paper default
-        # None is the paper's template of 80 nodes, six deep; other forms as in method tree
+        # None is the paper's template of 80 nodes, six deep, where nothing is priced; other forms
+        # as in method tree
         template: Form | None = None
         free: bool = False  # no template: trees from the running acceptance of ranks alone
         from_prompt: bool = True  # tokens never scored follow each other as they did in prompts
@@ -73,6 +79,9 @@ class TokenRecycling(RowDrafter):
             self.known.load(settings.memory)
         template = None if settings.free else Template(settings.template or PAPER)
         self.shapes = RankShapes(template, self.known.keep)
+        self.grows = settings.template is None and not settings.free
+        self.trust = Trust()
+        self.edges = torch.tensor(EDGES)
 
     def save(self, path: str | Path | None = None) -> None:
         """Write the matrix to `path`, or to the configured file; without either, do nothing."""
@@ -86,37 +95,114 @@ class TokenRecycling(RowDrafter):
                 self.known.hint(token, follower)
 
     def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
+        if min(budget.depth, budget.nodes) <= 0:
+            row.private.pop(self, None)
+            return undrafted(row)
+        if self.grows and least_paying(budget) is not None:
+            greedy = row.warp.greedy
+            grown = self.known.grow(row.tokens[-1], self.trust.of(greedy), budget, row.params.eos)
+            row.private[self] = Proposed(grown.tree, grown.ranks, grown.sure)
+            draft = Draft(row.private[self].tree, Draw.POINT, chances=tuple(grown.chances))
+            return affordable(draft, budget)
         parents, shape = self.shapes.within(budget)
         tree, ranks = self.known.fill(row.tokens[-1], parents, shape, row.params.eos)
-        row.private[self] = tree, ranks  # another tree may be scored in its place
+        row.private[self] = Proposed(tree, ranks)  # another tree may be scored in its place
         chances = [1.0]
         for parent, rank in zip(tree.parents[1:], ranks[1:], strict=True):
             chances.append(chances[parent] * self.shapes.rates[rank])
         return affordable(Draft(tree, Draw.POINT, chances=tuple(chances)), budget)
 
     def observe(self, step: Step) -> None:
+        """Rows that were asked for a draft say what follows; the others cost no time."""
         tokens: list[int] = []
         tops: list[Tensor] = []
         for row, draft, score, said in zip(
             step.rows, step.drafts, step.scores, step.emitted, strict=True
         ):
-            tree, ranks = row.private[self]
-            self.shapes.update(tree, ranks, said)
+            proposed: Proposed | None = row.private.get(self)
+            if proposed is None:
+                continue
+            if not row.rehearsal:
+                self.learn(proposed, said, row.warp.greedy)
             nodes = {token: node for node, token in enumerate(draft.tree.tokens)}  # the last wins
             logits = score.logits
             if len(nodes) < len(logits):
                 logits = logits[list(nodes.values())]
             tokens += nodes
-            tops.append(logits.topk(self.known.keep).indices)
-        for token, followers in zip(tokens, torch.cat(tops).tolist(), strict=True):
-            self.known.put(token, followers)
+            tops.append(logits)
+        if tops:
+            together = tops[0] if len(tops) == 1 else torch.cat(tops)
+            values, best = likeliest(together, self.known.keep)
+            self.edges = self.edges.to(values.device)
+            shares = torch.bucketize(values.float().softmax(-1), self.edges)
+            for token, *told in zip(tokens, best.tolist(), shares.tolist(), strict=True):
+                self.known.put(token, *told)
+
+    def learn(self, proposed: Proposed, said: Sequence[int], greedy: bool) -> None:
+        """Compare what was proposed with the tokens that came."""
+        if proposed.sure is None:
+            self.shapes.update(proposed.tree, proposed.ranks, said)
+            return
+        for node, _, hit in trials(proposed.tree, said):
+            self.trust.tried(proposed.sure[node], proposed.ranks[node], greedy, hit)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """What was proposed for the step under way."""
+
+    tree: TokenTree
+    ranks: Sequence[int]
+    sure: Sequence[int] | None = None  # of a tree that followed no template
+
+
+class Trust:
+    """How often followers came, by the share of the target's belief that went to them."""
+
+    FIRST, NEXT = 0.5, 0.4  # what a share is worth before anything was seen
+    READ = 0.15, 0.08  # what a follower read in a prompt is worth
+    WEIGHT = 12.0  # trials that this is worth
+    EVERY = 16  # trials between looks at what has become of it
+
+    def __init__(self) -> None:
+        self.counts = Counts(half_life=2048.0)
+        self.trials = 0
+        self.tables: dict[bool, tuple[list[float], list[float]]] = {}
+
+    def of(self, greedy: bool) -> tuple[list[float], list[float]]:
+        """Chances by class of shares, of a first follower and of a further one."""
+        if greedy not in self.tables:
+            middle = [sum(pair) / 2.0 for pair in pairwise((0.0, *EDGES, 1.0))]
+            first = [*(self.FIRST * share for share in middle), self.READ[0]]
+            further = [*(self.NEXT * share for share in middle), self.READ[1]]
+            self.tables[greedy] = self.rates(first, 0, greedy), self.rates(further, 1, greedy)
+        return self.tables[greedy]
+
+    def rates(self, priors: Sequence[float], rank: int, greedy: bool) -> list[float]:
+        return [
+            self.counts.rate(self.place(at, rank, greedy), prior, self.WEIGHT)
+            for at, prior in enumerate(priors)
+        ]
+
+    def place(self, share: int, rank: int, greedy: bool) -> int:
+        """Where a class is counted, apart for the first follower and for greedy text."""
+        return (2 * (rank > 0) + greedy) * (HINTED + 1) + share
+
+    def tried(self, share: int, rank: int, greedy: bool, hit: bool) -> None:
+        """A node whose parent was reached, and whether it was the one."""
+        self.counts.fade()
+        self.counts.tried(self.place(share, rank, greedy), hit)
+        self.trials += 1
+        if self.trials % self.EVERY == 0:
+            self.tables.clear()
 
 
 class RankShapes:
     """Shapes of ranks within a budget; the best ranks are those that were accepted before."""
 
-    FIRST, FALL, WEIGHT = 0.6, 0.4, 4.0  # prior of rank 0, of the next ones, and its worth
-    EVERY = 32  # steps between looks at what the ranks have become
+    FIRST, FALL, WEIGHT = 0.3, 0.4, 8.0  # prior of rank 0, of the next ones, and its worth
+    EVERY = 32  # steps between looks at what the ranks have become, shorter ones at first
+    NOTCH = 0.5  # of powers of two, to which the least chance that can pay is rounded down
 
     def __init__(self, template: Template | None, keep: int) -> None:
         self.whole = None if template is None else level_order(template)
@@ -124,28 +210,34 @@ class RankShapes:
         self.keep = keep
         self.steps = 0
         self.rates = self.current()
-        self.made: dict[tuple[int, int], tuple[Sequence[int], Sequence[int]]] = {}
+        self.made: dict[tuple[int, int, float], tuple[Sequence[int], Sequence[int]]] = {}
 
     def within(self, budget: Budget) -> tuple[Sequence[int], Sequence[int]]:
         """Parents and ranks of the shape for this budget, the root first."""
-        size = budget.depth, budget.nodes
+        least = least_paying(budget) or 0.0
+        if least:
+            least = 2.0 ** (self.NOTCH * math.floor(math.log2(least) / self.NOTCH))
+        size = budget.depth, budget.nodes, least
         if size not in self.made:
-            self.made[size] = self.make(budget)
+            self.made[size] = self.make(*size)
         return self.made[size]
 
-    def make(self, budget: Budget) -> tuple[Sequence[int], Sequence[int]]:
-        """The best nodes of the template, or of all trees if there is none."""
+    def make(self, depth: int, nodes: int, least: float) -> tuple[Sequence[int], Sequence[int]]:
+        """The best nodes of the template, or of all trees if there is none: those that can pay."""
         rates = self.rates
         if self.whole is None:
-            shape = best_first_shape(rates, budget.nodes, budget.depth)
-            return shape.parents, shape.ranks
+            shape = best_first_shape(rates, nodes, depth)
+            kept = [i for i, value in enumerate(shape.values) if value >= least]
+            place = {node: i for i, node in enumerate(kept)}
+            return [place.get(shape.parents[i], -1) for i in kept], [shape.ranks[i] for i in kept]
         parents, ranks = self.whole
         values, depths = [1.0], [0]
         for parent, rank in zip(parents[1:], ranks[1:], strict=True):
             rate = rates[rank] if rank < len(rates) else 0.0
             depths.append(depths[parent] + 1)
-            values.append(values[parent] * rate if depths[-1] <= budget.depth else 0.0)
-        kept = [i for i in best_nodes(values, parents, budget.nodes) if values[i] > 0.0]
+            values.append(values[parent] * rate if depths[-1] <= depth else 0.0)
+        kept = [i for i in best_nodes(values, parents, nodes) if values[i] > 0.0]
+        kept = [i for i in kept if values[i] >= least]
         place = {node: i for i, node in enumerate(kept)}
         return [place.get(parents[i], -1) for i in kept], [ranks[i] for i in kept]
 
@@ -165,6 +257,6 @@ class RankShapes:
         for node, _, hit in trials(tree, said):
             self.counts.tried(ranks[node], hit)
         self.steps += 1
-        if self.steps % self.EVERY == 0:
+        if self.steps % self.EVERY == 0 or self.steps in (4, 8, 16):
             self.rates = self.current()
             self.made.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,15 @@ from foretoken.contract import LanguageModel
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.step import Parts
 from foretoken.errors import CapabilityError, ConfigError, nearest
-from foretoken.methods import CONTROLLERS, VERIFIERS, Method, needs_draft, resolve
+from foretoken.methods import (
+    CONTROLLERS,
+    VERIFIERS,
+    Method,
+    needs_draft,
+    resolve,
+    selecting,
+    settled,
+)
 from foretoken.methods import method as method_row
 from foretoken.values import fits, told
 
@@ -37,14 +45,17 @@ def assemble(
     max_rows: int = 16,
     **config: Any,
 ) -> Any:
-    """The engine of a method; `config` holds fields of its model, drafter, rule and controller.
+    """The engine of a method; `config` holds fields of its model, drafter, rule and controller, or
+    `preset="paper"`, which stands for the setting of its paper.
 
     A controller that needs measured costs gets them later (`engine.measure`), not here.
     """
     row = _row(method_name, config)
+    others = selecting(row, controller)
+    controller, config = settled(row, controller, config)
     parts = _parts(row, controller, verifier)
     _check_draft(row, target_lm, draft_lm)
-    options = _route(row, parts, config)
+    options = _route(row, parts, config, others)
     _require_options(row, config)
     if row.inner_chains and "sources" not in config and target_lm.caps.tree != "mask":
         row = replace(row, inner=row.inner_chains)
@@ -104,8 +115,10 @@ def check_options(
 ) -> None:
     """Raise what `assemble` would say about options alone, before any model is loaded."""
     row = _row(method_name, config)
+    others = selecting(row, controller)
+    controller, config = settled(row, controller, config)
     parts = _parts(row, controller, verifier)
-    options = _route(row, parts, config)
+    options = _route(row, parts, config, others)
     _require_options(row, config)
     for part, cls in parts.items():
         cls.Config(**options[part])
@@ -211,18 +224,19 @@ def _fields(cls: Any) -> dict[str, dataclasses.Field[Any]]:
     return {option.name: option for option in dataclasses.fields(cls.Config)}
 
 
-def _route(row: Method, parts: dict[str, Any], config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Options handed to the part that knows their name."""
+def _route(
+    row: Method, parts: dict[str, Any], config: dict[str, Any], others: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Options handed to the part that knows their name; `others` might have been meant as well."""
     options: dict[str, dict[str, Any]] = {part: {} for part in parts}
     known = {name: part for part, cls in parts.items() for name in _fields(cls)}
     for name, value in config.items():
         if name not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            close = f"did you mean {nearest(name, known)}?" if known else "leave it out."
+            possible = sorted({*known, *others})
             raise ConfigError(
                 f"option {name!r} was asked for with method {row.name!r}.",
-                f"options of this method, with its verifier and controller: {listed}.",
-                close,
+                f"options of this method, with its verifier and controller: {', '.join(possible)}.",
+                f"did you mean {nearest(name, possible)}?",
             )
         cls = parts[known[name]]
         hint = typing.get_type_hints(cls.Config)[name]

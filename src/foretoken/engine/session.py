@@ -205,7 +205,6 @@ class Session:
 
     def write(self, rows: list[DecodeState]) -> list[Any]:
         """Decode checked rows; one Result each."""
-        self.prepare()
         recorder = Recorder(rows)
         self.decode(rows, recorder.row)
         return [self.result(row, recorder) for row in rows]
@@ -217,6 +216,7 @@ class Session:
 
         `watch` is told each step of one of them, and its place in the step.
         """
+        self.prepare()
         try:
             self.scheduler.submit(rows, watch)
             self.scheduler.wait(

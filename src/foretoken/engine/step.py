@@ -91,7 +91,7 @@ def propose(rows: Rows, budgets: Sequence[Budget], parts: Parts) -> list[Draft]:
 
 
 def score(rows: Rows, drafts: Sequence[Draft], parts: Parts) -> list[Scores]:
-    return parts.target.score(rows, drafts, parts.drafter.traits.taps)
+    return parts.target.score(rows, drafts, parts.drafter.reading())
 
 
 def judge(

@@ -20,6 +20,10 @@ from foretoken.methods.method import VERIFIERS as VERIFIERS
 from foretoken.methods.method import Family as Family
 from foretoken.methods.method import Method as Method
 from foretoken.methods.method import resolve as resolve
+from foretoken.methods.presets import PRESETS as PRESETS
+from foretoken.methods.presets import paper_setting as paper_setting
+from foretoken.methods.presets import selecting as selecting
+from foretoken.methods.presets import settled as settled
 
 FAMILIES: tuple[Family, ...] = (
     baseline.FAMILY,

@@ -12,6 +12,7 @@ FAMILY = Family(
             "one token per target forward: the baseline, through the same engine",
             drafter="drafters.nothing:Nothing",
             verifier="point",
+            controller="fixed",
         ),
     ),
 )

@@ -15,6 +15,7 @@ FAMILY = Family(
             verifier="block",
             verifiers=("recursive",),
             controllers=("confidence",),
+            paper_options={"depth": 5},
             paper="arXiv 2211.17192, 2302.01318; block verification arXiv 2403.10444",
         ),
         Method(
@@ -23,6 +24,7 @@ FAMILY = Family(
             drafter="drafters.growers.best_first:BestFirst",
             model="draft",
             verifier="point",
+            paper_options={"depth": 10, "nodes": 60},
             paper="arXiv 2406.17276, 2402.12374",
         ),
         Method(
@@ -44,6 +46,7 @@ FAMILY = Family(
             verifier="block",
             verifiers=("recursive",),
             engine="engine.overlap:OverlapEngine",
+            paper_options={"depth": 4},
             paper="arXiv 2408.11850",
         ),
     ),

@@ -24,6 +24,7 @@ FAMILY = Family(
             needs=("draft_head",),
             verifier="point",
             defaults={"depth": 4, "nodes": 16},
+            paper_options={"nodes": 63},
             paper="arXiv 2401.10774",
         ),
         Method(

@@ -2,6 +2,8 @@
 
 from foretoken.methods.method import Family, Method
 
+LONG = 32  # copies go on for long, and chances say how far; nothing is drafted beyond what pays
+
 FAMILY = Family(
     "look-up",
     "what was written before: the prompt, earlier answers, the target's own scores, a datastore",
@@ -12,6 +14,8 @@ FAMILY = Family(
             "continue the way the last n-gram continued before",
             drafter="drafters.prompt_lookup:PromptLookup",
             verifier="point",
+            defaults={"max_depth": LONG},
+            paper_options={"depth": 10},
             paper="github.com/apoorvumang/prompt-lookup-decoding",
         ),
         Method(
@@ -19,7 +23,8 @@ FAMILY = Family(
             "follow the most frequent continuations in this request and in earlier answers",
             drafter="drafters.suffix:SuffixDecoding",
             verifier="point",
-            defaults={"depth": 32, "nodes": 32},
+            defaults={"depth": 32, "nodes": 32, "max_depth": LONG},
+            paper_options={"branching": False},
             paper="arXiv 2411.04975",
         ),
         Method(
@@ -29,6 +34,7 @@ FAMILY = Family(
             verifier="point",
             models=("target",),
             defaults={"depth": 6, "nodes": 80},
+            paper_options={"from_prompt": False},
             paper="arXiv 2408.08696",
         ),
         Method(
@@ -37,6 +43,13 @@ FAMILY = Family(
             drafter="drafters.lookahead:Lookahead",
             verifier="point",
             defaults={"depth": 10, "nodes": 56},
+            paper_options={
+                "window": 15,
+                "guesses": 15,
+                "from_text": False,
+                "depth": 18,
+                "nodes": 120,
+            },
             paper="arXiv 2402.02057",
         ),
         Method(

@@ -13,6 +13,7 @@ FAMILY = Family(
             drafter="drafters.target_first:TargetFirst",
             model="draft",
             verifier="target_first",
+            paper_options={"k": (2, 4, 4, 1, 1)},
             paper="arXiv 2409.10644",
         ),
         Method(
@@ -31,7 +32,7 @@ FAMILY = Family(
             models=("target", "draft"),
             verifier="point",
             needs=("predictors",),
-            controller="cost_model",
+            paper_options={"sure_above": 0.5, "depth": 5, "nodes": 25},
             paper="arXiv 2504.08850",
         ),
     ),

@@ -37,7 +37,7 @@ class Method:
     summary: str
     drafter: str  # "module:Class" below foretoken: a look-up, or a grower of what `model` guesses
     verifier: str
-    controller: str = "fixed"
+    controller: str = "cost_model"  # what decides how much is guessed where nobody says
     # what the grower is given: "draft", the draft model as it is, or "module:Class", a DraftModel
     # or BlockModel made of `models`; empty: the drafter itself is made of `models`
     model: str = ""
@@ -52,6 +52,8 @@ class Method:
     engine: str = "engine.engine:Engine"
     # options of its parts whose own default does not suit it; a part without the option ignores it
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # options of preset="paper" beside `defaults` and a constant budget (`presets.paper_setting`)
+    paper_options: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  # options without a default: folders of data or learned parts
     writes: str = "text"  # one growing text per prompt, or "beams": a scored set of texts
 

@@ -1,5 +1,6 @@
 """Several sources of guesses at once: merged in one tree, or the one that pays just now."""
 
+from foretoken.methods.look_up import LONG
 from foretoken.methods.method import Family, Method
 
 FAMILY = Family(
@@ -12,11 +13,10 @@ FAMILY = Family(
             "whatever pays just now: looked-up trees, the target's own first layers, or nothing",
             drafter="drafters.portfolio:Portfolio",
             verifier="recursive",
-            controller="cost_model",
             inner=("prompt-lookup", "suffix", "token-recycling", "del"),
             optional=("del",),
             inner_chains=("prompt-lookup",),
-            defaults={"depth": 10, "nodes": 80},
+            defaults={"depth": 10, "nodes": 80, "max_depth": LONG},
         ),
         Method(
             "fused",
@@ -24,7 +24,7 @@ FAMILY = Family(
             drafter="drafters.fusion:Fusion",
             verifier="point",
             inner=("prompt-lookup", "suffix", "token-recycling"),
-            defaults={"depth": 10, "nodes": 80},
+            defaults={"depth": 10, "nodes": 80, "max_depth": LONG},
         ),
         Method(
             "rasd",

@@ -14,6 +14,7 @@ FAMILY = Family(
             model="draft",
             verifier="recursive",
             verifiers=("traversal", "naive", "mixed"),
+            paper_options={"k": (4, 2, 2, 1)},
             paper="arXiv 2401.06706",
         ),
         Method(
@@ -23,6 +24,7 @@ FAMILY = Family(
             model="draft",
             verifier="k_sequential",
             verifiers=("recursive", "traversal", "mixed"),
+            paper_options={"k": 8, "depth": 8},
             paper="arXiv 2310.15141",
         ),
         Method(
@@ -32,6 +34,7 @@ FAMILY = Family(
             model="draft",
             verifier="recursive",
             verifiers=("traversal", "mixed"),
+            paper_options={"k": (2, 2, 2)},
             paper="arXiv 2402.14160",
         ),
         Method(
@@ -41,6 +44,7 @@ FAMILY = Family(
             model="draft",
             verifier="recursive",
             verifiers=("traversal", "mixed"),
+            paper_options={"width": 4, "depth": 4},
             paper="arXiv 2402.14160, 1903.06059",
         ),
     ),

@@ -15,6 +15,7 @@ FAMILY = Family(
             models=("target",),
             verifier="block",
             verifiers=("recursive",),
+            paper_options={"depth": 6},
             paper="arXiv 2404.16710",
         ),
         Method(
@@ -24,8 +25,8 @@ FAMILY = Family(
             models=("target",),
             verifier="block",
             verifiers=("recursive",),
-            controller="cost_model",
             defaults={"depth": 18},
+            paper_options={"every_exit": True, "look_every": 1},
             paper="arXiv 2504.05598",
         ),
         Method(
@@ -34,8 +35,8 @@ FAMILY = Family(
             drafter="drafters.layer_set:LayerSet",
             models=("target",),
             verifier="recursive",
-            controller="cost_model",
             defaults={"depth": 25, "nodes": 50},
+            paper_options={"search_share": 1000, "bayes_interval": 25},
             paper="arXiv 2410.06916",
         ),
     ),

@@ -39,6 +39,16 @@ class Trie:
         self.tokens, self.parents = [token], [-1]
         self.child: dict[tuple[int, int], int] = {}  # (node, token) -> node
 
+    @classmethod
+    def of(cls, tree: TokenTree) -> Trie:
+        """A tree that paths are to be added to."""
+        trie = cls(tree.tokens[0])
+        trie.tokens, trie.parents = list(tree.tokens), list(tree.parents)
+        trie.child = {
+            edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))
+        }
+        return trie
+
     def __len__(self) -> int:
         return len(self.tokens)
 

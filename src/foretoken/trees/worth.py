@@ -6,7 +6,7 @@ import math
 from bisect import bisect
 from collections.abc import Sequence
 
-from foretoken.types import Draft, Prices
+from foretoken.types import Budget, Draft, Prices
 
 
 def paying(chances: Sequence[float], prices: Prices | None) -> tuple[int, float]:
@@ -27,6 +27,13 @@ def cheapest(prices: Prices | None) -> float:
         return -1.0
     first, *others = prices.nodes
     return min((price - first) / n for n, price in enumerate(others, 1))
+
+
+def least_paying(budget: Budget) -> float | None:
+    """The chance below which no node is worth its price; None where nothing is priced."""
+    if budget.prices is not None:
+        return max(cheapest(budget.prices), 0.0)
+    return budget.least
 
 
 def worth(chances: Sequence[float], prices: Prices | None) -> float:
@@ -54,7 +61,8 @@ class Calibration:
     FADE = 0.5 ** (1 / 512)
     WEIGHT = 4.0  # children whose promise is taken at its word at first
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float = WEIGHT) -> None:
+        self.weight = weight
         size = 4 * (len(self.EDGES) + 1)
         self.hits = [0.0] * size
         self.promised = [0.0] * size
@@ -62,7 +70,7 @@ class Calibration:
     def chance(self, law: float, rank: int, greedy: bool) -> float:
         """The chance that a child of this law and rank is the one, given that its parent is."""
         at = 4 * bisect(self.EDGES, law) + 2 * greedy + (rank > 0)
-        word = self.WEIGHT * law
+        word = self.weight * law
         chance = law * (self.hits[at] + word) / (self.promised[at] + word)
         return chance if chance < 1.0 else 1.0
 
@@ -86,6 +94,25 @@ class Calibration:
             if parent in reached:
                 at = node if draft.origin is None else draft.origin[node]
                 self.tried(laws[at], ranks[at], greedy, node in reached)
+
+
+class TextBias:
+    """Accepted over promised in one text: some repeat themselves more than others do."""
+
+    __slots__ = ("factor", "hits", "promised")
+
+    FADE = 0.5 ** (1 / 64)  # per trial
+    WEIGHT = 4.0  # accepted tokens' worth of belief that a text is like all others
+
+    def __init__(self) -> None:
+        self.hits = self.promised = 0.0
+        self.factor = 1.0
+
+    def tried(self, chance: float, hit: bool) -> None:
+        """A child whose parent was reached, as likely as texts in general have it."""
+        self.hits = self.hits * self.FADE + hit
+        self.promised = self.promised * self.FADE + chance
+        self.factor = (self.hits + self.WEIGHT) / (self.promised + self.WEIGHT)
 
 
 class Decline:

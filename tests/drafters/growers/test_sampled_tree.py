@@ -224,7 +224,7 @@ def built(name, vocab=12, **options):
     ],
 )
 def test_who_names_a_method_gets_its_whole_tree(name, options, budget):
-    assert built(name, **options).controller.budget == budget
+    assert built(name, controller="fixed", **options).controller.budget == budget
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from foretoken.drafters.parts.adjacency import Adjacency
+from foretoken.drafters.parts.adjacency import FORM, HINTED, Adjacency
 from foretoken.drafters.token_recycling import TokenRecycling
 from foretoken.engine.loading import load
 from foretoken.errors import CheckpointError
 from foretoken.lm.table import TableLM
+from foretoken.types import Budget
 
 
 def filled(vocab=12, keep=3):
@@ -21,10 +22,11 @@ def filled(vocab=12, keep=3):
 def test_a_saved_matrix_comes_back(tmp_path):
     known = filled()
     known.hint(1, 5)
+    known.put(2, [3, 4, 5], [11, 2, 0])
     known.save(tmp_path / "deep" / "memory.safetensors")
     other = Adjacency(12, 3)
     other.load(tmp_path / "deep" / "memory.safetensors")
-    assert other.ids == known.ids
+    assert other.ids == known.ids and other.sure == known.sure
     assert os.listdir(tmp_path / "deep") == ["memory.safetensors"], "no temporary file stays"
 
 
@@ -35,6 +37,40 @@ def test_another_number_of_followers_is_cut_or_left_open(tmp_path):
     more.load(tmp_path / "m")
     assert less.followers(4) == [5, 6] and more.followers(4) == [5, 6, 7]
     assert less.followers(3) == []
+
+
+def test_a_file_without_shares_is_taken_as_read_in_a_prompt(tmp_path):
+    known = filled()
+    followers = torch.tensor(known.ids, dtype=torch.int32).view(12, 3)
+    save_file({"followers": followers}, tmp_path / "m", {"form": FORM})
+    other = Adjacency(12, 3)
+    other.load(tmp_path / "m")
+    assert other.ids == known.ids and set(other.sure) == {HINTED}
+
+
+def chances_of(*classes):
+    """Chances by class of shares: 0.1 for each class, halved for a further follower."""
+    return [0.1 * at for at in classes], [0.05 * at for at in classes]
+
+
+def test_the_likeliest_nodes_are_grown_first():
+    known = Adjacency(12, 2)
+    known.put(0, [1, 2], [9, 4])
+    known.put(1, [3, 4], [5, 2])
+    known.put(2, [5, 6], [8, 8])
+    chances = chances_of(*range(HINTED + 1))
+    whole = known.grow(0, chances, Budget(2, 9), frozenset())
+    assert whole.tokens == [0, 1, 3, 2, 5, 4, 6]
+    assert whole.parents == [-1, 0, 1, 0, 3, 1, 3]
+    assert whole.chances == pytest.approx([1.0, 0.9, 0.45, 0.2, 0.16, 0.09, 0.08])
+    assert whole.ranks == [0, 0, 0, 1, 0, 1, 1] and whole.sure == [0, 9, 5, 4, 8, 2, 8]
+    for nodes in range(7):
+        fewer = known.grow(0, chances, Budget(2, nodes), frozenset())
+        assert fewer.tokens == whole.tokens[: nodes + 1]
+    assert known.grow(0, chances, Budget(1, 9), frozenset()).tokens == [0, 1, 2]
+    assert known.grow(0, chances, Budget(2, 9, None, 0.15), frozenset()).tokens == [0, 1, 3, 2, 5]
+    assert known.grow(0, chances, Budget(2, 9), frozenset({1})).tokens == [0, 1, 2, 5, 6]
+    assert known.grow(7, chances, Budget(2, 9), frozenset()).tokens == [7], "nothing is known"
 
 
 def test_another_vocabulary_and_foreign_files_are_refused(tmp_path):

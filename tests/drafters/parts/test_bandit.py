@@ -5,7 +5,16 @@ from math import inf
 
 import pytest
 
-from foretoken.drafters.parts.bandit import ENOUGH, FIRST, MOST, PAUSE, Bandit, paces
+from foretoken.drafters.parts.bandit import (
+    ENOUGH,
+    EXPLORED,
+    FIRST,
+    MOST,
+    PAUSE,
+    PURSE,
+    Bandit,
+    paces,
+)
 from foretoken.trees.counts import Pace
 
 
@@ -62,19 +71,32 @@ def test_the_better_of_two_arms_is_chosen() -> None:
     assert bandit.choose([text], 1.5)[0] == 0
 
 
-def test_an_unused_arm_is_tried_more_and_more_rarely() -> None:
+def trials(tokens: int, spent: float, steps: int = 4000) -> list[int]:
+    """The steps in which an arm is tried that never pays beside one of 1.5 plain speeds."""
     bandit, text = Bandit(1), paces(1)
-    tried(bandit, text, 0, 1, 3.0)
     turns = []
-    for step in range(1000):
+    for step in range(steps):
         arm, promised = bandit.choose([text], 1.5)
-        if arm is not None:
+        if arm is None:
+            bandit.update(None, [text], [2], 4 / 3)
+        else:
             turns.append(step)
-        tokens = 3 if arm is None else 1
-        bandit.update(arm, [text], [tokens], 1.5, forced=promised == inf)
+            bandit.update(arm, [text], [tokens], spent, promised == inf, 1.5)
+    return turns
+
+
+def test_an_unused_arm_is_tried_more_and_more_rarely() -> None:
+    turns = [turn for turn in trials(1, 1.0) if turn > 4 * ENOUGH]
     gaps = [b - a for a, b in pairwise(turns)]
-    assert FIRST - 1 <= turns[0] <= FIRST + 1 and gaps == sorted(gaps)
-    assert MOST - 1 <= gaps[-1] <= MOST + 1
+    assert gaps == sorted(gaps) and MOST - 1 <= gaps[-1] <= MOST + 1
+
+
+@pytest.mark.parametrize("spent", [1.0, 2.0, 4.0])
+def test_trials_lose_a_small_share_of_all_time(spent: float) -> None:
+    turns = trials(1, spent)
+    lost = (1.5 * spent - 1.0) * len(turns)
+    assert turns[-1] > 3000, "they never end"
+    assert lost <= PURSE + 1.5 * spent + EXPLORED * 4000 * 4 / 3
 
 
 def test_an_arm_that_is_chosen_again_need_not_wait_so_long() -> None:

@@ -122,7 +122,6 @@ class ModelDrafter(RowDrafter):
         rows: list[DecodeState] = []
         paths: list[Sequence[int] | None] = []
         features: list[Features | None] = []
-        reading = bool(self.traits.taps)
         judged = zip(step.rows, step.drafts, step.scores, step.verdicts, strict=True)
         for row, draft, score, verdict in judged:
             state: Opened | None = row.private.get(self)
@@ -137,10 +136,10 @@ class ModelDrafter(RowDrafter):
                 path = growth.fed(
                     verdict.path if origin is None else [origin[node] for node in verdict.path]
                 )
-            if path is not None or reading:
+            if path is not None or score.hidden is not None:
                 rows.append(row)
                 paths.append(path)
-                features.append(_of_text(score, verdict) if reading else None)
+                features.append(_of_text(score, verdict))
         if rows:
             self.follow(rows, paths, features)
 
@@ -173,7 +172,6 @@ class Grower(ModelDrafter):
         self.model.keep(rows, paths, features)
 
 
-def _of_text(score: Scores, verdict: Verdict) -> Features:
-    """Hidden states of the root and of every accepted node."""
-    assert score.hidden is not None, "the engine asks for what traits name"
-    return score.hidden[[0, *verdict.path]]
+def _of_text(score: Scores, verdict: Verdict) -> Features | None:
+    """Hidden states of the root and of every accepted node, in a step that was asked for them."""
+    return None if score.hidden is None else score.hidden[[0, *verdict.path]]

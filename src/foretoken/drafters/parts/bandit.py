@@ -1,8 +1,8 @@
 """A bandit over drafters that take time: which of them drafts the next step, if any.
 
 Each is judged by its pace, the tokens and plain steps that its last steps brought and took, in this
-text first of all; a slower one is tried now and then. Only past steps decide, so the law of the
-text stays what each drafter's own rule makes it.
+text first of all; a slower one is tried now and then, as often as a small share of all time pays
+for. Only past steps decide, so the law of the text stays what each drafter's own rule makes it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ ENOUGH = 8  # steps of an arm before its pace counts
 FIRST, MOST = 16, 128  # steps between trials of a slower arm, doubled while it stays slower
 HOPE, TRIALS = 1.5, 2.0  # speed-up assumed at first, and the steps that this is worth
 PRIOR = 4.0  # steps in a text that the pace in all texts counts as
+EXPLORED = 0.01  # share of time that trials may lose
+PURSE = 4.0  # plain steps that the first trials may lose, and the most that is saved up
+GUESS = 0.5  # plain steps that a trial of a new arm is expected to lose
 PAUSE = 8.0  # plain steps that a step counts as at most: a longer one was disturbed
 
 
@@ -33,17 +36,19 @@ class Bandit:
         self.tried = [0] * arms
         self.waited = [0] * arms
         self.every = [FIRST] * arms
+        self.arms = set(range(arms))  # that may be chosen at all
+        self.purse = PURSE
 
     def choose(self, texts: Sequence[Sequence[Pace]], speed: float) -> tuple[int | None, float]:
         """The arm for rows with these paces, and what it promises each of them above a plain step;
         infinitely much where it is to be tried. No arm is chosen that promises nothing.
         """
-        due = self.due()
+        due = self.due(speed)
         if due is not None:
             return due, inf
-        gains = [self.gain(arm, texts, speed) + speed - 1.0 for arm in range(len(self.all))]
-        best = max(gains, default=0.0)
-        return (gains.index(best), best) if best > 0.0 else (None, 0.0)
+        gains = {arm: self.gain(arm, texts, speed) + speed - 1.0 for arm in sorted(self.arms)}
+        arm = max(gains, key=gains.__getitem__, default=None)
+        return (arm, gains[arm]) if arm is not None and gains[arm] > 0.0 else (None, 0.0)
 
     def gain(self, arm: int, texts: Sequence[Sequence[Pace]], speed: float) -> float:
         """What a step of an arm brings a row of these texts above its time's worth."""
@@ -52,19 +57,33 @@ class Bandit:
         found = [(text[arm].gain(speed) + prior) / (text[arm].steps + PRIOR) for text in texts]
         return sum(found) / len(found)
 
-    def due(self) -> int | None:
+    def due(self, speed: float) -> int | None:
         """An arm to be tried: a new one as long as it promises anything, or one that has waited
-        long enough.
+        long enough; none while trials have lost as much as they may.
         """
-        for arm, pace in enumerate(self.all):
+        for arm in sorted(self.arms):
+            pace = self.all[arm]
+            lost = -pace.gain(speed) / pace.steps if pace.steps else GUESS
+            if min(lost, PURSE) > self.purse:
+                continue
             promising = pace.tokens + TRIALS * HOPE >= pace.spent + TRIALS
             if self.tried[arm] < ENOUGH and promising:
                 return arm
             if self.waited[arm] >= self.every[arm]:
-                self.waited[arm] = 0
-                self.every[arm] = min(2 * self.every[arm], MOST)
+                self.put_off(arm)
                 return arm
         return None
+
+    def put_off(self, arm: int) -> None:
+        """The next trial of an arm waits twice as long."""
+        self.waited[arm] = 0
+        self.every[arm] = min(2 * self.every[arm], MOST)
+
+    def declined(self, arm: int) -> None:
+        """An arm would not draft where it was asked to."""
+        if self.tried[arm] < ENOUGH:
+            self.tried[arm] += 1
+        self.put_off(arm)
 
     def update(
         self,
@@ -73,14 +92,18 @@ class Bandit:
         emitted: Sequence[int],
         spent: float,
         forced: bool = False,
+        speed: float = 1.0,
     ) -> None:
         """A step brought each row so many tokens in the time of `spent` plain steps; None: no arm
         drafted. One that was forced says nothing of how long the next trial may wait.
         """
         self.waited = [waited + 1 for waited in self.waited]
+        spent = min(spent, PAUSE)
+        self.purse = min(self.purse + EXPLORED * spent, PURSE)
         if arm is None:
             return
-        spent = min(spent, PAUSE)
+        if forced:
+            self.purse += min(sum(emitted) / len(emitted) - speed * spent, 0.0)
         self.all[arm].update(sum(emitted) / len(emitted), spent)
         for text, own in zip(texts, emitted, strict=True):
             text[arm].update(own, spent)

@@ -34,3 +34,15 @@ def trials(tree: TokenTree, said: Sequence[int]) -> Iterator[tuple[int, int, boo
             yield node, depth + 1, hit
             if hit:
                 reached[node] = depth + 1
+
+
+def of_paths(parents: Sequence[int], chances: Sequence[float]) -> tuple[float, ...]:
+    """Chances of whole paths; of siblings only one can be right, so they share at most one."""
+    total = [0.0] * len(parents)
+    for node in range(1, len(parents)):
+        total[parents[node]] += chances[node]
+    paths = [1.0]
+    for node in range(1, len(parents)):
+        parent = parents[node]
+        paths.append(paths[parent] * chances[node] / max(total[parent], 1.0))
+    return tuple(paths)

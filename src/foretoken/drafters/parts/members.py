@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from foretoken.contract import Drafter, Features, KeepsIds, Remembers, Reports
 from foretoken.drafters.parts.row_by_row import RowDrafter
-from foretoken.types import DecodeState, Memory, Shape, Step, Traits
+from foretoken.types import DecodeState, Memory, Scores, Shape, Step, Taps, Traits
 
 
 class Combination(RowDrafter):
@@ -16,33 +17,30 @@ class Combination(RowDrafter):
     def __init__(self, *members: Drafter) -> None:
         self.members = members
         self.traits = together([member.traits for member in members])
-        self.columns: list[slice | None] = []  # of a member's taps; None: the states as they come
-        end = 0
+        self.read = [0] * len(members)  # hidden states of the step that each one asked for
         for member in members:
-            first, end = end, end + len(member.traits.taps)
-            whole = end - first in (0, len(self.traits.taps))
-            self.columns.append(None if whole else slice(first, end))
             if not getattr(member, "lossless", True):
                 self.lossless, self.why = False, getattr(member, "why", "")
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
-        for member, columns in zip(self.members, self.columns, strict=True):
+        widths = [len(member.traits.taps) for member in self.members]
+        for member, columns in zip(self.members, slices(widths), strict=True):
             own = seen
-            if seen is not None and columns is not None:
+            if seen is not None and sum(widths) > columns.stop - columns.start > 0:
                 own = seen[-(member.traits.context or len(seen)) :, columns]
             member.start(row, own)
 
+    def reading(self) -> Taps:
+        wanted = [member.reading() for member in self.members]
+        self.read = [len(taps) for taps in wanted]
+        return tuple(tap for taps in wanted for tap in taps)
+
     def observe(self, step: Step) -> None:
-        for member, columns in zip(self.members, self.columns, strict=True):
+        whole = sum(self.read)
+        for member, columns in zip(self.members, slices(self.read), strict=True):
             own = step
-            if columns is not None:
-                scores = [
-                    score
-                    if score.hidden is None
-                    else replace(score, hidden=score.hidden[:, columns])
-                    for score in step.scores
-                ]
-                own = replace(step, scores=tuple(scores))
+            if columns.stop - columns.start < whole:
+                own = replace(step, scores=tuple(part_of(one, columns) for one in step.scores))
             member.observe(own)
 
     def finish(self, row: DecodeState) -> None:
@@ -66,6 +64,19 @@ class Combination(RowDrafter):
         """What the members have to tell, in one line."""
         told = [member.report() for member in self.members if isinstance(member, Reports)]
         return "; ".join(line for line in told if line)
+
+
+def slices(widths: Sequence[int]) -> list[slice]:
+    """Columns side by side, so many of each."""
+    ends = list(accumulate(widths, initial=0))
+    return [slice(first, end) for first, end in pairwise(ends)]
+
+
+def part_of(score: Scores, columns: slice) -> Scores:
+    """Scores with one member's hidden states only, if it asked for any."""
+    if score.hidden is None or columns.start == columns.stop:
+        return replace(score, hidden=None)
+    return replace(score, hidden=score.hidden[:, columns])
 
 
 def together(members: Sequence[Traits]) -> Traits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretoken.contract import Features, StoppingRule
-from foretoken.types import Budget, DecodeState, Draft, Rows, Step, Traits
+from foretoken.types import Budget, DecodeState, Draft, Rows, Step, Taps, Traits
 
 
 class RowDrafter:
@@ -28,6 +28,9 @@ class RowDrafter:
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
         return None
+
+    def reading(self) -> Taps:
+        return self.traits.taps
 
     def observe(self, step: Step) -> None:
         return None

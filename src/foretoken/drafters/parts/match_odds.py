@@ -1,0 +1,44 @@
+"""How likely a text goes on the way it did after an earlier match: the longer, the likelier.
+
+The chance of a copied token is its share of what followed the match before, times a factor for the
+length of the match, which grows with every token that was right. Factors are learned from whatever
+was looked up, scored or not: the text says in any case how far it would have been right.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+EDGES = (1, 2, 3, 4, 6, 9, 14, 22)  # least lengths of matches told apart
+PRIOR = (0.08, 0.4, 0.55, 0.6, 0.75, 0.85, 0.92, 0.95)  # factors before anything was seen
+WEIGHT = 8.0  # trials that these are worth
+FADE = 0.5 ** (1 / 512)
+PLACE = tuple(max(bisect_right(EDGES, length) - 1, 0) for length in range(EDGES[-1] + 1))
+
+
+class MatchOdds:
+    """Factors by length of the match, apart for greedy and for sampled text."""
+
+    __slots__ = ("factors", "hits", "promised")
+
+    def __init__(self) -> None:
+        self.hits = [[0.0] * len(PRIOR) for _ in range(2)]
+        self.promised = [[0.0] * len(PRIOR) for _ in range(2)]
+        self.factors = [list(PRIOR) for _ in range(2)]
+
+    def factor(self, matched: int, greedy: bool) -> float:
+        """What a share is worth behind a match of this length; never above 1 / share."""
+        return self.factors[greedy][PLACE[matched] if matched < EDGES[-1] else -1]
+
+    def chance(self, matched: int, share: float, greedy: bool) -> float:
+        """The chance of a token that was so large a share of what followed such a match."""
+        found = share * self.factors[greedy][PLACE[matched] if matched < EDGES[-1] else -1]
+        return found if found < 1.0 else 1.0
+
+    def tried(self, matched: int, share: float, greedy: bool, hit: bool) -> None:
+        """A token whose place was reached, and whether it was the one."""
+        at = PLACE[matched] if matched < EDGES[-1] else len(PRIOR) - 1
+        hits, promised = self.hits[greedy], self.promised[greedy]
+        hits[at] = hits[at] * FADE + hit
+        promised[at] = promised[at] * FADE + share
+        self.factors[greedy][at] = (hits[at] + WEIGHT * PRIOR[at]) / (promised[at] + WEIGHT)
