@@ -83,9 +83,9 @@ def test_what_cannot_be_captured_says_why_and_runs_as_it_is(family, make_tiny):
     assert lm.lean is None
 
 
-def test_compile_is_auto_or_off(make_tiny):
+def test_compile_is_auto_max_or_off(make_tiny):
     assert open_lm(make_tiny("llama"), compile="off").lean is None
-    with pytest.raises(ConfigError, match="compile is one of auto, off"):
+    with pytest.raises(ConfigError, match="compile is one of auto, max, off"):
         open_lm(make_tiny("llama"), compile="fast")
 
 

@@ -153,3 +153,19 @@ def test_a_model_may_keep_one_copy_and_still_multiply_few_rows_fast(monkeypatch)
     table = {1: {DENSE: 9.0, NATIVE: 1.0}, 16: {DENSE: 9.0, NATIVE: 1.0}}
     choosing.install_one_copy([product], table, set())
     assert product.packed is None and product.kernels[1] == NATIVE and product.many == DENSE
+
+
+def test_max_is_an_error_where_auto_would_fall_back(tmp_path):
+    code = (
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "from foretoken.errors import CapabilityError\n"
+        "from foretoken.lm.opening import open_lm\n"
+        "model = LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=96,"
+        " num_hidden_layers=2, num_attention_heads=2, vocab_size=128)).eval()\n"
+        "open_lm(model).close()\n"
+        "try:\n    open_lm(model, compile='max').close()\n    print('taken')\n"
+        "except CapabilityError as refused:\n    print(refused)"
+    )
+    assert fresh(code, tmp_path) == "taken"
+    told = fresh(code, tmp_path, CC="no-such-compiler")
+    assert "no C compiler" in told and "compile='auto'" in told

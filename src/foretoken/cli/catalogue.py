@@ -54,7 +54,7 @@ EVERYWHERE = (  # options of the session, whatever the method: name, type, defau
     ("preset", "str", "measured", "measured: as it pays on this machine; paper: as published"),
     ("exact_bits", "bool", False, "logits and cache bit for bit those of one-token decoding"),
     ("kernels", "str", "auto", "products of the model: auto, lean, packed or dense (as it was)"),
-    ("compile", "str", "auto", "capture the forward of the model at load: auto, or off"),
+    ("compile", "str", "auto", "capture the forward at load: auto, max (or refuse), off"),
 )
 EXAMPLES: dict[str, Any] = {  # values for options that have none: a word of their type decides
     "tuple[str": ("prompt-lookup", "suffix"),

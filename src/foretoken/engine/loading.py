@@ -40,7 +40,8 @@ def load(
     `config` holds fields of the method's model, drafter, verifier and controller. What cannot work
     is refused here, before any weight is read where that can be known. A method that needs no
     draft leaves `draft` alone. `compile` captures the models' forwards at load where that can be
-    (seconds for a real model; "off" leaves them as they are).
+    (seconds for a real model; "off" leaves them as they are) and runs operations in C where there
+    is a compiler; "max" refuses where either cannot be.
 
     The model's generation config is honoured as `generate` does: explicit options win. A
     GenerationConfig may be passed in its place, or False to leave all but its end tokens aside.

@@ -6,17 +6,18 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from foretoken.errors import ConfigError
+from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.kernels.bits_probe import promise_bits
 from foretoken.lm.kernels.borrowed import Borrowing
 from foretoken.lm.kernels.capture import refusal
 from foretoken.lm.kernels.graphs import Graphs
 from foretoken.lm.kernels.lean import LeanForward
+from foretoken.lm.kernels.native import Unavailable, library
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.family import describe
 from foretoken.lm.runtime.probe import choose_plan, disagreement
 
-COMPILE = ("auto", "off")
+COMPILE = ("auto", "max", "off")
 FORWARD_OPTIONS = ("kernels", "compile")  # what a draft model takes as well
 
 
@@ -31,9 +32,10 @@ def open_lm(
     """A language model over a transformers model, or CapabilityError with what it lacks.
 
     `kernels` is a mode of `choose_kernels`; `compile` captures the model's forward (`kernels.lean`)
-    where that can be, or not ('off'). `exact_bits` promises logits and cache whose bits do
-    not depend on what is scored together (`kernels.bits`), or refuses with the reason. A model that
-    is refused is given back as it was.
+    and runs its operations in C (`kernels.native`), each where that can be; 'max' refuses a model
+    or a machine where one of them cannot be; 'off' does not capture. `exact_bits` promises logits
+    and cache whose bits do not depend on what is scored together (`kernels.bits`), or refuses with
+    the reason. A refused model is given back as it was.
     """
     family = describe(model)
     borrowing = Borrowing(model, name)  # in evaluation mode from here on
@@ -48,6 +50,8 @@ def open_lm(
             lm.kernels = borrowing.install(kernels, capture=capture)
             if lm.lean is not None and (why := disagreement(lm, truth)):
                 lm.kernels = borrowing.give_up_capture(why)
+        if compile == "max":
+            check_fastest(lm)
         refused.pop_all()
     if lm.device.type == "cuda" and lm.plan.tree:
         lm.graphs = Graphs(lm)
@@ -62,7 +66,20 @@ def capturing(compile: str, kernels: str) -> bool:
             f"compile is one of {', '.join(COMPILE)}.",
             "pass one of these; 'auto' is the default.",
         )
-    return compile == "auto" and kernels in ("auto", "dense")
+    return compile != "off" and kernels in ("auto", "dense")
+
+
+def check_fastest(lm: CachedLM) -> None:
+    """CapabilityError where compile='max' would be less than it says."""
+    missing = [] if lm.kernels.captured else [lm.kernels.uncaptured or "kernels or bits are fixed"]
+    if lm.device.type == "cpu" and isinstance(found := library(), Unavailable):
+        missing.append(str(found))
+    if missing:
+        raise CapabilityError(
+            f"compile='max' was asked for the {lm.name}, {lm.family.name}.",
+            f"its forward cannot be captured and run in C: {'; '.join(missing)}.",
+            "leave compile='auto', which does as much of it as can be.",
+        )
 
 
 def captured(lm: CachedLM) -> LeanForward:

@@ -22,7 +22,7 @@ def likeliest(
     if not scores.is_cpu or blocks < MANY * count:
         values, ids = scores.topk(count)
         return values, ids
-    whole = scores[:, : vocab - rest].unflatten(-1, (blocks, BLOCK))
+    whole = scores[:, : vocab - rest].reshape(-1, blocks, BLOCK)
     best = whole.amax(-1).topk(count, sorted=False).indices
     ids = (best[:, :, None] * BLOCK + torch.arange(BLOCK)).flatten(1)
     if rest:

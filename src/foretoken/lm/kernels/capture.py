@@ -45,8 +45,11 @@ class Weight:
 
     def now(self) -> Tensor:
         """The tensor as it is."""
-        found: Tensor = getattr(self.owner, self.name).detach()
-        return found
+        found: Tensor = getattr(self.owner, self.name)
+        if type(found) in (nn.Parameter, Tensor):
+            return found.detach()
+        with torch.inference_mode(False):  # wrappers of quantised numbers keep versions
+            return found.detach()
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +213,7 @@ def structure(model: Any, ragged: bool) -> Any:
             return None
         found.append((name, type(module)))
         for tensors in (module._parameters, module._buffers):
-            found += [(n, t.shape, t.dtype) for n, t in tensors.items() if t is not None]
+            found += [(n, type(t), t.shape, t.dtype) for n, t in tensors.items() if t is not None]
     owned = [id(tensor) for tensor in model.parameters(recurse=True)]
     return *found, len(owned)
 
