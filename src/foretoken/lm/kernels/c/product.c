@@ -34,9 +34,11 @@ struct part { /* one linear layer; its bias may be null */
       }                                                                                         \
     }                                                                                           \
     total(made, sums, rows);                                                                    \
-    for (int r = 0; r < rows; r++)                                                              \
-      for (int o = 0; o < OUTS; o++)                                                            \
-        y[r * stride + o] = narrow_##T(made[r * OUTS + o] + (bias ? wide_##T(bias[o]) : 0));    \
+    for (int r = 0; r < rows; r++) {                                                            \
+      if (bias)                                                                                 \
+        for (int o = 0; o < OUTS; o++) made[r * OUTS + o] += wide_##T(bias[o]);                 \
+      store_##T(y + r * stride, made + r * OUTS);                                               \
+    }                                                                                           \
   }                                                                                             \
                                                                                                 \
   INLINE void tiles_##T(const T *x, const T *w, const T *bias, T *y, int64_t rows,              \

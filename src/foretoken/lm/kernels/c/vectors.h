@@ -72,6 +72,21 @@ INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) { return sums + a 
 /* A tile: sums of ROWS by OUTS products, as many as registers hold. */
 enum { ROWS = LANES == 8 ? 2 : 4, OUTS = 4 };
 
+/* OUTS sums beside each other, in the type of the memory */
+INLINE void store_f32(f32 *to, const float *from) {
+  for (int i = 0; i < OUTS; i++) to[i] = from[i];
+}
+#if defined(__AVX512BF16__)
+INLINE void store_bf16(bf16 *to, const float *from) {
+  __m128bh some = _mm_cvtneps_pbh(_mm_loadu_ps(from));
+  memcpy(to, &some, OUTS * sizeof(bf16));
+}
+#else
+INLINE void store_bf16(bf16 *to, const float *from) {
+  for (int i = 0; i < OUTS; i++) to[i] = narrow_bf16(from[i]);
+}
+#endif
+
 #if defined(__AVX512F__)
 INLINE floats pairs(floats a, floats b) { /* neighbours added: of a in the lower half, b above */
   const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
