@@ -11,10 +11,12 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,6 +45,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 PATIENCE = 120  # seconds for a compiler that takes two
 Call = Callable[..., None]
+_own: list[tempfile.TemporaryDirectory[str]] = []  # folders gone with the process
 
 
 class Unavailable(Exception):
@@ -131,12 +134,7 @@ def operation(name: str, dtype: torch.dtype) -> Call | None:
 def library() -> Library | Unavailable:
     """Compiled or found in the cache, and compared with torch's own products; or why not."""
     try:
-        made = built()
-        try:
-            loaded = load(made)
-        except OSError:  # cut short by a full disk, or not meant for this machine
-            made.unlink()
-            loaded = load(built())
+        loaded = load(built())
         compare(loaded)
     except Unavailable as why:
         return why
@@ -148,33 +146,41 @@ def library() -> Library | Unavailable:
 def built() -> Path:
     """The shared library for this machine, compiled if it is not in the cache."""
     compiler, openmp = find_compiler(), find_openmp()
-    recipe = [*(file.read_text() for file in SOURCES), compiler, openmp, processor(), *FLAGS]
-    digest = hashlib.sha256("\0".join(recipe).encode()).hexdigest()[:20]
+    recipe = [*(file.read_text() for file in SOURCES), *compiler, openmp, processor(), *FLAGS]
+    name = "operations-" + digest("\0".join(recipe).encode())
     folder = writable(user_cache() / "kernels")
-    made = folder / f"operations-{digest}.so"
-    if made.exists():
-        return made
-    handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+    for made in folder.glob(f"{name}-*.so"):
+        if made.stem == f"{name}-{digest(made.read_bytes())}":
+            return made
+        made.unlink(missing_ok=True)  # cut short: mapping it would kill the process
+    handle, draft = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
         files = [str(file) for file in SOURCES if file.suffix == ".c"]
-        command = [compiler, *FLAGS, *files, "-o", name, openmp, "-lm"]
+        command = [*compiler, *FLAGS, *files, "-o", draft, openmp, "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
         if done.returncode:
             told = done.stderr.strip().splitlines() or ["no message"]
-            raise Unavailable(f"{compiler} could not compile them: {told[0]}")
-        os.replace(name, made)  # whole at once: another process may be looking
+            raise Unavailable(f"{compiler[0]} could not compile them: {told[0]}")
+        made = folder / f"{name}-{digest(Path(draft).read_bytes())}.so"
+        os.replace(draft, made)  # whole at once: another process may be looking
     finally:
-        Path(name).unlink(missing_ok=True)
+        Path(draft).unlink(missing_ok=True)
     return made
 
 
-def find_compiler() -> str:
-    asked = os.environ.get("CC")
-    for name in (asked,) if asked else COMPILERS:
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
+
+
+def find_compiler() -> list[str]:
+    """The command of a C compiler: that of CC, with its options, or one of COMPILERS."""
+    asked = os.environ.get("CC", "")
+    for name, *options in [shlex.split(asked)] if asked.strip() else [[n] for n in COMPILERS]:
         if found := shutil.which(name):
-            return found
-    raise Unavailable(f"no C compiler ({asked or ', '.join(COMPILERS)}) is on the path")
+            return [found, *options]
+    tried = asked or ", ".join(COMPILERS)
+    raise Unavailable(f"no C compiler ({tried}) is on the path")
 
 
 def find_openmp() -> str:
@@ -197,11 +203,12 @@ def processor() -> str:
 
 def writable(folder: Path) -> Path:
     """This folder, or one for this process alone where it cannot be written."""
-    try:
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="foretoken-"))
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="foretoken-"))
+        if os.access(folder, os.W_OK):
+            return folder
+    _own.append(tempfile.TemporaryDirectory(prefix="foretoken-"))
+    return Path(_own[-1].name)
 
 
 def load(path: Path) -> Library:
