@@ -52,6 +52,13 @@ def test_products_of_every_row_count_and_view_are_those_of_torch(dtype, threads,
         torch.set_num_threads(before)
 
 
+def test_a_dimension_of_one_may_have_any_stride():
+    weight, memory = torch.randn(8, 32), torch.randn(400)
+    x = memory.as_strided((3, 1, 32), (32, 160, 1))
+    assert x.is_contiguous()
+    near(native.places([(weight, None)]).multiply(x), F.linear(x, weight), torch.float32)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_row_has_the_same_bits_however_many_are_multiplied_with_it(dtype):
     torch.manual_seed(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.lm.kernels.native import operation
+from foretoken.lm.kernels.native import evenly_apart, operation
 
 FEW = 64  # tokens of a forward; beyond, torch shares the work out among threads
 
@@ -23,12 +23,7 @@ def rms_norm(states: Tensor, weight: Tensor, widened: Tensor, eps: float) -> Ten
         both = torch.cat((states, -states), -1)
         normed = torch.layer_norm(both, (2 * width,), widened, None, eps, False)
         return normed.narrow(-1, 0, width)
-    if states.is_contiguous():
-        apart = width
-    elif states.dim() == 3 and states.shape[0] == 1 and states.stride(2) == 1:
-        apart = states.stride(1)
-    else:
-        states, apart = states.contiguous(), width
+    states, apart = evenly_apart(states)
     made = states.new_empty(states.shape)
     norm(states.data_ptr(), weight.data_ptr(), made.data_ptr(), rows, width, apart, eps)
     return made

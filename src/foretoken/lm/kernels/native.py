@@ -81,16 +81,10 @@ class Places:
 
     def multiply(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., outputs of all layers]."""
-        width = self.width
-        rows = x.numel() // width
-        if not x.is_contiguous() and (
-            x.dim() != 3 or x.shape[0] != 1 or x.stride(2) != 1 or rows == 0
-        ):
-            x = x.contiguous()
-        apart = x.stride(-2) if rows > 1 and x.dim() > 1 else width
+        x, apart = evenly_apart(x)
         y = x.new_empty(*x.shape[:-1], self.outs)
         self.call(
-            x.data_ptr(), y.data_ptr(), rows, width, apart,
+            x.data_ptr(), y.data_ptr(), x.numel() // self.width, self.width, apart,
             self.address, self.count, torch.get_num_threads(),
         )  # fmt: skip
         return y
@@ -116,6 +110,15 @@ class Library:
                 return None
         call = self.calls.get(("product", layers[0][0].dtype))
         return None if call is None else Places(call, layers)
+
+
+def evenly_apart(states: Tensor) -> tuple[Tensor, int]:
+    """The states, copied if they must be, and the elements between two tokens' [..., width]."""
+    if states.is_contiguous():
+        return states, states.shape[-1]
+    if states.dim() == 3 and states.shape[0] == 1 and states.stride(2) == 1:
+        return states, states.stride(1)
+    return states.contiguous(), states.shape[-1]
 
 
 def places(layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:

@@ -124,7 +124,7 @@ class BatchForward:
         slots, width = max(feed.memory.slot for feed in feeds), max(feed.stop for feed in feeds)
         self.cache.reserve(slots + 1, width)
         self.cache.aim([feeds[0].memory.slot], [feeds[0].start], 1, 1, {}, self.device)
-        return self.cache.lone_columns() is not None
+        return self.cache.in_place
 
     def _run_flat(self, feeds: list[Feed], taps: Taps) -> list[Scores]:
         """One forward over rows laid end to end: nothing is padded but attention, where that pays.
@@ -199,6 +199,9 @@ class BatchForward:
         self, feeds: list[Feed], starts: list[int], stops: list[int], ids: Tensor, positions: Tensor
     ) -> Attention | None:
         """Each over its own columns in one call per layer, where that can be had."""
+        widest = max(len(feed.tokens) for feed in feeds)
+        if not self.in_slots.takes(widest, max(feed.stop for feed in feeds)):
+            return None  # before any mask is made
         rows, kept = [], []
         for feed, a, b in zip(feeds, starts, stops, strict=True):
             batch = Batch([feed], b - a, feed.stop, 1, ids[:, a:b], positions[:, a:b])

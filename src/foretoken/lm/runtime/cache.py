@@ -176,6 +176,13 @@ class SlotCache(Cache):
         if slots[-1] - first + 1 != count:
             target.scattered = rows
 
+    @property
+    def in_place(self) -> bool:
+        """Whether all layers share their buffers, and each of them reads a row from its start."""
+        if self.loose or self.lowered:
+            return False  # a layer that was never run has no buffers yet
+        return sum(len(group.layers) for group in self.groups) == len(self.rows_of)
+
     def lone_columns(self) -> list[Columns] | None:
         """For each layer, where a forward over one row writes keys and values, and what it reads.
 
@@ -183,7 +190,7 @@ class SlotCache(Cache):
         the layers share their buffers.
         """
         at = self.target
-        if at.cells is not None or self.loose or self.lowered or not self.groups:
+        if at.cells is not None or not self.in_place:
             return None
         found: dict[int, Columns] = {}
         stop = at.start + at.width
@@ -197,8 +204,6 @@ class SlotCache(Cache):
                 values[..., : at.longest, :].unbind(),
             )
             found.update(zip(map(id, group.layers), zip(*views, strict=True), strict=True))
-        if len(found) < len(self.rows_of):
-            return None  # a layer that was never run has no buffers yet
         return [found[id(layer)] for layer in self.rows_of]
 
     @property

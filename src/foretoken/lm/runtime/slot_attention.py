@@ -100,15 +100,17 @@ class InSlots:
 
     def over(self, rows: Sequence[Reading], kept: Sequence[Tensor] = ()) -> SlotAttention | None:
         """For these rows; None where torch's attention is to be asked."""
-        slots = self.slots
-        if slots.loose or slots.lowered or not slots.groups:
-            return None
-        if self.known is not slots.groups:
+        tokens = max(row.last - row.first for row in rows)
+        takes = self.takes(tokens, max(row.stop for row in rows))
+        return SlotAttention(self, rows, kept) if takes else None
+
+    def takes(self, tokens: int, columns: int) -> bool:
+        """Whether rows that bring at most so many tokens, and read so many columns, can be had."""
+        if not self.slots.in_place:
+            return False
+        if self.known is not self.slots.groups:
             self.read_buffers()
-        for row in rows:
-            if row.last - row.first > self.reach or row.stop > self.columns:
-                return None
-        return SlotAttention(self, rows, kept)
+        return tokens <= self.reach and columns <= self.columns
 
     def read_buffers(self) -> None:
         """Addresses and steps of every layer's buffers, and how many tokens a row may bring."""
@@ -128,7 +130,7 @@ class InSlots:
                 heads, width, wide = keys.shape[1], keys.shape[3], values.shape[3]
                 steps = (*keys.stride()[:2], *values.stride()[:2])
                 layers[id(layer)] = keys.data_ptr(), values.data_ptr(), (heads, width, wide, *steps)
-        if call is None or not whole or len(layers) < len(slots.rows_of):
+        if call is None or not whole:
             return
         self.call, self.columns = call, found.columns
         self.layers = [layers[id(layer)] for layer in slots.rows_of]

@@ -42,14 +42,6 @@ INLINE floats exponential(floats x) { /* of numbers up to zero; below -87, zero 
   return (floats)(((words)p + whole) & kept) + (bounded - bounded); /* what is no number stays so */
 }
 
-INLINE floats widened_f32(const f32 *from) { return load_f32(from); }
-INLINE floats widened_bf16(const bf16 *from) {
-  halves value;
-  memcpy(&value, from, sizeof value);
-  words bits = __builtin_convertvector(value, words) << 16;
-  return (floats)bits;
-}
-
 struct asked { /* up to ROWS queries over one group's columns */
   const void *query[ROWS], *mask[ROWS];
   void *to[ROWS];

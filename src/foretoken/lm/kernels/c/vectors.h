@@ -48,6 +48,14 @@ INLINE held_f32 load_f32(const f32 *from) {
 }
 INLINE floats add_f32(floats sums, held_f32 a, held_f32 b) { return sums + a * b; }
 
+INLINE floats widened_f32(const f32 *from) { return load_f32(from); }
+INLINE floats widened_bf16(const bf16 *from) {
+  halves value;
+  memcpy(&value, from, sizeof value);
+  words bits = __builtin_convertvector(value, words) << 16;
+  return (floats)bits;
+}
+
 #if defined(__AVX512BF16__)
 typedef __m512bh held_bf16;
 enum { STEP_bf16 = 2 * LANES };
@@ -58,14 +66,7 @@ INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) {
 #else
 typedef floats held_bf16;
 enum { STEP_bf16 = LANES };
-INLINE held_bf16 load_bf16(const bf16 *from) {
-  halves value;
-  memcpy(&value, from, sizeof value);
-  words bits = __builtin_convertvector(value, words) << 16;
-  floats wide;
-  memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
+INLINE held_bf16 load_bf16(const bf16 *from) { return widened_bf16(from); }
 INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) { return sums + a * b; }
 #endif
 
