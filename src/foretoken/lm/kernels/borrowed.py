@@ -18,7 +18,13 @@ from typing import Any, NoReturn
 from torch import nn
 
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.lm.kernels.choosing import KernelReport, choose_kernels, installed, restore
+from foretoken.lm.kernels.choosing import (
+    KernelReport,
+    choose_kernels,
+    installed,
+    reach_in_c,
+    restore,
+)
 from foretoken.lm.kernels.lean import LeanForward
 from foretoken.lm.kernels.linears import Product
 from foretoken.lm.kernels.merged import Site
@@ -186,6 +192,8 @@ class Borrowing:
         """Kernels for a captured model, or for the modules."""
         sites = None if lean is None else lean.sites
         report = choose_kernels(self.model, mode, pad_lone=pad_lone, sites=sites)
+        if lean is not None and mode == "auto":
+            lean.reach = reach_in_c(lean.sites)
         report = replace(report, captured=lean is not None, uncaptured=why)
         return Kernels((mode, pad_lone), report, list(installed(self.model)), lean)
 

@@ -31,12 +31,13 @@ from foretoken.lm.kernels.linears import (
     is_conv1d,
     linears,
 )
-from foretoken.lm.kernels.measuring import choose, measure
+from foretoken.lm.kernels.measuring import MOST, choose, measure
 from foretoken.lm.kernels.merged import Site
 from foretoken.lm.kernels.native import Unavailable, library
 
 MODES = ("auto", "dense", "packed", "lean")
 NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
+SPARED = 2e-5  # seconds by which a product is cheaper, at least, when many are one call
 JUDGED = (1, 16)  # the row counts one copy is judged by: plain decoding and scoring a tree
 
 # outputs of each layer and inputs, type, threads, stored transposed: one machine, so one answer
@@ -113,6 +114,22 @@ def choose_kernels(
         assert isinstance(site, Product)
         site.put_in()
     return report(mode, groups, perf_counter() - began, why)
+
+
+def reach_in_c(sites: Sequence[Site]) -> int:
+    """Rows up to which products in C, in one call (`segments`), cost no more than those chosen."""
+    groups = [(_measured.get(key, {}), group) for key, group in by_shape(sites).items()]
+    groups = [(table, group) for table, group in groups if group[0].places is not None]
+    reach = 0
+    for rows in range(1, MOST[NATIVE] + 1) if groups else ():
+        ours, chosen = 0.0, SPARED * len(sites)
+        for table, group in groups:
+            larger = next((measured for measured in table if measured >= rows), None)
+            seconds = table[larger] if larger is not None else {}
+            ours += len(group) * seconds.get(NATIVE, float("inf"))
+            chosen += len(group) * seconds.get(group[0].kernels[rows], 0.0)
+        reach = rows if ours <= chosen else reach
+    return reach
 
 
 def restore(model: nn.Module) -> None:

@@ -17,10 +17,12 @@ from foretoken.lm.kernels.capture import Capture, capture
 from foretoken.lm.kernels.linears import Product, linears
 from foretoken.lm.kernels.merged import Merged, Site
 from foretoken.lm.kernels.rewrites import A, calls, insert, rewrite, value
+from foretoken.lm.kernels.segments import variant_of_few
 from foretoken.lm.kernels.straight_line import Program, attention_node
 from foretoken.lm.runtime.cache_attention import Attention
 from foretoken.lm.runtime.captured import WHOLE, Cut, Sublayer
 from foretoken.lm.runtime.family import Family, decoder_layers, decoder_of
+from foretoken.lm.runtime.slot_attention import SlotAttention
 from foretoken.types import Embedding, FinalNorm, Layer, Tap, Taps
 
 
@@ -35,7 +37,8 @@ class LeanForward:
         self.program = Program(captured, settled)
         self.plain_scores = plain_scores(captured.graph)
         self.layers = sum(isinstance(mark, Layer) for mark in captured.marks)
-        self.variants: dict[tuple[Taps, Cut], Callable[..., list[Tensor]]] = {}
+        self.variants: dict[tuple[Taps, Cut, bool], Callable[..., list[Tensor]]] = {}
+        self.reach = 0  # tokens of a forward for which segments in C are the faster way
         width = value(captured.states[Embedding()]).shape[-1]
         weight = next(captured.root.parameters())
         self.nothing = weight.new_zeros(1, 1, width, requires_grad=False)
@@ -67,14 +70,15 @@ class LeanForward:
         """
         if self.versions != [weight._version for weight in self.watched]:
             self.follow_versions()
-        run = self.variants.get((taps, cut)) or self.write(taps, cut)
+        few = type(attend) is SlotAttention and len(ids) == 1 and ids.shape[1] <= self.reach
+        run = self.variants.get((taps, cut, few)) or self.write(taps, cut, few)
         if not cut.start and not cut.without:
             return run(ids, positions, places, attend)
         nothing = self.nothing.expand(*ids.shape, -1)
         return run(ids, positions, places, attend, entering=entering, nothing=nothing)
 
-    def write(self, taps: Taps, cut: Cut) -> Callable[..., list[Tensor]]:
-        """The code that gives these results and no others."""
+    def write(self, taps: Taps, cut: Cut, few: bool) -> Callable[..., list[Tensor]]:
+        """The code that gives these results and no others; for `few` tokens, with segments."""
         states = self.capture.states
         stop = self.layers if cut.stop is None else cut.stop
         instead: dict[fx.Node, fx.Node | str] = {}
@@ -89,8 +93,9 @@ class LeanForward:
             instead[states[entry]] = "entering"
         results = [states[self.known(tap)] for tap in taps]
         results.append(self.capture.logits if cut.head else states[Layer(stop - 1)])
-        run = self.program.variant(results, instead)
-        self.variants[taps, cut] = run
+        run = variant_of_few(self.program, results, instead) if few else None
+        run = run or self.program.variant(results, instead)
+        self.variants[taps, cut, few] = run
         return run
 
     def known(self, tap: Tap) -> Tap:
@@ -112,6 +117,8 @@ class LeanForward:
     def settle(self) -> None:
         """Take all weights as they are now."""
         self.program.settle()
+        for key in [key for key in self.variants if key[2]]:
+            del self.variants[key]  # segments know where the weights were
         parts = (weight.now() for weight in self.capture.weights.values())
         self.watched = [weight for weight in parts if not weight.is_inference()]
         self.versions = [weight._version for weight in self.watched]

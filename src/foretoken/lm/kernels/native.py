@@ -30,7 +30,14 @@ from foretoken.shipped import user_cache
 
 SOURCES = tuple(
     Path(__file__).with_name("c") / name
-    for name in ("vectors.h", "product.c", "attention.c", "rows.c")
+    for name in (
+        "vectors.h",
+        "operations.h",
+        "product.c",
+        "attention.c",
+        "rows.c",
+        "segment.c",
+    )
 )
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILERS = ("cc", "gcc", "clang")
@@ -41,6 +48,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "attend": (*[_WORD] * 8, _COUNT, _REAL, _INT),
     "norm": (_WORD, _WORD, _WORD, _COUNT, _COUNT, _COUNT, _REAL),
     "rotate": (*[_WORD] * 4, *[_COUNT] * 6),
+    "segment": (_WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD, _COUNT, _INT),
 }
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 PATIENCE = 120  # seconds for a compiler that takes two

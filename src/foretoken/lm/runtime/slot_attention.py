@@ -7,10 +7,10 @@ its neighbours are; nothing is padded, and no view of the cache is made.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,25 @@ _SIZES = (
 
 class _Layout(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in _SIZES)
+
+
+class _Cached(ctypes.Structure):
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("of", ctypes.c_void_p),
+    )
+
+
+class Asks(Protocol):
+    """A stretch of a forward with attention of some layers."""
+
+    @property
+    def forms(self) -> Mapping[int, tuple[int, ...]]:
+        """Layer -> heads, then elements between heads and tokens of queries, keys and values."""
+        ...
+
+    def __hash__(self) -> int: ...
 
 
 class Reading(ctypes.Structure):
@@ -77,7 +96,8 @@ class SlotAttention:
         keys, values, of = owner.layers[layer]
         shape, wide = query.shape, value.shape[3]
         made = query.new_empty(1, shape[2], shape[1], wide)
-        form = shape[1], query.stride(), key.stride(), value.stride()
+        strides = (states.stride()[1:3] for states in (query, key, value))
+        form = (shape[1], *(step for pair in strides for step in pair))
         owner.call(
             query.data_ptr(), key.data_ptr(), value.data_ptr(), made.data_ptr(), keys, values,
             owner.layout(of, form), self.address, self.count,
@@ -97,6 +117,7 @@ class InSlots:
         self.reach = self.columns = 0
         self.layers: list[tuple[int, int, tuple[int, ...]]] = []  # addresses, sizes and steps
         self.layouts: dict[Any, _Layout] = {}
+        self.tables: dict[Asks, Any] = {}
 
     def over(self, rows: Sequence[Reading], kept: Sequence[Tensor] = ()) -> SlotAttention | None:
         """For these rows; None where torch's attention is to be asked."""
@@ -115,7 +136,7 @@ class InSlots:
     def read_buffers(self) -> None:
         """Addresses and steps of every layer's buffers, and how many tokens a row may bring."""
         slots = self.slots
-        self.known, self.reach, self.layouts = slots.groups, 0, {}
+        self.known, self.reach, self.layouts, self.tables = slots.groups, 0, {}, {}
         found, first = library(), slots.groups[0].keys
         if not isinstance(found, Library) or not first.is_cpu:
             return
@@ -138,15 +159,29 @@ class InSlots:
         form = groups, self.fold, width, wide
         self.reach = self.most or reach(first.dtype, *form, torch.get_num_threads())
 
-    def layout(self, of: tuple[int, ...], form: tuple[Any, ...]) -> int:
-        """Address of the sizes and steps of one layer's states and buffers."""
+    def layers_of(self, asker: Asks) -> int:
+        """Address of a table of all layers, for somebody who asks for attention of several."""
+        if asker not in self.tables:
+            if len(self.tables) > 256:
+                self.tables = {}
+            table = (_Cached * len(self.layers))()
+            for layer, form in asker.forms.items():
+                keys, values, of = self.layers[layer]
+                table[layer] = _Cached(keys, values, self.layout(of, form))
+            self.tables[asker] = table
+        return ctypes.addressof(self.tables[asker])
+
+    def layout(self, of: tuple[int, ...], form: tuple[int, ...]) -> int:
+        """Address of the sizes and steps of one layer's states and buffers.
+
+        `form`: heads, then elements between heads and between tokens of queries, keys and values.
+        """
         key = of, form
         if key not in self.layouts:
             if len(self.layouts) > 1024:
                 self.layouts = {}
-            heads, *strides = form
+            heads, *inner = form
             groups, width, wide, *steps = of
-            inner = [step for stride in strides for step in stride[1:3]]
             self.layouts[key] = _Layout(heads, groups, width, wide, *inner, *steps)
         return ctypes.addressof(self.layouts[key])
 

@@ -2,45 +2,9 @@
  * keeps the row, then mixes, for every head and token, the values of all columns its row reads:
  *     y = sum over j of softmax_j(scale q k_j + mask_j) v_j
  * Rows of a batch lie end to end, and each reads its own columns and no more. */
-#include <math.h>
-
-#include "vectors.h"
+#include "operations.h"
 
 enum { MOST = 8192 }; /* columns: their scores lie on the stack */
-
-struct layout { /* sizes, then elements between neighbours; of the cache: one layer */
-  int64_t heads, groups, width, value_width;
-  int64_t q_head, q_token, k_head, k_token, v_head, v_token;
-  int64_t key_slot, key_head, value_slot, value_head;
-};
-
-struct row { /* tokens `first` to `last` of the batch; their columns; mask null: all seen */
-  int64_t slot, first, last, start, stop;
-  const void *mask;
-  int64_t mask_token;
-};
-
-INLINE floats larger(floats a, floats b) {
-  const words first = (words)(a > b);
-  return (floats)(((words)a & first) | ((words)b & ~first));
-}
-
-INLINE floats exponential(floats x) { /* of numbers up to zero; below -87, zero */
-  const floats lowest = (floats){0} - 87.0f, shift = (floats){0} + 12582912.0f; /* 1.5 2^23 */
-  words kept = ~(words)(x < lowest);
-  floats bounded = (floats)((words)x & kept);
-  floats turns = bounded * 1.44269504f + shift; /* whole numbers in the low bits */
-  words whole = (words)turns << 23;
-  turns -= shift;
-  floats r = bounded - turns * 0.693145752f - turns * 1.42860677e-6f;
-  floats p = r * 1.3888889e-3f + 8.3333333e-3f;
-  p = p * r + 4.1666667e-2f;
-  p = p * r + 1.6666667e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  return (floats)(((words)p + whole) & kept) + (bounded - bounded); /* what is no number stays so */
-}
 
 struct asked { /* up to ROWS queries over one group's columns */
   const void *query[ROWS], *mask[ROWS];
@@ -137,30 +101,38 @@ struct asked { /* up to ROWS queries over one group's columns */
     }                                                                                             \
   }                                                                                               \
                                                                                                   \
+  void attend_share_##T(const T *q, const T *k, const T *v, T *y, T *keys, T *values,             \
+                        const struct layout *of, const struct row *rows, int64_t count,           \
+                        float scale) {                                                            \
+    const int64_t fold = of->heads / of->groups;                                                  \
+    for (int64_t r = 0; r < count; r++) {                                                         \
+      T *to_k = keys + rows[r].slot * of->key_slot, *to_v = values + rows[r].slot * of->value_slot; \
+      _Pragma("omp for schedule(static) nowait")                                                  \
+      for (int64_t t = rows[r].first; t < rows[r].last; t++) {                                    \
+        const int64_t at = rows[r].start + t - rows[r].first;                                     \
+        for (int64_t g = 0; g < of->groups; g++) {                                                \
+          memcpy(to_k + g * of->key_head + at * of->width, k + g * of->k_head + t * of->k_token,  \
+                 of->width * sizeof(T));                                                          \
+          memcpy(to_v + g * of->value_head + at * of->value_width,                                \
+                 v + g * of->v_head + t * of->v_token, of->value_width * sizeof(T));              \
+        }                                                                                         \
+      }                                                                                           \
+    }                                                                                             \
+    _Pragma("omp barrier")                                                                        \
+    for (int64_t r = 0; r < count; r++) {                                                         \
+      const struct row *row = rows + r;                                                           \
+      const int64_t blocks = ((row->last - row->first) * fold + ROWS - 1) / ROWS;                 \
+      _Pragma("omp for schedule(dynamic) nowait")                                                 \
+      for (int64_t task = 0; task < blocks * of->groups; task++)                                  \
+        block_##T(of, row, q, y, keys, values, task / blocks, task % blocks, scale);              \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
   void attend_##T(const T *q, const T *k, const T *v, T *y, T *keys, T *values,                   \
                   const struct layout *of, const struct row *rows, int64_t count, float scale,    \
                   int threads) {                                                                  \
-    const int64_t fold = of->heads / of->groups;                                                  \
-    for (int64_t r = 0; r < count; r++)                                                           \
-      for (int64_t g = 0; g < of->groups; g++) {                                                  \
-        T *to_k = keys + rows[r].slot * of->key_slot + g * of->key_head;                          \
-        T *to_v = values + rows[r].slot * of->value_slot + g * of->value_head;                    \
-        for (int64_t t = rows[r].first, at = rows[r].start; t < rows[r].last; t++, at++) {        \
-          memcpy(to_k + at * of->width, k + g * of->k_head + t * of->k_token,                     \
-                 of->width * sizeof(T));                                                          \
-          memcpy(to_v + at * of->value_width, v + g * of->v_head + t * of->v_token,               \
-                 of->value_width * sizeof(T));                                                    \
-        }                                                                                         \
-      }                                                                                           \
-    _Pragma("omp parallel num_threads(threads)") {                                                \
-      for (int64_t r = 0; r < count; r++) {                                                       \
-        const struct row *row = rows + r;                                                         \
-        const int64_t blocks = ((row->last - row->first) * fold + ROWS - 1) / ROWS;               \
-        _Pragma("omp for schedule(dynamic) nowait")                                               \
-        for (int64_t task = 0; task < blocks * of->groups; task++)                                \
-          block_##T(of, row, q, y, keys, values, task / blocks, task % blocks, scale);            \
-      }                                                                                           \
-    }                                                                                             \
+    _Pragma("omp parallel num_threads(threads)")                                                  \
+    attend_share_##T(q, k, v, y, keys, values, of, rows, count, scale);                           \
   }
 
 DEFINE(f32)

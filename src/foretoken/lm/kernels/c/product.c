@@ -3,19 +3,15 @@
  * Reading the weights is what such a product costs, so each is read once, where the model keeps it,
  * and asked for ahead of time. A sum is made in the same order however many rows there are.
  * Accumulated in float32. Compiled for the machine it runs on by `native.py`. */
-#include "vectors.h"
+#include "operations.h"
 
 enum { LINE = 64 }; /* bytes fetched at once */
 
-struct part { /* one linear layer; its bias may be null */
-  const void *weight, *bias;
-  int64_t outs;
-};
-
 /* tile: OUTS outputs of up to ROWS rows, while `lines` lines per step are fetched from `next`.
- * tiles: OUTS outputs of all rows; their weights come from memory for the first tile only, so the
- *        next ones are fetched during all of them.
- * product: all outputs, shared out among threads. `apart`: elements between two rows of x. */
+ * tiles: OUTS outputs of all rows; their weights come from memory for the first tile only, so
+ *        those of a later one are fetched during all of them.
+ * product_share: all outputs, each by one of the threads that call. `apart`: elements between two
+ *        rows of x. product: with threads of its own. */
 #define DEFINE(T)                                                                               \
   INLINE void tile_##T(const T *x, const T *w, const T *bias, T *y, int64_t width,              \
                        int64_t apart, int64_t stride, const int rows, int lines,                \
@@ -30,6 +26,7 @@ struct part { /* one linear layer; its bias may be null */
       next += lines * LINE;                                                                     \
       for (int r = 0; r < rows; r++) {                                                          \
         held_##T row = load_##T(x + r * apart + k);                                             \
+        HELD(row);                                                                              \
         for (int o = 0; o < OUTS; o++) sums[r][o] = add_##T(sums[r][o], held[o], row);          \
       }                                                                                         \
     }                                                                                           \
@@ -45,7 +42,8 @@ struct part { /* one linear layer; its bias may be null */
                         int64_t width, int64_t apart, int64_t stride) {                         \
     const int64_t count = (rows + ROWS - 1) / ROWS, steps = width / STEP_##T;                   \
     const int lines = count == 1 ? OUTS : count == 2 ? OUTS / 2 : 1;                            \
-    const char *next = (const char *)(w + OUTS * width);                                        \
+    const int ahead = sizeof(float) / sizeof(T); /* tiles: as many bytes of either type */      \
+    const char *next = (const char *)(w + ahead * OUTS * width);                                \
     for (int64_t r = 0; r < rows; r += ROWS, next += lines * steps * LINE) {                    \
       const T *from = x + r * apart;                                                            \
       T *to = y + r * stride;                                                                   \
@@ -60,19 +58,22 @@ struct part { /* one linear layer; its bias may be null */
     }                                                                                           \
   }                                                                                             \
                                                                                                 \
-  void product_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,                \
-                   const struct part *parts, int64_t count, int threads) {                      \
+  void product_share_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,          \
+                         const struct part *parts, int64_t count) {                             \
     int64_t stride = 0;                                                                         \
     for (int64_t p = 0; p < count; p++) stride += parts[p].outs;                                \
-    _Pragma("omp parallel num_threads(threads)") {                                              \
-      T *to = y;                                                                                \
-      for (int64_t p = 0; p < count; to += parts[p++].outs) {                                   \
-        const T *w = parts[p].weight, *bias = parts[p].bias;                                    \
-        _Pragma("omp for schedule(static) nowait")                                              \
-        for (int64_t o = 0; o < parts[p].outs; o += OUTS)                                       \
-          tiles_##T(x, w + o * width, bias ? bias + o : 0, to + o, rows, width, apart, stride); \
-      }                                                                                         \
+    for (int64_t p = 0; p < count; y += parts[p++].outs) {                                      \
+      const T *w = parts[p].weight, *bias = parts[p].bias;                                      \
+      _Pragma("omp for schedule(static) nowait")                                                \
+      for (int64_t o = 0; o < parts[p].outs; o += OUTS)                                         \
+        tiles_##T(x, w + o * width, bias ? bias + o : 0, y + o, rows, width, apart, stride);    \
     }                                                                                           \
+  }                                                                                             \
+                                                                                                \
+  void product_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,                \
+                   const struct part *parts, int64_t count, int threads) {                      \
+    _Pragma("omp parallel num_threads(threads)")                                                \
+    product_share_##T(x, y, rows, width, apart, parts, count);                                  \
   }
 
 DEFINE(f32)

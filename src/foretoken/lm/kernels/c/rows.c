@@ -1,7 +1,7 @@
 /* Small operations between products, each token by itself: norms and rotations. */
 #include <math.h>
 
-#include "vectors.h"
+#include "operations.h"
 
 /* norm: y = x w / sqrt(mean(x x) + eps).
  * rotate: y = x cos + (x with its halves swapped) sin, for every head of a token; the first half

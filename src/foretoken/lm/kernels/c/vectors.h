@@ -14,6 +14,11 @@ enum { LANES = 8 };
 #else
 enum { LANES = 4 };
 #endif
+#if defined(__AVX512F__) /* one load for all uses: else each reads the memory again */
+#define HELD(value) __asm__("" : "+v"(value))
+#else
+#define HELD(value)
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float floats __attribute__((vector_size(LANES * 4)));
@@ -69,6 +74,40 @@ enum { STEP_bf16 = LANES };
 INLINE held_bf16 load_bf16(const bf16 *from) { return widened_bf16(from); }
 INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) { return sums + a * b; }
 #endif
+
+INLINE void keep_f32(f32 *to, floats value) { memcpy(to, &value, sizeof value); }
+#if defined(__AVX512BF16__)
+INLINE void keep_bf16(bf16 *to, floats value) {
+  const __m256bh some = _mm512_cvtneps_pbh((__m512)value);
+  memcpy(to, &some, sizeof some);
+}
+#else
+INLINE void keep_bf16(bf16 *to, floats value) {
+  for (int i = 0; i < LANES; i++) to[i] = narrow_bf16(value[i]);
+}
+#endif
+
+INLINE floats larger(floats a, floats b) {
+  const words first = (words)(a > b);
+  return (floats)(((words)a & first) | ((words)b & ~first));
+}
+
+INLINE floats exponential(floats x) { /* of numbers up to zero; below -87, zero */
+  const floats lowest = (floats){0} - 87.0f, shift = (floats){0} + 12582912.0f; /* 1.5 2^23 */
+  words kept = ~(words)(x < lowest);
+  floats bounded = (floats)((words)x & kept);
+  floats turns = bounded * 1.44269504f + shift; /* whole numbers in the low bits */
+  words whole = (words)turns << 23;
+  turns -= shift;
+  floats r = bounded - turns * 0.693145752f - turns * 1.42860677e-6f;
+  floats p = r * 1.3888889e-3f + 8.3333333e-3f;
+  p = p * r + 4.1666667e-2f;
+  p = p * r + 1.6666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return (floats)(((words)p + whole) & kept) + (bounded - bounded); /* what is no number stays so */
+}
 
 /* A tile: sums of ROWS by OUTS products, as many as registers hold. */
 enum { ROWS = LANES == 8 ? 2 : 4, OUTS = 4 };

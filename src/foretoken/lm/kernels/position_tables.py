@@ -1,0 +1,87 @@
+"""What a captured forward computes from positions alone (rotations, mostly), kept in tables.
+
+A forward of few tokens spends a dozen small operations on it; with tables it looks numbers up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from foretoken.lm.kernels.rewrites import A, value
+from foretoken.lm.kernels.straight_line import Program
+
+FIRST = 512  # positions of a new table; it doubles when more are asked for
+TRIED = 8
+
+
+def by_position(program: Program, order: Sequence[fx.Node]) -> tuple[set[fx.Node], list[fx.Node]]:
+    """Nodes of `order` that depend on positions alone, and those of them that others read."""
+    ids, positions, _ = program.capture.inputs
+    found: set[fx.Node] = set()
+    for node in order:
+        sources = [given for given in node.all_input_nodes if given not in program.settled]
+        sizes = node.target is A.sym_size.int and sources[0] in (ids, positions)
+        if sizes or (sources and all(given in found or given is positions for given in sources)):
+            found.add(node)
+    read = [
+        node for node in order
+        if node in found and any(user not in found for user in node.users)
+        and node.target is not A.sym_size.int
+    ]  # fmt: skip
+    return found, read
+
+
+class PositionTable:
+    """Values of several nodes for every position up to a number that grows."""
+
+    __slots__ = ("axes", "compute", "tables")
+
+    def __init__(self, compute: Callable[[Tensor], list[Tensor]], axes: Sequence[int]) -> None:
+        self.compute, self.axes = compute, tuple(axes)
+        self.tables: list[Tensor] = []
+        self.grow(FIRST)
+
+    @classmethod
+    def of(cls, program: Program, nodes: Sequence[fx.Node]) -> PositionTable | None:
+        """For these nodes; None where a token's values depend on other tokens' positions."""
+        run = program.variant(nodes)
+        tokens = str(value(program.capture.inputs[1]).shape[1])
+        axes = []
+        for node in nodes:
+            known = value(node)
+            sizes = known.shape if isinstance(known, Tensor) else ()
+            named = [i for i, size in enumerate(sizes) if str(size) == tokens]
+            if len(named) != 1:
+                return None
+            axes += named
+
+        def compute(positions: Tensor) -> list[Tensor]:
+            return run(positions.new_zeros(positions.shape), positions, None, None)
+
+        forth = torch.arange(2 * TRIED)[None]
+        whole, back, half = compute(forth), compute(forth.flip(1)), compute(forth[:, :TRIED])
+        for axis, some, turned, first in zip(axes, whole, back, half, strict=True):
+            same = torch.equal(turned.flip(axis), some)
+            if not same or not torch.equal(first, some.narrow(axis, 0, TRIED)):
+                return None
+        return cls(compute, axes)
+
+    def grow(self, positions: int) -> None:
+        self.tables = self.compute(torch.arange(positions)[None])
+
+    def __call__(self, positions: Tensor) -> list[Any]:
+        """The nodes' values at `positions` [1, Q]."""
+        wanted = positions[0]
+        try:
+            return [
+                torch.index_select(table, axis, wanted)
+                for table, axis in zip(self.tables, self.axes, strict=True)
+            ]
+        except IndexError:
+            longest = self.tables[0].shape[self.axes[0]]
+            self.grow(max(2 * longest, int(wanted.max()) + 1))
+            return self(positions)
