@@ -138,6 +138,18 @@ def test_every_row_attends_to_its_own_columns(cache, dtype, fold, threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("which", range(3))
+def test_states_may_lie_in_any_order(cache, which):
+    """A product of a transposed weight leaves the numbers of a token apart."""
+    slots = cache(torch.float32)
+    own = InSlots(slots, 1, 8).over([Reading.of(0, 0, 3, 50, None)])
+    states = [torch.randn(1, 2, 3, n) for n in (64, 64, 32)]
+    right = own(0, *states, None)
+    states[which] = states[which].transpose(2, 3).contiguous().transpose(2, 3)
+    assert states[which].stride(3) != 1
+    assert torch.equal(own(0, *states, None), right)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_key_that_is_no_number_is_not_hidden(cache, dtype):
     slots = cache(dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from foretoken.lm.kernels import choosing, native
+from foretoken.lm.kernels import choosing, measuring, native
 from foretoken.lm.kernels.linears import DENSE, NATIVE, Product, can_pack
 from foretoken.lm.kernels.measuring import MOST, choose, measure
 from foretoken.lm.kernels.merged import Merged
@@ -113,6 +113,16 @@ def test_they_are_chosen_for_few_rows_only():
     most = MOST[NATIVE]
     assert set(kernels[: most + 1]) == {NATIVE}
     assert set(kernels[most + 1 :]) == {DENSE} and many == DENSE
+
+
+def test_a_kernel_for_many_rows_is_kept_however_slow_the_others_are(monkeypatch):
+    def ours_alone(_, x, kernels):
+        return {kernel: 1.0 if kernel == NATIVE else 9.0 for kernel in kernels}
+
+    monkeypatch.setattr(measuring, "interleaved", ours_alone)
+    table = measure([Product(nn.Linear(64, 64))], seconds=5.0)
+    assert all(len(row) == 2 for rows, row in table.items() if 16 < rows <= MOST[NATIVE])
+    assert all(NATIVE not in table[rows] and table[rows] for rows in (64, 256))
 
 
 def fresh(code: str, tmp_path, **environment) -> str:

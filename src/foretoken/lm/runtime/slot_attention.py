@@ -94,6 +94,10 @@ class SlotAttention:
         """[1, Q, H, D of values]."""
         owner = self.owner
         keys, values, of = owner.layers[layer]
+        if (
+            not query.stride(3) == key.stride(3) == value.stride(3) == 1
+        ):  # as some products leave it
+            query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         shape, wide = query.shape, value.shape[3]
         made = query.new_empty(1, shape[2], shape[1], wide)
         strides = (states.stride()[1:3] for states in (query, key, value))

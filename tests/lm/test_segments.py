@@ -1,0 +1,232 @@
+"""A captured forward in one call is the captured forward, whatever family, batch, cut or thread."""
+
+from __future__ import annotations
+
+import random
+import threading
+import warnings
+
+import families
+import pytest
+import torch
+import transformers as hf
+from play import closeness, point, random_tokens, random_tree, row_of
+
+from foretoken.lm.kernels import choosing, native, position_tables, segments
+from foretoken.lm.kernels.linears import NATIVE, PACKED, can_pack
+from foretoken.lm.kernels.lowering import KIND, Place, Step
+from foretoken.lm.kernels.position_tables import PositionTable
+from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime import slot_attention
+from foretoken.lm.runtime.captured import Cut, Sublayer
+from foretoken.types import Embedding, FinalNorm, Layer
+
+pytestmark = pytest.mark.skipif(
+    not can_pack(torch.float32) or isinstance(native.library(), native.Unavailable),
+    reason="no oneDNN, no C compiler or no OpenMP here",
+)
+TYPES = [torch.float32] + [torch.bfloat16] * can_pack(torch.bfloat16)
+TAPS = (Embedding(), Layer(0), Layer(-1), FinalNorm())
+WIDER = {"hidden_size": 128, "head_dim": 32, "n_embd": 128, "word_embed_proj_dim": 128}
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Opens a tiny model whose heads are wide enough for attention in C: (lm, segments made)."""
+    monkeypatch.setattr(slot_attention, "reach", lambda *_: 32)
+    found = []
+    own = segments.Segment.__init__
+
+    def init(self, *given):
+        own(self, *given)
+        found.append(self)
+
+    monkeypatch.setattr(segments.Segment, "__init__", init)
+
+    def make(family, dtype=torch.float32):
+        kind, changes = families.FAMILIES[family]
+        wide = {key: WIDER[key] for key in WIDER if key in {**families.COMMON, **changes}}
+        wide |= {"num_attention_heads": 4, "sliding_window": None} if "window" in family else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = kind(**{**families.COMMON, **changes, **wide})
+            model = hf.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+        lm = open_lm(model)
+        assert lm.lean is not None, lm.kernels.uncaptured
+        lm.lean.reach = 32
+        return lm, found
+
+    return make
+
+
+def both_ways(lm, rows, drafts, taps=()):
+    """Scores with segments and without."""
+    with torch.inference_mode():
+        ours = lm.score(rows, drafts, taps)
+        lm.lean.reach = 0
+        theirs = lm.score(rows, drafts, taps)
+    lm.lean.reach = 32
+    return zip(ours, theirs, strict=True)
+
+
+@pytest.mark.parametrize("family", families.REQUIRED)
+def test_every_family_scores_the_same_with_segments(family, made):
+    dice = random.Random(family)
+    lm, found = made(family)
+    rows = [row_of(random_tokens(dice, count)) for count in (6, 1, 3)]
+    lm.prefill(rows)
+    for some, sizes in (([0], (1,)), ([1], (7,)), ([0, 1, 2], (5, 1, 4)), ([0, 1, 2], (1, 1, 1))):
+        asked = [rows[i] for i in some]
+        drafts = [
+            point(random_tree(dice, row.tokens[-1], n)) for row, n in zip(asked, sizes, strict=True)
+        ]
+        for mine, their in both_ways(lm, asked, drafts, TAPS):
+            assert closeness(mine.logits, their.logits) < 1e-5
+            assert closeness(mine.hidden, their.hidden) < 1e-5
+    assert bool(found) or family in ("gemma2", "gemma3", "gpt2", "mistral", "phi3", "starcoder2")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_whole_model_is_one_segment(dtype, threads, made):
+    dice = random.Random(threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        lm, found = made("llama", dtype)
+        for site in lm.lean.sites:
+            site.kernels = [NATIVE] * len(site.kernels)
+        row = row_of(random_tokens(dice, 40))
+        lm.prefill([row])
+        for nodes in (1, 2, 9, 32):
+            [(mine, their)] = both_ways(lm, [row], [point(random_tree(dice, 3, nodes))])
+            near = 1e-5 if dtype is torch.float32 else 0.05
+            assert closeness(mine.logits, their.logits) < near
+        [segment] = found
+        assert segment.count == 4 * 13 + 2  # a layer's steps; the last norm, and its copy
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_layers_left_out_and_early_exits_run_in_segments(made):
+    lm, found = made("llama")
+    row = row_of([5, 6, 7, 8, 9])
+    lm.prefill([row])
+    lm.score([row], [point(random_tree(random.Random(0), 9, 2))])
+    ids, positions = torch.tensor([[9, 4, 2]]), torch.tensor([[4, 5, 6]])
+    attend = lm.in_slots.over([slot_attention.Reading.of(0, 0, 3, 4, None)])
+    entering = torch.randn(1, 3, 64 * 2)
+    without = frozenset({Sublayer(1, 0), Sublayer(1, 1), Sublayer(2, 0)})
+    for cut in (Cut(0, 2), Cut(0, 3, head=False), Cut(0, None, True, without), Cut(2), Cut(4)):
+        given = (ids, positions, torch.arange(3), attend, (), cut)
+        with torch.inference_mode():
+            mine = lm.lean.run(*given, entering=entering)
+            lm.lean.reach = 0
+            theirs = lm.lean.run(*given, entering=entering)
+        lm.lean.reach = 32
+        for a, b in zip(mine, theirs, strict=True):
+            assert a.shape == b.shape and closeness(a, b) < 1e-5
+    assert found
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "parameter", "norm"])
+def test_changed_weights_are_followed(how, made):
+    lm, _ = made("llama")
+    row = row_of([3, 1, 4, 1, 5])
+    draft = point(random_tree(random.Random(1), 5, 7))
+    lm.prefill([row])
+    before = lm.score([row], [draft])[0].logits.clone()
+    layer = lm.model.model.layers[1]
+    with torch.no_grad():
+        if how == "in place":
+            layer.self_attn.k_proj.weight.add_(0.3)
+        elif how == "data":
+            layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data * 1.7
+        elif how == "parameter":
+            layer.mlp.down_proj.weight = torch.nn.Parameter(layer.mlp.down_proj.weight * 0.2)
+        else:
+            layer.input_layernorm.weight.mul_(3.0)
+    lm.refresh()
+    [(mine, their)] = both_ways(lm, [row], [draft])
+    assert closeness(mine.logits, their.logits) < 1e-5 < closeness(mine.logits, before)
+
+
+def test_several_threads_may_be_inside_one_segment(made):
+    lm, _ = made("llama")
+    row = row_of(random_tokens(random.Random(0), 30))
+    lm.prefill([row])
+    lm.score([row], [point(random_tree(random.Random(0), 9, 2))])
+    attend = lm.in_slots.over([slot_attention.Reading.of(0, 0, 1, 30, None)])
+    wrong, done = [], []
+
+    silent = Cut(without=frozenset(Sublayer(i, 0) for i in range(4)))  # the cache is not read
+
+    def ask(token):
+        given = torch.tensor([[token]]), torch.tensor([[30]]), torch.tensor([0])
+        with torch.inference_mode():
+            [right] = lm.lean.run(*given, None, (), silent)
+            for _ in range(200):
+                [made] = lm.lean.run(*given, attend, (), silent)
+                wrong.extend([token] * (not closeness(made, right) < 1e-5))
+        done.append(token)
+
+    threads = [threading.Thread(target=ask, args=(token,)) for token in (3, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and sorted(done) == [3, 50]
+
+
+def test_buffers_that_live_at_once_share_no_memory():
+    dice = random.Random(4)
+    for _ in range(200):
+        sizes = [dice.choice((32, 64)) for _ in range(12)]
+        steps = []
+        for i in range(2, 12):
+            read = [Place(dice.randrange(i), 0, 32) for _ in range(dice.choice((1, 2, 3)))]
+            steps.append(Step(KIND["add"], 32, tuple(read), Place(i, 0, 32)))
+        outside = {0, 1, 11}
+        slots, rooms = segments.shared_memory(steps, sizes, outside)
+        holds = {slots[buffer]: buffer for buffer in outside}
+        assert len(holds) == 3
+        for step in steps:
+            assert all(holds[slots[place.buffer]] == place.buffer for place in step.places)
+            holds[slots[step.to.buffer]] = step.to.buffer
+        for buffer, size in enumerate(sizes):
+            assert rooms[slots[buffer]] == (None if buffer in outside else size)
+
+
+def test_tables_of_positions_grow_and_refuse_what_other_tokens_decide(made, monkeypatch):
+    lm, _ = made("llama")
+    program = lm.lean.program
+    order = [node for node in program.capture.graph.nodes if node.op == "call_function"]
+    known, read = position_tables.by_position(
+        program, [n for n in order if n not in program.settled]
+    )
+    assert len(read) >= 2 and len(known) > len(read)
+    table = PositionTable.of(program, read)
+    far = torch.tensor([[5, 3 * position_tables.FIRST, 0]])
+    for found, node in zip(table(far), read, strict=True):
+        [right] = program.variant([node])(far, far, None, None)
+        assert torch.equal(found, right)
+    shifted = program.variant(read)
+    odd = lambda ids, positions, *_: shifted(ids, positions - positions.min(), None, None)  # noqa: E731
+    monkeypatch.setattr(program, "variant", lambda _: odd)
+    assert PositionTable.of(program, read) is not None  # the least position is always zero here
+    odd = lambda ids, positions, *_: shifted(ids, positions.cumsum(1), None, None)  # noqa: E731
+    monkeypatch.setattr(program, "variant", lambda _: odd)
+    assert PositionTable.of(program, read) is None
+
+
+def test_segments_reach_as_far_as_products_in_c_are_not_slower(made, monkeypatch):
+    lm, _ = made("llama")
+    sites = lm.lean.sites
+    own = {rows: {NATIVE: 1.0, PACKED: 1.1} for rows in (1, 4, 8, 16, 32)}
+    slower = {rows: {NATIVE: 3.0, PACKED: 1.0} for rows in (8, 16, 32)}
+    for site in sites:
+        site.kernels = [PACKED] * len(site.kernels)
+    for table, right in ((own, 32), ({**own, **slower}, 4), ({**own, **slower, 1: {}}, 4), ({}, 0)):
+        known = dict.fromkeys(choosing.by_shape(sites), table)
+        monkeypatch.setattr(choosing, "_measured", known)
+        assert choosing.reach_in_c(sites) == right
