@@ -61,9 +61,9 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
         used = members if rows < 64 else members[:1]  # many rows: arithmetic, not memory
         tried = [kernel for kernel in alive if rows <= MOST.get(kernel, rows)]
         table[rows] = interleaved(used, x, tried)
-        seconds, best = table[rows], min(table[rows].values())
-        endless = min((k for k in seconds if k not in MOST), key=seconds.__getitem__)
-        alive = [k for k in alive if k == endless or seconds.get(k, best) < 4 * best]
+        told, best = table[rows], min(table[rows].values())
+        endless = min((kernel for kernel in told if kernel not in MOST), key=told.__getitem__)
+        alive = [k for k in alive if k == endless or told.get(k, best) < 4 * best]
     return dict(sorted(table.items()))
 
 
