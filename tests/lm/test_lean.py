@@ -11,6 +11,7 @@ from torch import nn
 
 from foretoken.errors import ConfigError
 from foretoken.lm.kernels import capture as captures
+from foretoken.lm.kernels import choosing
 from foretoken.lm.kernels.few_tokens import rms_norm, rotated
 from foretoken.lm.kernels.merged import Merged
 from foretoken.lm.opening import open_lm
@@ -154,6 +155,15 @@ def test_a_model_that_somebody_patched_is_traced_by_itself(make_tiny):
     lm.prefill([row])
     [score] = lm.score([row], [point(tree)])
     assert closeness(score.logits, fresh_tree(model, row.tokens, tree)) < CLOSE
+
+
+def test_kernels_of_our_own_in_its_modules_are_no_patch(make_tiny):
+    """Reading the head behind a layer puts products into modules; the capture stays."""
+    lm = open_lm(make_tiny("llama"))
+    lm.borrowing.put_in_modules()
+    assert list(choosing.installed(lm.model))
+    lm.refresh()
+    assert lm.lean is not None
 
 
 @pytest.mark.parametrize("how", ["hook", "forward", "module"])

@@ -134,7 +134,7 @@ def seams(model: nn.Module) -> list[tuple[int, ...]]:
         module = waiting.pop()
         waiting += [child for child in module._modules.values() if child is not None]
         forward = module.__dict__.get("forward")
-        own = 0 if isinstance(forward, Product) else id(forward)
+        own = 0 if forward is None or isinstance(forward, Product) else id(forward)
         hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
         found.append((id(module), own, *hooks))
     return found
