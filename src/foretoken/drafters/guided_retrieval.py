@@ -20,7 +20,7 @@ from torch import Tensor
 
 from foretoken.contract import Drafter, DraftModel, Guided, LanguageModel, StoppingRule
 from foretoken.datastore.continuations import Continuations
-from foretoken.drafters.parts.chances import affordable
+from foretoken.drafters.parts.chances import affordable, trials
 from foretoken.drafters.parts.datastore_source import DatastoreConfig, Source
 from foretoken.drafters.parts.members import Combination
 from foretoken.drafters.parts.text_source import ContinuationSource, TextSource
@@ -133,7 +133,7 @@ class GuidedRetrieval(Combination):
             kind = self.evidence.place(found.length, rank, above in unsaid)
             chance = self.evidence.chance(kind, promise)
             fused.chances.append(fused.chances[above] * chance)
-            fused.retrieved.append(Retrieved(node, above, promise, kind))
+            fused.retrieved[node] = kind, promise
 
     def observe(self, step: Step) -> None:
         """Learn what retrieved nodes are worth; the drafter sees its own part of the tree."""
@@ -176,16 +176,6 @@ class FirstLaws:
         return Go.ON if self.stop is None else self.stop.after(row, level)
 
 
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """A retrieved node that the drafter's tree has not."""
-
-    node: int
-    parent: int
-    promise: float  # its share of its parent's occurrences, or of what the drafter left unsaid
-    kind: int  # its class in `Evidence`
-
-
 class Fused:
     """One row's union of both trees, the drafter's nodes first."""
 
@@ -194,7 +184,9 @@ class Fused:
         self.tree: TokenTree = grown.tree
         self.chances = list(grown.chances or (1.0,))
         self.size = len(grown.tree)
-        self.retrieved: list[Retrieved] = []
+        # Of nodes that the drafter's tree has not: the class in `Evidence`, and what is promised, a
+        # share of the parent's occurrences or of what the drafter left unsaid.
+        self.retrieved: dict[int, tuple[int, float]] = {}
 
     def cut(self, draft: Draft) -> None:
         """Leave the drafter the part that is in `draft`, as which the union is scored."""
@@ -224,17 +216,9 @@ class Fused:
 
     def teach(self, said: Sequence[int], evidence: Evidence) -> None:
         """Compare retrieved nodes, scored or not, with what the target said where it went."""
-        child = {(self.tree.parents[i], self.tree.tokens[i]): i for i in range(1, len(self.tree))}
-        node, truth = 0, {}
-        for token in said:
-            truth[node] = token
-            if (node, token) not in child:
-                break
-            node = child[node, token]
-        for one in self.retrieved:
-            if one.parent in truth:
-                hit = truth[one.parent] == self.tree.tokens[one.node]
-                evidence.tried(one.kind, one.promise, hit)
+        for node, _, hit in trials(self.tree, said):
+            if node in self.retrieved:
+                evidence.tried(*self.retrieved[node], hit)
 
 
 class Evidence:

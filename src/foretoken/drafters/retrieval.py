@@ -9,7 +9,6 @@ draws a token per candidate and position, which accepts too much).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from foretoken.contract import LanguageModel
 from foretoken.drafters.parts.datastore_source import DatastoreConfig, Source, drafted
@@ -22,11 +21,9 @@ class Retrieval(RowDrafter):
 
     traits = Traits(shape=Shape.TREE, memory=Memory.NOTHING)
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config(DatastoreConfig):
-        pass
+    Config = DatastoreConfig
 
-    def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
+    def __init__(self, target: LanguageModel, config: DatastoreConfig | None = None) -> None:
         self.config = config or self.Config()
         self.source = Source(self.config, target.vocab_size)
 
