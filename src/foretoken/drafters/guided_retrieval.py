@@ -19,11 +19,11 @@ from pathlib import Path
 from torch import Tensor
 
 from foretoken.contract import Drafter, DraftModel, Guided, LanguageModel, StoppingRule
-from foretoken.datastore.continuations import Continuations
+from foretoken.datastore.continuations import Continuations, beginnings
 from foretoken.drafters.parts.chances import affordable, trials
-from foretoken.drafters.parts.datastore_source import DatastoreConfig, Source
+from foretoken.drafters.parts.datastore_source import DatastoreConfig, DatastoreSource, Source
 from foretoken.drafters.parts.members import Combination
-from foretoken.drafters.parts.text_source import ContinuationSource, TextSource
+from foretoken.drafters.parts.text_source import TextSource
 from foretoken.errors import PairingError, check_values
 from foretoken.trees.build import grafted
 from foretoken.types import (
@@ -77,8 +77,8 @@ class GuidedRetrieval(Combination):
         self.traits = replace(self.traits, shape=Shape.TREE)
         if isinstance(inner, Guided):
             self.model = inner.model
-        kind = Source if str(settings.datastore) else TextSource
-        self.places: ContinuationSource = kind(settings, target.vocab_size)
+        kind = DatastoreSource if str(settings.datastore) else TextSource
+        self.places: Source = kind(settings, target.vocab_size)
         self.inner = inner
         self.evidence = Evidence()
 
@@ -115,7 +115,7 @@ class GuidedRetrieval(Combination):
     def graft(self, row: DecodeState, fused: Fused, found: Continuations, budget: Budget) -> None:
         """Put retrieved nodes below the drafter's, with what experience says they are worth."""
         own = len(fused.tree)
-        best = self.places.beginnings(row, found, budget.nodes + own)
+        best = beginnings(found, budget.nodes + own, self.places.end, row.params.eos)
         fused.tree, place = grafted(fused.tree, best.tokens, best.parents)
         shares = [
             weight / (found.total if parent < 0 else best.weights[parent])
@@ -154,7 +154,7 @@ class GuidedRetrieval(Combination):
 
     def finish(self, row: DecodeState) -> None:
         super().finish(row)
-        self.places.forget(row)
+        row.private.pop(self.places, None)
 
     def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         """Refuse a datastore made with another tokenizer than the target's."""
