@@ -8,6 +8,7 @@ decides how much is guessed. Each part sees the types of `types.py` and nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -31,6 +32,12 @@ from foretoken.types import (
     Traits,
     Verdict,
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoOptions:
+    """The `Config` of a part that leaves nothing to choose."""
+
 
 Features = Float[Tensor, "S L H"]  # hidden states of the taps that were asked for
 

@@ -114,6 +114,14 @@ class TokenTree:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def ranks(self) -> list[int]:
+        """Place of each node among its siblings, in node order."""
+        ranks, born = [0], [0] * len(self.tokens)
+        for parent in self.parents[1:]:
+            ranks.append(born[parent])
+            born[parent] += 1
+        return ranks
+
     def children(self) -> list[list[int]]:
         """Children of each node in node order, which is draw order."""
         children: list[list[int]] = [[] for _ in self.tokens]

@@ -6,7 +6,7 @@ from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
-from foretoken.drafters.guided_retrieval import Evidence, Fused, GuidedRetrieval, Retrieved
+from foretoken.drafters.guided_retrieval import Evidence, Fused, GuidedRetrieval
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
@@ -121,7 +121,7 @@ def test_retrieved_nodes_are_judged_where_the_target_went():
     """Also those that were never scored; not those whose parent was not reached."""
     fused = Fused(Draft(from_paths(0, [[1, 2]]), Draw.POINT, chances=(1.0, 0.9, 0.8)))
     fused.tree = from_paths(0, [[1, 2], [3], [1, 4], [3, 5]])
-    fused.retrieved = [Retrieved(3, 0, 0.5, 0), Retrieved(4, 1, 0.5, 1), Retrieved(5, 3, 0.5, 2)]
+    fused.retrieved = {3: (0, 0.5), 4: (1, 0.5), 5: (2, 0.5)}
     judged = []
 
     class Seen(Evidence):

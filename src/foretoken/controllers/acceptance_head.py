@@ -10,26 +10,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from foretoken.controllers.steady import Stopping
-from foretoken.errors import ConfigError, check_values
-from foretoken.heads import store
-from foretoken.heads.acceptance import AcceptanceHead
-from foretoken.types import Budget, DecodeState, FinalNorm, Go, Level
+from foretoken.controllers.steady import Judged
+from foretoken.controllers.stopping_head import StoppingHead, require_head
+from foretoken.errors import check_values
+from foretoken.types import Budget, Level
 
 
-class AcceptanceThreshold(Stopping):
+@dataclass(slots=True)
+class Chain(Judged):
+    """One row's chain in the step under way."""
+
+    drawn: int = 0  # tokens drawn, with the one asked for
+    unbroken: float = 1.0  # chance that all tokens judged so far are accepted
+
+
+class AcceptanceThreshold(StoppingHead):
     """Stop once 1 - a_1 ... a_n exceeds the threshold.
 
     The hidden layer that comes with the law of token n belongs to token n - 1, so n - 1 tokens are
     judged when n is drawn: the test is one token late, and token n, whose law is paid for, is kept.
     """
 
-    taps = (FinalNorm(),)
+    kind = "acceptance"
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -39,12 +44,7 @@ class AcceptanceThreshold(Stopping):
         depth: int = 20  # longest draft; paper 20
 
         def __post_init__(self) -> None:
-            if self.head == "":
-                raise ConfigError(
-                    "lengths chosen by an acceptance head were asked for without a head.",
-                    "the head is trained for one pair of models and kept in a folder.",
-                    "make one with `foretoken train acceptance --out DIR`, then pass head=DIR.",
-                )
+            require_head(self.head, "acceptance", "lengths chosen by an acceptance head")
             check_values(
                 self,
                 ("threshold", 0.0 <= self.threshold <= 1.0, "a probability, 0 to 1"),
@@ -53,44 +53,18 @@ class AcceptanceThreshold(Stopping):
             )
 
     def __init__(self, config: Config) -> None:
-        super().__init__()
+        super().__init__(config)
         self.config = config
-        self.head: AcceptanceHead
-        self.head, self.card = store.load(config.head, "acceptance")
         self.budget = Budget(config.depth, config.depth)
 
-    def bind(self, drafter: Any) -> None:
-        """Refuse a head that was trained for another draft than this one."""
-        model = drafter.model
-        store.check_fits(self.card, self.config.head, model.hidden_size, model.vocab_size)
+    def fresh(self) -> Chain:
+        return Chain()
 
-    def fresh(self) -> Judged:
-        return Judged()
-
-    def after(self, row: DecodeState, level: Level) -> Go:
-        assert level.hidden is not None, "a grower hands over what the rule taps"
-        current: Judged = row.private[self]
-        if current.over:
-            return Go.STOP
-        current.drawn += 1
-        if current.drawn > 1:  # the first hidden state belongs to a committed token
-            current.unbroken *= self.chance(level.hidden[0, 0])
-        doubtful = 1.0 - current.unbroken > self.config.threshold
-        current.over = doubtful and current.drawn >= self.config.shortest
-        return Go.LAST if current.over else Go.ON
-
-    def chance(self, hidden: Tensor) -> float:
-        """How likely the token at this position is accepted."""
-        if self.head.out.weight.device != hidden.device:
-            self.head.to(hidden.device)
-        with torch.no_grad():
-            return float(self.head.accepted(hidden))
-
-
-@dataclass(slots=True)
-class Judged:
-    """One row's draft in the step under way."""
-
-    drawn: int = 0  # tokens drawn, with the one asked for
-    unbroken: float = 1.0  # chance that all tokens judged so far are accepted
-    over: bool = False
+    def doubtful(self, level: Level, draft: Chain) -> bool:
+        draft.drawn += 1
+        if draft.drawn > 1:  # the first hidden state belongs to a committed token
+            with torch.no_grad():
+                draft.unbroken *= float(self.head.accepted(self.states(level)[0]))
+        return draft.drawn >= self.config.shortest and (
+            1.0 - draft.unbroken > self.config.threshold
+        )

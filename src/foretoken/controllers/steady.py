@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from foretoken.contract import StoppingRule
-from foretoken.types import Budget, CostTable, Rows, Step
+from foretoken.errors import check_values
+from foretoken.types import Budget, CostTable, DecodeState, Go, Level, Rows, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """The options that say a constant budget."""
+
+    # A drafter with a shape of its own, such as mcsd's, brings its size where nothing is said.
+    depth: int = 5  # drafted tokens on the longest path
+    nodes: int | None = None  # drafted nodes of a tree; None: `depth`, a chain's worth
+
+    def __post_init__(self) -> None:
+        check_values(
+            self,
+            ("depth", self.depth >= 0, "0 (no drafting) or more"),
+            ("nodes", self.nodes is None or self.nodes >= 0, "0 (no drafting) or more"),
+        )
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.depth, self.depth if self.nodes is None else self.nodes)
 
 
 class Steady:
@@ -28,23 +50,42 @@ class Steady:
         return None
 
 
+@dataclass(slots=True)
+class Judged:
+    """One row's draft in the step under way, as a stopping rule sees it."""
+
+    over: bool = False
+
+
 class Stopping(Steady):
     """Base of steady controllers that end drafts early: each is its own stopping rule.
 
-    What a rule knows of the draft under way is the row's, and begins anew with every budget.
+    What a rule knows of the draft under way is the row's, and begins anew with every budget. The
+    level that raises its doubts is still drawn, since its laws are paid for.
     """
 
     taps: tuple[Any, ...] = ()
     branches = False
 
     def __init__(self) -> None:
-        self.stop = self  # type: ignore[assignment]
+        self.stop = self
 
     def budgets(self, rows: Rows) -> list[Budget]:
         for row in rows:
             row.private[self] = self.fresh()
         return super().budgets(rows)
 
-    def fresh(self) -> Any:
+    def fresh(self) -> Judged:
         """What is known of a draft that has not begun."""
+        return Judged()
+
+    def after(self, row: DecodeState, level: Level) -> Go:
+        draft: Judged = row.private[self]
+        if draft.over:
+            return Go.STOP
+        draft.over = self.doubtful(level, draft)
+        return Go.LAST if draft.over else Go.ON
+
+    def doubtful(self, level: Level, draft: Any) -> bool:
+        """Whether a level, not yet drawn, should be the last one of a draft."""
         raise NotImplementedError

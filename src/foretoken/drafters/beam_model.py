@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from foretoken.contract import NoOptions
 from foretoken.errors import ConfigError
 from foretoken.lm.runtime.branches import BranchingLM, Columns, feed, prune
 from foretoken.trees.forest import BeamRow, Cut, Layer
@@ -26,12 +28,10 @@ class NoBeams:
     why = ""
     law = "beam sampling"
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
+    Config: Any = NoOptions
 
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
+    def __init__(self, config: NoOptions | None = None) -> None:
+        """Nothing is chosen."""
 
     def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
         if nodes is not None:
@@ -71,12 +71,11 @@ class BeamModel(NoBeams):
     law = "dynamic-width beam sampling"
 
     @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config(NoBeams.Config):
+    class Config:
         samples: int = 0  # M: draws per layer; 0: as many as there are beams to be had
 
     def __init__(self, draft_lm: BranchingLM, config: Config | None = None) -> None:
-        super().__init__(config := config or self.Config())
-        self.lm, self.samples = draft_lm, config.samples
+        self.lm, self.samples = draft_lm, (config or self.Config()).samples
         if self.samples < 0:
             raise ConfigError(
                 f"samples={self.samples} was asked for.",

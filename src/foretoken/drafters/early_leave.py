@@ -77,10 +77,6 @@ class CandidateTree(BestFirstGrowth):
         self.frontier = [node for node in self.proposed() if node not in self.candidates]
         return bool(self.frontier)
 
-    def proposed(self) -> list[int]:
-        """The nodes that will be scored, the root first."""
-        return [0, *sorted(node for _, node in self.best[: self.paid])]
-
     def draft(self) -> Draft:
         draft = super().draft()
         candidates = torch.stack([self.candidates[node] for node in self.kept])

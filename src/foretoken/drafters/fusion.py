@@ -98,7 +98,7 @@ class Fusion(Combination):
             place = [0]
             tree = offer.tree
             for node in range(1, len(tree)):
-                at = trie.add(place[tree.parents[node]], tree.tokens[node : node + 1])
+                at = trie.child(place[tree.parents[node]], tree.tokens[node])
                 place.append(at)
                 level = levels[min(offer.depths[node], LEVELS) - 1]
                 chance = level.chance(offer.chances[node], offer.ranks[node], greedy)
@@ -167,15 +167,9 @@ class Offer:
     @classmethod
     def of(cls, draft: Draft) -> Offer:
         tree, said = draft.tree, draft.chances
-        chances, ranks, depths = [1.0], [0], [0]
-        children = [0] * len(tree)
-        for node in range(1, len(tree)):
-            parent = tree.parents[node]
-            chance = UNSAID
-            if said is not None:
-                chance = min(said[node] / said[parent], 1.0) if said[parent] > 0.0 else 0.0
-            chances.append(chance)
-            ranks.append(children[parent])
-            depths.append(depths[parent] + 1)
-            children[parent] += 1
-        return cls(tree, chances, ranks, depths)
+        chances = [1.0] + [UNSAID] * (len(tree) - 1)
+        if said is not None:
+            for node in range(1, len(tree)):
+                above = said[tree.parents[node]]
+                chances[node] = min(said[node] / above, 1.0) if above > 0.0 else 0.0
+        return cls(tree, chances, tree.ranks(), tree.depths())

@@ -19,11 +19,11 @@ from pathlib import Path
 from torch import Tensor
 
 from foretoken.contract import Drafter, DraftModel, Guided, LanguageModel, StoppingRule
-from foretoken.datastore.continuations import Continuations
-from foretoken.drafters.parts.chances import affordable
-from foretoken.drafters.parts.datastore_source import DatastoreConfig, Source
+from foretoken.datastore.continuations import Continuations, beginnings
+from foretoken.drafters.parts.chances import affordable, trials
+from foretoken.drafters.parts.datastore_source import DatastoreConfig, DatastoreSource, Source
 from foretoken.drafters.parts.members import Combination
-from foretoken.drafters.parts.text_source import ContinuationSource, TextSource
+from foretoken.drafters.parts.text_source import TextSource
 from foretoken.errors import PairingError, check_values
 from foretoken.trees.build import grafted
 from foretoken.types import (
@@ -77,8 +77,8 @@ class GuidedRetrieval(Combination):
         self.traits = replace(self.traits, shape=Shape.TREE)
         if isinstance(inner, Guided):
             self.model = inner.model
-        kind = Source if str(settings.datastore) else TextSource
-        self.places: ContinuationSource = kind(settings, target.vocab_size)
+        kind = DatastoreSource if str(settings.datastore) else TextSource
+        self.places: Source = kind(settings, target.vocab_size)
         self.inner = inner
         self.evidence = Evidence()
 
@@ -115,7 +115,7 @@ class GuidedRetrieval(Combination):
     def graft(self, row: DecodeState, fused: Fused, found: Continuations, budget: Budget) -> None:
         """Put retrieved nodes below the drafter's, with what experience says they are worth."""
         own = len(fused.tree)
-        best = self.places.beginnings(row, found, budget.nodes + own)
+        best = beginnings(found, budget.nodes + own, self.places.end, row.params.eos)
         fused.tree, place = grafted(fused.tree, best.tokens, best.parents)
         shares = [
             weight / (found.total if parent < 0 else best.weights[parent])
@@ -133,7 +133,7 @@ class GuidedRetrieval(Combination):
             kind = self.evidence.place(found.length, rank, above in unsaid)
             chance = self.evidence.chance(kind, promise)
             fused.chances.append(fused.chances[above] * chance)
-            fused.retrieved.append(Retrieved(node, above, promise, kind))
+            fused.retrieved[node] = kind, promise
 
     def observe(self, step: Step) -> None:
         """Learn what retrieved nodes are worth; the drafter sees its own part of the tree."""
@@ -154,7 +154,7 @@ class GuidedRetrieval(Combination):
 
     def finish(self, row: DecodeState) -> None:
         super().finish(row)
-        self.places.forget(row)
+        row.private.pop(self.places, None)
 
     def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         """Refuse a datastore made with another tokenizer than the target's."""
@@ -176,16 +176,6 @@ class FirstLaws:
         return Go.ON if self.stop is None else self.stop.after(row, level)
 
 
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """A retrieved node that the drafter's tree has not."""
-
-    node: int
-    parent: int
-    promise: float  # its share of its parent's occurrences, or of what the drafter left unsaid
-    kind: int  # its class in `Evidence`
-
-
 class Fused:
     """One row's union of both trees, the drafter's nodes first."""
 
@@ -194,7 +184,9 @@ class Fused:
         self.tree: TokenTree = grown.tree
         self.chances = list(grown.chances or (1.0,))
         self.size = len(grown.tree)
-        self.retrieved: list[Retrieved] = []
+        # Of nodes that the drafter's tree has not: the class in `Evidence`, and what is promised, a
+        # share of the parent's occurrences or of what the drafter left unsaid.
+        self.retrieved: dict[int, tuple[int, float]] = {}
 
     def cut(self, draft: Draft) -> None:
         """Leave the drafter the part that is in `draft`, as which the union is scored."""
@@ -224,17 +216,9 @@ class Fused:
 
     def teach(self, said: Sequence[int], evidence: Evidence) -> None:
         """Compare retrieved nodes, scored or not, with what the target said where it went."""
-        child = {(self.tree.parents[i], self.tree.tokens[i]): i for i in range(1, len(self.tree))}
-        node, truth = 0, {}
-        for token in said:
-            truth[node] = token
-            if (node, token) not in child:
-                break
-            node = child[node, token]
-        for one in self.retrieved:
-            if one.parent in truth:
-                hit = truth[one.parent] == self.tree.tokens[one.node]
-                evidence.tried(one.kind, one.promise, hit)
+        for node, _, hit in trials(self.tree, said):
+            if node in self.retrieved:
+                evidence.tried(*self.retrieved[node], hit)
 
 
 class Evidence:

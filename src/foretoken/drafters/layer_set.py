@@ -19,7 +19,7 @@ from torch import Tensor
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.growers.chain import ChainGrowth
 from foretoken.drafters.growers.grower import Grower, Growth, Opened
-from foretoken.drafters.growers.levels import distinct, without
+from foretoken.drafters.growers.levels import distinct
 from foretoken.drafters.parts.chances import affordable
 from foretoken.drafters.parts.part_of_target import PartOfTarget
 from foretoken.drafters.parts.skip_search import SkipConfig, SkipSearch
@@ -43,6 +43,7 @@ from foretoken.types import (
     Traits,
     Verdict,
 )
+from foretoken.warp.residual import without
 
 # children of a node by how sure the draft was of the first: (sure above, greedy, sampled)
 WIDTHS = ((0.95, 3, 1), (0.8, 5, 3), (0.5, 8, 5), (-1.0, 10, 10))

@@ -133,7 +133,7 @@ class Lookahead(RowDrafter):
     def chances(self, tree: TokenTree) -> tuple[float, ...]:
         """How likely each guess is: by its rank at first, by its depth further on."""
         own = [1.0]
-        for place, prior in map(rated, *ranks_and_depths(tree)):
+        for place, prior in rated(tree):
             own.append(self.rates.rate(place, prior, 4.0))
         return of_paths(tree.parents, own)
 
@@ -187,7 +187,7 @@ class Lookahead(RowDrafter):
         if row.rehearsal or state.tree is None:
             return
         self.rates.fade()
-        places = list(map(rated, *ranks_and_depths(state.tree)))
+        places = rated(state.tree)
         for node, _, hit in trials(state.tree, said):
             self.rates.tried(places[node - 1][0], hit)
         token = state.tree.tokens[0]
@@ -197,21 +197,12 @@ class Lookahead(RowDrafter):
         self.upkeep.update(best - known, state.rode)
 
 
-def ranks_and_depths(tree: TokenTree) -> tuple[list[int], list[int]]:
-    """Of every node but the root: its place among its siblings, and its depth."""
-    ranks, depths, children = [], [0], [0] * len(tree)
-    for parent in tree.parents[1:]:
-        ranks.append(children[parent])
-        children[parent] += 1
-        depths.append(depths[parent] + 1)
-    return ranks, depths[1:]
-
-
-def rated(rank: int, depth: int) -> tuple[int, float]:
-    """Where the rate of such a node is counted, and what it is taken for at first."""
-    if depth == 1 or rank:
-        return min(rank, RANKS - 1), 0.25 * 0.6**rank
-    return RANKS + depth, 0.5
+def rated(tree: TokenTree) -> list[tuple[int, float]]:
+    """Of every node but the root: where its rate is counted, and what it is taken for at first."""
+    return [
+        (min(rank, RANKS - 1), 0.25 * 0.6**rank) if depth == 1 or rank else (RANKS + depth, 0.5)
+        for rank, depth in zip(tree.ranks()[1:], tree.depths()[1:], strict=True)
+    ]
 
 
 def agreed(guess: Sequence[int], said: Sequence[int]) -> int:
@@ -224,15 +215,13 @@ def agreed(guess: Sequence[int], said: Sequence[int]) -> int:
 
 def ends(tree: TokenTree, columns: Sequence[list[int]]) -> dict[int, int]:
     """The last node of each column in the tree that was scored, which may hold a part of them."""
-    child: dict[tuple[int | None, int], int] = {
-        edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))
-    }
+    trie, first = Trie.of(tree), 0
     found: dict[int, int] = {}
-    first: int | None = 0
     for at, column in enumerate(columns):
-        first = node = child.get((first, column[0]))
-        for token in column[1:]:
-            node = child.get((node, token))
+        below = trie.follow(first, column[:1])
+        if below is None:  # later columns hang from this one's first token
+            break
+        first, node = below, trie.follow(below, column[1:])
         if node is not None:
             found[at] = node
     return found

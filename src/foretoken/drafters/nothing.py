@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.trees.build import undrafted
 from foretoken.types import Budget, DecodeState, Draft, Memory, Traits
@@ -13,13 +11,6 @@ class Nothing(RowDrafter):
     """Proposes the root alone."""
 
     traits = Traits(memory=Memory.NOTHING)
-
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
 
     def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
         return undrafted(row)

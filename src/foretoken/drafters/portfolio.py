@@ -14,7 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from foretoken.contract import Drafter, Features, LanguageModel, Retires, StoppingRule, Views
+from foretoken.contract import (
+    Drafter,
+    Features,
+    LanguageModel,
+    NoOptions,
+    Retires,
+    StoppingRule,
+    Views,
+)
 from foretoken.drafters.fusion import Fusion, merges
 from foretoken.drafters.parts.bandit import Bandit, paces
 from foretoken.drafters.parts.members import Combination
@@ -35,12 +43,7 @@ class Portfolio(Combination):
     )
     view: LanguageModel  # of the member that has one
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, *members: Drafter, config: Config | None = None) -> None:
-        self.config = config or self.Config()
+    def __init__(self, *members: Drafter, config: NoOptions | None = None) -> None:
         alone = [member for member in members if not merges(member)]
         super().__init__(Fusion(*(member for member in members if merges(member))), *alone)
         self.bandit = Bandit(len(alone))

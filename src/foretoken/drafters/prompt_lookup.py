@@ -98,14 +98,12 @@ class Copies:
         for length, token in enumerate(path, matched):
             chance = self.odds.chance(length, 1.0, self.greedy)
             reached *= chance
-            below = self.trie.child.get((node, token))
-            if below is None:
+            if (node, token) not in self.trie.known:
                 if len(self.trie) > self.nodes or reached < self.least:
                     return
-                below = self.trie.add(node, (token,))
                 self.chances.append(chance)
                 self.matched.append(length)
-            node = below
+            node = self.trie.child(node, token)
 
 
 def common(tokens: Sequence[int], start: int) -> int:

@@ -9,10 +9,9 @@ draws a token per candidate and position, which accepts too much).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from foretoken.contract import LanguageModel
-from foretoken.drafters.parts.datastore_source import DatastoreConfig, Source, drafted
+from foretoken.drafters.parts.datastore_source import DatastoreConfig, DatastoreSource, drafted
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.types import Budget, DecodeState, Draft, Memory, Shape, Traits
 
@@ -22,17 +21,14 @@ class Retrieval(RowDrafter):
 
     traits = Traits(shape=Shape.TREE, memory=Memory.NOTHING)
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config(DatastoreConfig):
-        pass
+    Config = DatastoreConfig
 
-    def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
+    def __init__(self, target: LanguageModel, config: DatastoreConfig | None = None) -> None:
         self.config = config or self.Config()
-        self.source = Source(self.config, target.vocab_size)
+        self.source = DatastoreSource(self.config, target.vocab_size)
 
     def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
-        found = self.source.look_up(row, budget)
-        return drafted(row, found, budget.nodes, self.source.store.vocabulary.size)
+        return drafted(row, self.source.look_up(row, budget), budget.nodes, self.source.end)
 
     def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         """Refuse a datastore made with another tokenizer than the target's."""

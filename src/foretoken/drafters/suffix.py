@@ -19,7 +19,7 @@ from foretoken.drafters.parts.match_odds import MatchOdds
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.drafters.parts.suffix_index import Followers, SuffixIndex
 from foretoken.errors import check_values
-from foretoken.trees.build import undrafted
+from foretoken.trees.build import parents_among, undrafted
 from foretoken.trees.worth import least_paying
 from foretoken.types import (
     Budget,
@@ -155,11 +155,8 @@ class Speculation:
     def draft(self) -> Draft:
         """The kept nodes below the last token."""
         following, kept = self.following, self.kept
-        place = {node: at for at, node in enumerate((0, *kept))}
-        tree = TokenTree(
-            (self.token, *(following.tokens[node] for node in kept)),
-            (-1, *(place[following.parents[node]] for node in kept)),
-        )
+        tokens = (self.token, *(following.tokens[node] for node in kept))
+        tree = TokenTree(tokens, tuple(parents_among((0, *kept), following.parents)))
         return Draft(tree, Draw.POINT, chances=tuple(self.chances))
 
     def learn(self, said: Sequence[int], greedy: bool) -> None:

@@ -31,6 +31,7 @@ from foretoken.types import (
     Traits,
     Verdict,
 )
+from foretoken.warp.residual import residual
 
 
 @dataclass(slots=True)
@@ -142,6 +143,5 @@ def law_after(row: DecodeState, draft: Draft, score: Scores, verdict: Verdict) -
         return p
     q = draft.q[node]
     assert q is not None, "children have a law"
-    left = (p - q).clamp_min(0.0)
-    mass = left.sum()
-    return left / mass if float(mass) > 0.0 else p
+    left = residual(p, q)
+    return p if left is None else left

@@ -27,7 +27,7 @@ from foretoken.drafters.parts.chances import affordable, trials
 from foretoken.drafters.parts.likeliest import likeliest
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.errors import check_values
-from foretoken.trees.build import undrafted
+from foretoken.trees.build import parents_among, undrafted
 from foretoken.trees.counts import Counts
 from foretoken.trees.select import best_first_shape, best_nodes
 from foretoken.trees.templates import Form, Template, level_order, paths_of_counts
@@ -205,7 +205,9 @@ class RankShapes:
     NOTCH = 0.5  # of powers of two, to which the least chance that can pay is rounded down
 
     def __init__(self, template: Template | None, keep: int) -> None:
-        self.whole = None if template is None else level_order(template)
+        self.whole: tuple[Sequence[int], Sequence[int]] | None = None
+        if template is not None:
+            self.whole = level_order(template)
         self.counts = Counts(half_life=512.0)
         self.keep = keep
         self.steps = 0
@@ -224,22 +226,19 @@ class RankShapes:
 
     def make(self, depth: int, nodes: int, least: float) -> tuple[Sequence[int], Sequence[int]]:
         """The best nodes of the template, or of all trees if there is none: those that can pay."""
-        rates = self.rates
-        if self.whole is None:
-            shape = best_first_shape(rates, nodes, depth)
-            kept = [i for i, value in enumerate(shape.values) if value >= least]
-            place = {node: i for i, node in enumerate(kept)}
-            return [place.get(shape.parents[i], -1) for i in kept], [shape.ranks[i] for i in kept]
-        parents, ranks = self.whole
+        shape = self.whole
+        if shape is None:
+            free = best_first_shape(self.rates, nodes, depth)
+            shape = free.parents, free.ranks
+        parents, ranks = shape
         values, depths = [1.0], [0]
         for parent, rank in zip(parents[1:], ranks[1:], strict=True):
-            rate = rates[rank] if rank < len(rates) else 0.0
             depths.append(depths[parent] + 1)
+            rate = self.rates[rank] if rank < len(self.rates) else 0.0
             values.append(values[parent] * rate if depths[-1] <= depth else 0.0)
-        kept = [i for i in best_nodes(values, parents, nodes) if values[i] > 0.0]
-        kept = [i for i in kept if values[i] >= least]
-        place = {node: i for i, node in enumerate(kept)}
-        return [place.get(parents[i], -1) for i in kept], [ranks[i] for i in kept]
+        best = best_nodes(values, parents, nodes)
+        kept = [i for i in best if values[i] > 0.0 and values[i] >= least]
+        return parents_among(kept, parents), [ranks[i] for i in kept]
 
     def current(self) -> list[float]:
         """Chance of each rank, falling, so that a better sibling is never left out for a worse."""

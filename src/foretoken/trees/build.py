@@ -31,20 +31,20 @@ def from_paths(token: int, paths: Ragged) -> TokenTree:
 
 
 class Trie:
-    """A tree while paths are added to it; shared prefixes become shared nodes."""
+    """A tree while it grows; equal children of a node are one node."""
 
-    __slots__ = ("child", "parents", "tokens")
+    __slots__ = ("known", "parents", "tokens")
 
     def __init__(self, token: int) -> None:
         self.tokens, self.parents = [token], [-1]
-        self.child: dict[tuple[int, int], int] = {}  # (node, token) -> node
+        self.known: dict[tuple[int, int], int] = {}  # (node, token) -> node
 
     @classmethod
     def of(cls, tree: TokenTree) -> Trie:
-        """A tree that paths are to be added to."""
+        """A tree that is to grow, or to be followed."""
         trie = cls(tree.tokens[0])
         trie.tokens, trie.parents = list(tree.tokens), list(tree.parents)
-        trie.child = {
+        trie.known = {
             edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))
         }
         return trie
@@ -52,19 +52,30 @@ class Trie:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def child(self, node: int, token: int) -> int:
+        """The node of `token` below `node`, made if it is new."""
+        below = self.known.get((node, token))
+        if below is None:
+            below = self.known[node, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(node)
+        return below
+
     def add(self, node: int, path: Sequence[int], nodes: int | None = None) -> int:
         """Add `path` below `node`; the last node of it for which `nodes` below the root suffice."""
         for token in path:
-            below = self.child.get((node, token))
-            if below is None:
-                below = len(self.tokens)
-                if nodes is not None and below > nodes:
-                    return node
-                self.child[node, token] = below
-                self.tokens.append(token)
-                self.parents.append(node)
-            node = below
+            full = nodes is not None and len(self.tokens) > nodes
+            if full and (node, token) not in self.known:
+                return node
+            node = self.child(node, token)
         return node
+
+    def follow(self, node: int, path: Sequence[int]) -> int | None:
+        """The node that `path` leads to from `node`; None where it leaves the tree."""
+        found: int | None = node
+        for token in path:
+            found = None if found is None else self.known.get((found, token))
+        return found
 
     def tree(self) -> TokenTree:
         return TokenTree(tuple(self.tokens), tuple(self.parents))
@@ -78,14 +89,14 @@ def grafted(
     What both have is there once, at the place it had in `tree`. The other tree's `parents` count
     its own nodes without a root, -1 is the root.
     """
-    grown, above = list(tree.tokens), list(tree.parents)
-    known = {(above[i], grown[i]): i for i in range(1, len(grown))}
+    trie = Trie.of(tree)
     place: list[int] = []
     for token, parent in zip(tokens, parents, strict=True):
-        below = 0 if parent < 0 else place[parent]
-        if (below, token) not in known:
-            known[below, token] = len(grown)
-            grown.append(token)
-            above.append(below)
-        place.append(known[below, token])
-    return TokenTree(tuple(grown), tuple(above)), place
+        place.append(trie.child(0 if parent < 0 else place[parent], token))
+    return trie.tree(), place
+
+
+def parents_among(kept: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Parents of the nodes `kept`, ascending and closed upwards, by their places among these."""
+    place = {node: at for at, node in enumerate(kept)}
+    return [place.get(parents[node], -1) for node in kept]

@@ -12,29 +12,14 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
+from foretoken.trees.build import Trie
 from foretoken.types import DecodeState
 
 
-class Forest:
-    """A growing tree of tokens; equal children of a node are one node."""
+class Forest(Trie):
+    """The texts of one row as a tree of their tokens."""
 
-    __slots__ = ("_children", "parents", "tokens")
-
-    def __init__(self, root: int) -> None:
-        self.tokens, self.parents = [root], [-1]
-        self._children: dict[tuple[int, int], int] = {}
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def child(self, parent: int, token: int) -> int:
-        """The node of `token` below `parent`, made if it is new."""
-        node = self._children.get((parent, token))
-        if node is None:
-            node = self._children[parent, token] = len(self.tokens)
-            self.tokens.append(token)
-            self.parents.append(parent)
-        return node
+    __slots__ = ()
 
     def above(self, node: int) -> list[int]:
         """The path from the root (included) to the parent of `node`."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from foretoken.warp.residual import without
 
 
 def best_and_rest(q: Float[Tensor, "V"], count: int) -> tuple[list[int], Float[Tensor, "V"]]:
@@ -21,10 +24,8 @@ def best_and_rest(q: Float[Tensor, "V"], count: int) -> tuple[list[int], Float[T
     found = q.topk(min(max(count, 0), q.shape[0]))
     pairs = zip(*map(Tensor.tolist, found), strict=True)
     best = [int(token) for chance, token in pairs if chance > 0.0]
-    rest = q.clone()
-    rest[best] = 0.0
-    mass = rest.sum()
-    return best, rest / mass if float(mass) > 0.0 else rest
+    rest = without(q, best)
+    return best, torch.zeros_like(q) if rest is None else rest
 
 
 def sampled_and_fixed(

@@ -20,6 +20,7 @@ from torch import Tensor
 from foretoken.coins import Coins
 from foretoken.errors import ConfigError
 from foretoken.types import Draw, Shape
+from foretoken.warp.residual import residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +130,10 @@ def residuals(
     """
     stages = [p]
     for _ in range(attempts):
-        rest = (stages[-1] - q).clamp_(min=0.0)
-        mass = float(rest.sum())
-        if mass <= 0.0:  # q covers it all: the attempt cannot have been rejected
+        rest = residual(stages[-1], q)
+        if rest is None:  # q covers it all: the attempt cannot have been rejected
             break
-        stages.append(rest / mass)
+        stages.append(rest)
     return stages
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from foretoken.coins import Coins
 from foretoken.trees.mixed import sampled_and_fixed
 from foretoken.types import Draft, Draw, Laws, Verdict
-from foretoken.verifiers.block import repaired
-from foretoken.verifiers.point import ForDrawn, drawn_from
+from foretoken.verifiers.point import ForDrawn, descend, drawn_from
+from foretoken.warp.residual import residual
 
 
 class Mixed(ForDrawn):
@@ -22,28 +22,25 @@ class Mixed(ForDrawn):
     exact_for = frozenset({Draw.POINT, Draw.MIXED})
 
     def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
-        tokens, children = draft.tree.tokens, draft.tree.children()
-        path: list[int] = []
-        node = 0
-        while children[node]:
-            token = self.next_token(draft, node, children[node], laws, coins)
-            child = next((c for c in children[node] if tokens[c] == token), None)
-            if child is None:
-                return Verdict(tuple(path), token)
-            path.append(child)
-            node = child
-        return Verdict(tuple(path), laws.draw(node, coins))
+        children = draft.tree.children()
+
+        def said(node: int) -> int:
+            return self.next_token(draft, node, children[node], laws, coins)
+
+        return descend(draft, said)
 
     def next_token(
         self, draft: Draft, node: int, children: list[int], laws: Laws, coins: Coins
     ) -> int:
         """A token from p: the sampled child's if its coin says so, else the correction."""
-        q = drawn_from(draft, children[0])
-        child, _ = sampled_and_fixed(draft.tree.tokens, children, q)
+        child = None
+        if children:
+            q = drawn_from(draft, children[0])
+            child, _ = sampled_and_fixed(draft.tree.tokens, children, q)
         if child is None:
             return laws.draw(node, coins)
         token, p = draft.tree.tokens[child], laws[node]
         if coins.flip(float(p[token]) / float(q[token])):
             return token
-        owed = (p - q).clamp_(min=0.0)
-        return coins.draw(repaired(owed, float(owed.sum()), p))
+        rest = residual(p, q)
+        return coins.draw(p if rest is None else rest)

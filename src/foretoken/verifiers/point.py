@@ -7,15 +7,16 @@ token is the correction. Nothing about the drafter's law is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from foretoken.coins import Coins, SeededCoins
+from foretoken.contract import NoOptions
 from foretoken.trees.duplicates import places
 from foretoken.types import Draft, Draw, Laws, Rows, Scores, Shape, Verdict
+from foretoken.warp.residual import without
 
 
 class Rule:
@@ -26,12 +27,10 @@ class Rule:
     shape = Shape.TREE
     why = ""  # what makes the text follow another law, for rules that are lossy for some drafts
 
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
+    Config = NoOptions
 
-    def __init__(self, config: Config | None = None) -> None:
-        self.config = config or self.Config()
+    def __init__(self, config: NoOptions | None = None) -> None:
+        """Nothing is chosen."""
 
     def verify(
         self, rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores]
@@ -77,6 +76,10 @@ class ForDrawn(Rule):
     def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
         """The rule itself, for candidates drawn from known laws."""
         raise NotImplementedError
+
+    def without(self, q: Tensor, token: int) -> Tensor | None:
+        """q of the next draw without replacement; None where it has run out."""
+        return without(q, token)
 
 
 def walk(draft: Draft, scores: Scores, coins: Coins) -> Verdict:

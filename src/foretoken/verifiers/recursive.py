@@ -13,6 +13,7 @@ from torch import Tensor
 from foretoken.coins import Coins
 from foretoken.types import Draft, Draw, Laws, Verdict
 from foretoken.verifiers.point import ForDrawn, children_of, drawn_from
+from foretoken.warp.residual import residual
 
 
 class Recursive(ForDrawn):
@@ -39,7 +40,7 @@ class Recursive(ForDrawn):
         for child in children:
             token = tokens[child]
             chance = float(q[token])
-            if chance <= 0.0:  # q ran out: nothing is known of the candidates that are left
+            if chance <= 0.0:  # nothing is known of the candidates that are left
                 break
             if coins.flip(float(p[token]) / chance):
                 return child, p
@@ -47,24 +48,12 @@ class Recursive(ForDrawn):
             if rest is None:
                 break
             p = rest
-            if draft.draw is Draw.DISTINCT:
-                q = self.without(q, token)
+            left = self.without(q, token) if draft.draw is Draw.DISTINCT else q
+            if left is None:  # q ran out
+                break
+            q = left
         return None, p
 
     def residual(self, p: Tensor, q: Tensor) -> Tensor | None:
         """What the target still owes after a rejection; None where one has probability zero."""
-        rest = (p - q).clamp_(min=0.0)
-        mass = rest.sum()
-        return rest / mass if float(mass) > 0.0 else None
-
-    def without(self, q: Tensor, token: int) -> Tensor:
-        """q of the next draw without replacement."""
-        return without(q, token)
-
-
-def without(q: Tensor, token: int) -> Tensor:
-    """q without one token; all zero when that was all it had."""
-    rest = q.clone()
-    rest[token] = 0.0
-    mass = rest.sum()
-    return rest / mass if float(mass) > 0.0 else rest
+        return residual(p, q)

@@ -22,7 +22,6 @@ from foretoken.trees.mixed import sampled_and_fixed
 from foretoken.types import Draft, Draw, Laws, Verdict
 from foretoken.verifiers.block import all_at_once, repaired, share, sure
 from foretoken.verifiers.point import ForDrawn, children_of, drawn_from
-from foretoken.verifiers.recursive import without
 
 CHAINS = frozenset({Draw.IID, Draw.DISTINCT})  # with one child each, both are a draw from q
 
@@ -92,16 +91,14 @@ class Traversal(ForDrawn):
             return
         for child in children:
             yield child, q
-            if draft.draw is Draw.DISTINCT:
-                q = self.without(q, tokens[child])
+            left = self.without(q, tokens[child]) if draft.draw is Draw.DISTINCT else q
+            if left is None:  # q ran out: nothing is known of the candidates that are left
+                return
+            q = left
 
     def residual(self, p: Tensor, q: Tensor, owed: float) -> Tensor:
         """What a failed child leaves of the target's law, not yet normalised."""
         return (owed * p - q).clamp_(min=0.0)
-
-    def without(self, q: Tensor, token: int) -> Tensor:
-        """q of the next draw without replacement."""
-        return without(q, token)
 
 
 def fixed(token: int, like: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from foretoken.contract import DraftModel, StoppingRule
 from foretoken.drafters.growers.grower import Grower, Growth
 from foretoken.drafters.growers.tree_growth import TreeGrowth
 from foretoken.errors import check_values
+from foretoken.trees.build import parents_among
 from foretoken.trees.templates import Form, Template
 from foretoken.trees.worth import Calibration, Decline, cheapest, paying
 from foretoken.types import (
@@ -156,14 +157,14 @@ class BestFirstGrowth(TreeGrowth):
         return -self.best[-1][0] if full else self.floor
 
     def draft(self) -> Draft:
-        """The best nodes that pay, by depth, then creation."""
-        self.kept = kept = [0, *sorted([node for _, node in self.best[: self.paid]])]
-        place = {node: i for i, node in enumerate(kept)}
-        tree = TokenTree(
-            tuple([self.tokens[node] for node in kept]),
-            tuple([place.get(self.parents[node], -1) for node in kept]),
-        )
+        self.kept = kept = self.proposed()
+        tokens = tuple([self.tokens[node] for node in kept])
+        tree = TokenTree(tokens, tuple(parents_among(kept, self.parents)))
         return Draft(tree, Draw.POINT, chances=tuple([self.values[node] for node in kept]))
+
+    def proposed(self) -> list[int]:
+        """The best nodes that pay, in order of creation, the root first."""
+        return [0, *sorted([node for _, node in self.best[: self.paid]])]
 
     def fed(self, path: Sequence[int]) -> list[int] | None:
         return super().fed([self.kept[node] for node in path])

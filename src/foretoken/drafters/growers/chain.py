@@ -8,11 +8,10 @@ at all is asked first: dropping a token after its draw would change the law.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.contract import DraftModel, StoppingRule
+from foretoken.contract import StoppingRule
 from foretoken.drafters.growers.grower import Grower, Growth
 from foretoken.errors import ConfigError
 from foretoken.trees.build import chain
@@ -86,14 +85,6 @@ class Chain(Grower):
     """One guess per depth."""
 
     traits = Traits(frozenset({Draw.POINT, Draw.IID}))
-
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config:
-        pass
-
-    def __init__(self, model: DraftModel, config: Config | None = None) -> None:
-        super().__init__(model)
-        self.config = config or self.Config()
 
     def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
         return ChainGrowth(row, depth)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from foretoken.contract import BlockModel, DraftModel, Features, LanguageModel, StoppingRule, Views
 from foretoken.drafters.parts.row_by_row import RowDrafter
@@ -151,7 +152,7 @@ class ModelDrafter(RowDrafter):
 class Grower(ModelDrafter):
     """Base of the growers: override `begin`, which makes the `Growth` of a row."""
 
-    def __init__(self, model: DraftModel) -> None:
+    def __init__(self, model: DraftModel, config: Any = None) -> None:
         super().__init__(model)
         self.model = model
         self.longest = model.max_length

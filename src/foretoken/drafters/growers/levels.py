@@ -28,6 +28,7 @@ from foretoken.types import (
     TokenTree,
     Traits,
 )
+from foretoken.warp.residual import without
 
 
 class LevelGrowth(TreeGrowth):
@@ -123,14 +124,6 @@ def best_and_drawn(law: Tensor, count: int, coins: Coins) -> tuple[list[int], Te
     """The `count` - 1 likeliest tokens and one drawn from the rest, and the law of that rest."""
     best, rest = best_and_rest(law, count - 1)
     return (best + [coins.draw(rest)] if float(rest.sum()) > 0.0 else best), rest
-
-
-def without(law: Tensor, token: int) -> Tensor | None:
-    """`law` given that it is not `token`; None where nothing else is possible."""
-    rest = law.clone()
-    rest[token] = 0.0
-    mass = rest.sum()
-    return rest / mass if float(mass) > 0.0 else None
 
 
 def likeliest(law: Tensor, count: int) -> list[int]:

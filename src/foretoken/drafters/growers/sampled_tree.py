@@ -88,11 +88,9 @@ class FixedShape(Levels):
         if isinstance(self.form, int):
             depth = self.DEPTH if depth is None else depth
             return (self.form, *[1] * (depth - 1)) if depth > 0 else ()
-        return self.form if depth is None else self.form[: max(depth, 0)]
+        return self.form if depth is None else self.form[:depth]
 
-    def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
-        if min(depth or 0, nodes or 0) < 0:
-            return None  # the controller refuses it
+    def fitting(self, depth: int | None, nodes: int | None) -> Budget:
         widths = self.shape(depth)
         whole = nodes_below_root(widths)
         if nodes is None:

@@ -38,11 +38,11 @@ from foretoken.drafters.growers.levels import (
     best_and_drawn,
     drawn,
     likeliest,
-    without,
 )
 from foretoken.errors import ConfigError, check_values
 from foretoken.trees.levels import cut_beam
 from foretoken.types import Budget, Draw
+from foretoken.warp.residual import without
 
 
 class BeamGrowth(LevelGrowth):
@@ -76,9 +76,7 @@ class StochasticBeam(Levels):
         self.width = self.WIDTH if self.config.width is None else self.config.width
         check_values(self, ("width", self.width >= 1, "1 path per level or more"))
 
-    def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
-        if min(depth or 0, nodes or 0) < 0:
-            return None  # the controller refuses it
+    def fitting(self, depth: int | None, nodes: int | None) -> Budget:
         depth = self.DEPTH if depth is None else depth
         whole = self.width * depth
         if nodes is not None and self.config.width is not None and whole > nodes > 0:

@@ -1,4 +1,4 @@
-"""A datastore opened for a target, and drafts made of what is found there."""
+"""Where texts are looked up, a datastore above all, and drafts made of what is found there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretoken.datastore.continuations import Beginnings, Continuations, beginnings
+from foretoken.datastore.continuations import Continuations, beginnings
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import ConfigError, check_values
@@ -25,19 +25,32 @@ class DatastoreConfig:
 
 
 class Source:
+    """Base: where a text's last tokens are looked up, and what followed them there."""
+
+    end: int  # ids from here on are no tokens
+
+    def __init__(self, config: DatastoreConfig) -> None:
+        self.config = config
+        fits = 1 <= config.min_match <= config.max_match
+        check_values(
+            config,
+            ("min_match", fits, f"1 to max_match, which is {config.max_match}"),
+            ("occurrences", config.occurrences >= 1, "1 or more"),
+        )
+
+    def look_up(self, row: DecodeState, budget: Budget) -> Continuations | None:
+        """What followed the longest end of the row's text that occurs."""
+        raise NotImplementedError
+
+    def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
+        """Refuse ids of another tokenizer than the target's."""
+
+
+class DatastoreSource(Source):
     """A datastore opened for a target."""
 
     def __init__(self, config: DatastoreConfig, vocab_size: int) -> None:
-        self.config = config
-        check_values(
-            config,
-            (
-                "min_match",
-                1 <= config.min_match <= config.max_match,
-                f"1 to max_match, which is {config.max_match}",
-            ),
-            ("occurrences", config.occurrences >= 1, "1 or more"),
-        )
+        super().__init__(config)
         if not str(config.datastore):
             raise ConfigError(
                 "a method that looks things up was asked for without a datastore.",
@@ -45,17 +58,16 @@ class Source:
                 "build one (foretoken datastore build) and pass datastore=FOLDER.",
             )
         self.store = Datastore(config.datastore)
-        if self.store.vocabulary.size > vocab_size:
+        self.end = self.store.vocabulary.size
+        if self.end > vocab_size:
             raise ConfigError(
                 f"the datastore {config.datastore} was asked for with a target of {vocab_size} "
                 "tokens.",
-                f"it was made for {self.store.vocabulary.size}: some of its ids are none of the "
-                "target's.",
+                f"it was made for {self.end}: some of its ids are none of the target's.",
                 "build a datastore with the target's own tokenizer: foretoken datastore build.",
             )
 
     def look_up(self, row: DecodeState, budget: Budget) -> Continuations | None:
-        """What followed the longest end of the row's text that occurs."""
         return self.store.find(
             row.tokens,
             min(budget.depth, budget.nodes),
@@ -64,16 +76,8 @@ class Source:
             limit=self.config.occurrences,
         )
 
-    def beginnings(self, row: DecodeState, found: Continuations, nodes: int) -> Beginnings:
-        """The most frequent beginnings of what was found, none behind an end token."""
-        return beginnings(found, nodes, self.store.vocabulary.size, row.params.eos)
-
     def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
-        """Refuse a datastore made with another tokenizer than the target's."""
         self.store.vocabulary.refuse_other(Vocabulary.of(vocabulary), self.config.datastore)
-
-    def forget(self, row: DecodeState) -> None:
-        """Nothing is kept of a row."""
 
 
 def drafted(row: DecodeState, found: Continuations | None, nodes: int, end: int) -> Draft:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
-from foretoken.drafters.parts.trained_head import HeadOptions, load_head
+from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead
 from foretoken.trees.masks import ancestors, depths
 from foretoken.types import DecodeState, FinalNorm, Ragged, Rows, Scores, Taps
 
@@ -53,20 +52,15 @@ class Feed:
     sees: Bool[Tensor, "q S+q"]  # columns: the row's memory, then the tokens fed now
 
 
-class FeatureHead:
+class FeatureHead(TrainedHead):
     """A draft model by a module that maps embeddings and states to states."""
 
-    taps: Taps = (FinalNorm(),)
     context: int | None = None
     max_length: int | None = None  # its positions are rotary
 
-    Config = HeadOptions
-
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
-        self.config = config or self.Config()
-        self.target = target
-        self.head: Any = load_head(target, kind, self.config.draft_head)
-        self.vocab_size, self.hidden_size = target.vocab_size, target.hidden_size
+        super().__init__(target, kind, config)
+        self.target, self.hidden_size = target, target.hidden_size
         self.dtype = target.embed([0]).dtype  # of the output head's weights as well
         weight = next(self.head.parameters())
         self.nothing = weight.new_zeros(0, self.head.memory_size)
@@ -162,9 +156,6 @@ class FeatureHead:
             known: Followed = row.private[self]
             known.shut()
             known.before = torch.cat([known.before, seen[:, 0].to(self.start)])
-
-    def close(self, row: DecodeState) -> None:
-        row.private.pop(self, None)
 
 
 def committed_feed(known: Followed, tokens: Sequence[int], most: int | None = None) -> Feed:

@@ -26,10 +26,6 @@ class MatchOdds:
         self.promised = [[0.0] * len(PRIOR) for _ in range(2)]
         self.factors = [list(PRIOR) for _ in range(2)]
 
-    def factor(self, matched: int, greedy: bool) -> float:
-        """What a share is worth behind a match of this length; never above 1 / share."""
-        return self.factors[greedy][PLACE[matched] if matched < EDGES[-1] else -1]
-
     def chance(self, matched: int, share: float, greedy: bool) -> float:
         """The chance of a token that was so large a share of what followed such a match."""
         found = share * self.factors[greedy][PLACE[matched] if matched < EDGES[-1] else -1]

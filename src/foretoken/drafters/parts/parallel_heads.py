@@ -7,29 +7,23 @@ scores: guessing costs no forward of a model, and there is no KV cache to follow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
-from foretoken.drafters.parts.trained_head import HeadOptions, load_head
-from foretoken.types import DecodeState, FinalNorm, Rows, Taps
+from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead
+from foretoken.types import DecodeState, Rows
 
 
-class ParallelHeads:
+class ParallelHeads(TrainedHead):
     """Laws of the next places by a module that maps states [n H] to logits [n depth V]."""
 
-    taps: Taps = (FinalNorm(),)
     context: int | None = 1
 
-    Config = HeadOptions
-
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
-        self.config = config or self.Config()
-        self.head: Any = load_head(target, kind, self.config.draft_head)
-        self.vocab_size: int = target.vocab_size
+        super().__init__(target, kind, config)
         self.depth: int = self.head.depth
         self.dtype = next(self.head.parameters()).dtype
 
@@ -53,6 +47,3 @@ class ParallelHeads:
         for row, seen in zip(rows, features, strict=True):
             assert seen is not None, "features come with every verdict"
             row.private[self] = seen[-1, 0].clone()
-
-    def close(self, row: DecodeState) -> None:
-        row.private.pop(self, None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from foretoken.contract import Features, StoppingRule
+from foretoken.contract import Features, NoOptions, StoppingRule
 from foretoken.types import Budget, DecodeState, Draft, Rows, Step, Taps, Traits
 
 
@@ -14,6 +15,11 @@ class RowDrafter:
     traits = Traits()
     lossless = True  # False: its view scores by another law than the target's
     why = ""  # that law, for messages
+
+    Config: Any = NoOptions
+
+    def __init__(self, config: Any = None) -> None:
+        """Drafters with options keep them as their `config`."""
 
     def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
         return None
