@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import gates
-from pair import main, pair, parser, prompts
+from pair import main, names, pair, parser, prompts
 
 from foretoken.bench import environment
 from foretoken.bench.memory import alone
@@ -59,9 +59,10 @@ def run(description: str | None) -> int:
         cells = ["-" if peak is None else f"{peak / 2**20:.0f}"]
         cells += [f"{(peak - plain) / 2**20:+.0f}" if plain and peak else "-"]
         lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
-    document = {"environment": environment.describe(), "rows": rows, "params": asked.params}
-    size = f"the shipped target{f', widened to {asked.params}' if asked.params else ''}, float32"
-    text = f"# Peak memory, a process for every row\n\n{size}.\n\n" + "\n".join(lines) + "\n"
+    told = names(asked) + (f", the target widened to {asked.params}" if asked.params else "")
+    told += f"; float32, one text of {tokens} new tokens"
+    text = f"# Peak memory, a process for every row\n\n{told}.\n\n" + "\n".join(lines) + "\n"
+    document = {"environment": environment.describe(), "setting": told, "rows": rows}
     gates.publish(asked.out, "row_memory", document, text)
     print(text)
     return 0
