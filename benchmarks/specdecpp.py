@@ -6,7 +6,9 @@
 Writes benchmarks/results/specdecpp.json and .md: interleaved tokens per second at temperature 1 on
 the widened mini with their intervals over at least 100 prompts, and how much of the way to perfect
 lengths the head goes, by one cost model. Where the fastest fixed length is the longest that was
-tried, the result says so: the sweep then ends where speed still rises.
+tried, the result says so: the sweep then ends where speed still rises. A run that was interrupted
+after some prompts may go on with its best rows only (`--resume --only ROW ...`); the others keep
+the prompts they have, and the table says how many.
 """
 
 from __future__ import annotations
@@ -106,6 +108,7 @@ def run(description: str | None) -> int:
     options.add_argument("--repetitions", type=int, default=1)
     options.add_argument("--lengths", type=int, nargs="*", help="fixed lengths of the sweep")
     options.add_argument("--thresholds", type=float, nargs="*", help="of the head")
+    options.add_argument("--only", nargs="*", help="rows that an interrupted run goes on with")
     options.add_argument("--max-new-tokens", type=int, default=96)
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
@@ -133,7 +136,7 @@ def run(description: str | None) -> int:
             target=models.target,
             draft=models.draft,
             dtype="float32",
-            methods=methods,
+            methods=asked.only or methods,
             out=WORK / ("specdecpp-quick" if quick else "specdecpp"),
             repetitions=1 if quick else asked.repetitions,
             max_new_tokens=tokens,
@@ -159,7 +162,7 @@ def publish(results: dict[str, Any], gap: dict[str, Any], clock: Clock, out: Pat
         for (name, label), bound in zip(over.items(), (1.03, 1.0, 1.0), strict=True)
     ]
     swept = [label for label in clock.work if label.startswith("chain[controller=fixed")]
-    rising = fixed == swept[-1]
+    rising = fixed == max(swept, key=lambda label: int(label.split("depth=")[1].rstrip("]")))
     document = {
         "environment": environment.describe(),
         "gates": [gate.to_dict() for gate in found],
