@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from time import thread_time
 
 import pytest
 import torch
@@ -105,6 +106,21 @@ def test_weights_written_to_or_replaced_are_read_in_their_new_state():
     with torch.inference_mode():
         near(alone.run(NATIVE, x), modules[0](x), torch.float32)
         near(torch.cat(both.run(NATIVE, x), -1), torch.cat([m(x) for m in modules], -1), x.dtype)
+
+
+def test_a_kernel_for_any_number_of_rows_is_left_when_all_others_are_far_behind():
+    class Waits(Product):  # as all kernels but one may, where other work has the cores
+        def run(self, kernel, x):
+            ends = thread_time() + (0.0 if kernel == NATIVE else 0.002)
+            while thread_time() < ends:
+                pass
+            return super().run(kernel, x)
+
+    with torch.inference_mode():
+        table = measure([Waits(nn.Linear(32, 8))], seconds=1.0)
+    kernels, many = choose(table, choosing.NO_COPY)
+    assert kernels[1] == NATIVE and many == DENSE
+    assert all(DENSE in row for row in table.values())
 
 
 def test_they_are_chosen_for_few_rows_only():

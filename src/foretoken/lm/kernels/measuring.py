@@ -43,8 +43,8 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
     """Seconds per call of each kernel by row count, over products of one shape.
 
     Several products are cycled through, since a weight that stays in the cache flatters everybody.
-    A kernel that is far behind once is not tried again; `seconds` bounds the whole, and a row count
-    that was not reached takes its neighbour's choice.
+    A kernel that is far behind once is not tried again, but the model's own is; `seconds` bounds the
+    whole, and a row count that was not reached takes its neighbour's choice.
     """
     members = products[: max(1, 96_000_000 // products[0].nbytes())]
     for product in members:
@@ -62,7 +62,8 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
         tried = [kernel for kernel in alive if rows <= MOST.get(kernel, rows)]
         table[rows] = interleaved(used, x, tried)
         best = min(table[rows].values())
-        alive = [kernel for kernel in alive if table[rows].get(kernel, best) < 4 * best]
+        # a bad moment must not leave only kernels that are meant for few rows
+        alive = [k for k in alive if k == DENSE or table[rows].get(k, best) < 4 * best]
     return dict(sorted(table.items()))
 
 
