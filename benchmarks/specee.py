@@ -199,7 +199,9 @@ def run(description: str | None) -> int:
         parse_methods(list(rows(exits))), rows(exits).values(), strict=True)}  # fmt: skip
     fair[f"specee[predictors={exits.name}]"] = "tree[controller=cost_model]"
     document = {"environment": environment.describe(), "answers": told, "bench": results}
-    text = "# Leaving layers early, and what it costs in answers\n\n" + table(told, clock, fair, results)
+    text = "# Leaving layers early, and what it costs in answers\n\n" + table(
+        told, clock, fair, results
+    )
     gates.publish(asked.out, "specee", document, text)
     print(text)
     return 0
