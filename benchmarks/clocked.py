@@ -51,9 +51,11 @@ class Clock:
         return {"value": ratio(range(len(prompts))), "interval": interval(ratio, len(prompts))}
 
     def best(self, start: str) -> str | None:
-        """The fastest row whose label begins so."""
-        found = {label: self.rate(label) for label in self.work if label.startswith(start)}
-        return max(found, key=lambda label: found[label]) if found else None
+        """The fastest row whose label begins so, of those that wrote the most prompts."""
+        found = [label for label in self.work if label.startswith(start)]
+        most = max((len(self.work[label]) for label in found), default=0)
+        whole = [label for label in found if len(self.work[label]) == most]
+        return max(whole, key=self.rate, default=None)
 
     def rate(self, label: str) -> float:
         """Tokens per second."""
@@ -68,12 +70,13 @@ class Clock:
     def table(self, against: Mapping[str, str | None], base: str = "plain") -> str:
         """Every row's speed over `base` and over the row it is fairly held against."""
         lines = [
-            f"| row | tokens/s | tokens per step | over {base} | over | times as fast |",
-            "|---|---:|---:|---|---|---|",
+            f"| row | prompts | tokens/s | tokens per step | over {base} | over | times as fast |",
+            "|---|---:|---:|---:|---|---|---|",
         ]
         for label in self.work:
             other = against.get(label)
-            cells = [label, f"{self.rate(label):.1f}", f"{self.length(label):.2f}"]
+            cells = [label, str(len(self.work[label]))]
+            cells += [f"{self.rate(label):.1f}", f"{self.length(label):.2f}"]
             cells += [spanned(self.over(label, base)), other or "-"]
             cells += [spanned(self.over(label, other)) if other else "-"]
             lines.append("| " + " | ".join(cells) + " |")

@@ -107,8 +107,9 @@ def weaker(models: Pair, noise: float) -> Iterator[Pair]:
 def names(asked: argparse.Namespace) -> str:
     """Target and draft in the words of a result."""
     found = f"{Path(asked.target or 'text-target').name}, {Path(asked.draft or 'text-draft').name}"
-    noise = f" with noise of {asked.noise:g} standard deviations on its weights"
-    return f"Target and draft: {found}{noise if asked.noise else ''}"
+    noise = vars(asked).get("noise", 0.0)  # few scripts have the option
+    weaker = f" with noise of {noise:g} standard deviations on its weights" if noise else ""
+    return f"Target and draft: {found}{weaker}"
 
 
 def weak_name(name: str, noise: float) -> str:

@@ -5,11 +5,12 @@
 A bench loads all models of all its rows at once, so the peaks in its table are one number. Here a
 fresh process loads what one row needs, measures its costs if its controller asks for them, writes
 one text and reports the most memory it ever held. The difference to `plain` is the method's price.
-Writes benchmarks/results/row_memory.json and .md.
+Writes benchmarks/results/row_memory.json and .md (row_memory-NAME with --target).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gates
@@ -44,11 +45,12 @@ def run(description: str | None) -> int:
     options.add_argument("--methods", nargs="*", default=METHODS, help="rows")
     options.add_argument("--max-new-tokens", type=int, default=64)
     asked = options.parse_args()
+    specs = parse_methods(list(asked.methods))
     rows: dict[str, dict[str, Any]] = {}
     with pair(asked.target, asked.draft, asked.params) as models:
         [task, *_] = prompts(1)
         tokens = 8 if asked.quick else asked.max_new_tokens
-        for spec in parse_methods(list(asked.methods)):
+        for spec in specs:
             given = str(models.target), str(models.draft), spec.label, task.turns[0]
             peak, count = alone(written, *given, tokens, asked.threads or 1)
             rows[spec.label] = {"peak": peak, "tokens": count}
@@ -59,10 +61,15 @@ def run(description: str | None) -> int:
         cells = ["-" if peak is None else f"{peak / 2**20:.0f}"]
         cells += [f"{(peak - plain) / 2**20:+.0f}" if plain and peak else "-"]
         lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
-    document = {"environment": environment.describe(), "rows": rows, "params": asked.params}
-    size = f"the shipped target{f', widened to {asked.params}' if asked.params else ''}, float32"
-    text = f"# Peak memory, a process for every row\n\n{size}.\n\n" + "\n".join(lines) + "\n"
-    gates.publish(asked.out, "row_memory", document, text)
+    told = f"Target: {Path(asked.target or 'text-target').name}"
+    told += f", widened to {asked.params}" if asked.params else ""
+    if any(spec.needs_draft for spec in specs):
+        told += f"; draft: {Path(asked.draft or 'text-draft').name}"
+    told += f"; float32, one text of {tokens} new tokens"
+    text = f"# Peak memory, a process for every row\n\n{told}.\n\n" + "\n".join(lines) + "\n"
+    document = {"environment": environment.describe(), "setting": told, "rows": rows}
+    name = "row_memory" + (f"-{Path(asked.target).name}" if asked.target else "")
+    gates.publish(asked.out, name, document, text)
     print(text)
     return 0
 

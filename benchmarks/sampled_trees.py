@@ -104,8 +104,9 @@ def run(description: str | None) -> int:
     clock, dynamic = Clock.of(config.out), f"mcsd-dynamic[head={head.name},k=4,depth=5]"
     found = verdicts(clock, dynamic)
     setting = results["setting"]
+    size = "" if asked.target else f", the target widened to {asked.params}"
     told = (
-        f"{names(asked)}, the target widened to {asked.params}; {setting['prompts']} prompts, "
+        f"{names(asked)}{size}; {setting['prompts']} prompts, "
         f"temperature {asked.temperature:g}, at most {setting['max_new_tokens']} new tokens. "
         "The target-first rows are lossy."
     )

@@ -6,7 +6,9 @@
 Writes benchmarks/results/specdecpp.json and .md: interleaved tokens per second at temperature 1 on
 the widened mini with their intervals over at least 100 prompts, and how much of the way to perfect
 lengths the head goes, by one cost model. Where the fastest fixed length is the longest that was
-tried, the result says so: the sweep then ends where speed still rises.
+tried, the result says so: the sweep then ends where speed still rises. A run that was interrupted
+after some prompts may go on with its best rows only (`--resume --only ROW ...`); the others keep
+the prompts they have, and the table says how many.
 """
 
 from __future__ import annotations
@@ -106,6 +108,8 @@ def run(description: str | None) -> int:
     options.add_argument("--repetitions", type=int, default=1)
     options.add_argument("--lengths", type=int, nargs="*", help="fixed lengths of the sweep")
     options.add_argument("--thresholds", type=float, nargs="*", help="of the head")
+    options.add_argument("--only", nargs="*", help="rows that an interrupted run goes on with")
+    options.add_argument("--no-oracle", action="store_true", help="speeds only")
     options.add_argument("--max-new-tokens", type=int, default=96)
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
@@ -133,7 +137,7 @@ def run(description: str | None) -> int:
             target=models.target,
             draft=models.draft,
             dtype="float32",
-            methods=methods,
+            methods=asked.only or methods,
             out=WORK / ("specdecpp-quick" if quick else "specdecpp"),
             repetitions=1 if quick else asked.repetitions,
             max_new_tokens=tokens,
@@ -143,13 +147,25 @@ def run(description: str | None) -> int:
             title="Lengths by an acceptance head",
         )
         results = run_bench(config, tasks)
-        gap = oracle_gap(models, head, tasks, tokens)
+        gap = None if asked.no_oracle else oracle_gap(models, head, tasks, tokens)
     publish(results, gap, Clock.of(config.out), asked.out)
     return 0
 
 
-def publish(results: dict[str, Any], gap: dict[str, Any], clock: Clock, out: Path) -> None:
-    """Gates, speeds with their intervals, and the oracle's gap."""
+def way_left(gap: dict[str, Any]) -> str:
+    """How far the head goes towards perfect lengths, in words."""
+    steps = ", ".join(f"{k}: {value:.1f}" for k, value in gap["fixed"].items())
+    return (
+        "\n## How far from perfect lengths\n\nBy one cost table measured on this machine, tokens/s "
+        f"of fixed lengths are {steps}; of the head {gap['head']:.1f}; of lengths that are never "
+        f"wrong {gap['oracle']:.1f}. The head goes {gap['share_of_the_gap']:.0%} of the way from "
+        f"the best fixed length to the oracle; its drafts have {gap['mean_length']:.1f} tokens on "
+        f"average, and {gap['discarded']:.2f} are thrown away per token written.\n"
+    )
+
+
+def publish(results: dict[str, Any], gap: dict[str, Any] | None, clock: Clock, out: Path) -> None:
+    """Gates, speeds with their intervals, and the oracle's gap where it was asked for."""
     fixed = clock.best("chain[controller=fixed")
     learned, unsure = clock.best("specdec++"), clock.best("chain[controller=confidence")
     over = {"the best fixed length": fixed, "the draft's own confidence": unsure,
@@ -159,7 +175,7 @@ def publish(results: dict[str, Any], gap: dict[str, Any], clock: Clock, out: Pat
         for (name, label), bound in zip(over.items(), (1.03, 1.0, 1.0), strict=True)
     ]
     swept = [label for label in clock.work if label.startswith("chain[controller=fixed")]
-    rising = fixed == swept[-1]
+    rising = fixed == max(swept, key=lambda label: int(label.split("depth=")[1].rstrip("]")))
     document = {
         "environment": environment.describe(),
         "gates": [gate.to_dict() for gate in found],
@@ -169,7 +185,6 @@ def publish(results: dict[str, Any], gap: dict[str, Any], clock: Clock, out: Pat
         "oracle": gap,
         "results": results,
     }
-    steps = ", ".join(f"{k}: {value:.1f}" for k, value in gap["fixed"].items())
     told = results["setting"]
     text = f"# Lengths by an acceptance head\n\n{gates.markdown(found)}\n"
     text += f"{told['prompts']} prompts, at most {told['max_new_tokens']} new tokens each.\n\n"
@@ -180,13 +195,8 @@ def publish(results: dict[str, Any], gap: dict[str, Any], clock: Clock, out: Pat
     if rising:
         text += "The fastest fixed length is the longest tried: speed may rise beyond it.\n\n"
     text += clock.table({learned: fixed} if learned else {})
-    text += (
-        "\n## How far from perfect lengths\n\nBy one cost table measured on this machine, tokens/s "
-        f"of fixed lengths are {steps}; of the head {gap['head']:.1f}; of lengths that are never "
-        f"wrong {gap['oracle']:.1f}. The head goes {gap['share_of_the_gap']:.0%} of the way from "
-        f"the best fixed length to the oracle; its drafts have {gap['mean_length']:.1f} tokens on "
-        f"average, and {gap['discarded']:.2f} are thrown away per token written.\n"
-    )
+    if gap is not None:
+        text += way_left(gap)
     gates.publish(out, "specdecpp", document, text)
     gates.show(found, "specdec++")
 

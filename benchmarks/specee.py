@@ -137,7 +137,19 @@ def judged(found: dict[str, list[Answer]]) -> list[dict[str, Any]]:
     return told
 
 
-def table(told: Sequence[dict[str, Any]], clock: Clock | None, fair: dict[str, str]) -> str:
+def timed_on(bench: dict[str, Any]) -> str:
+    """What was timed, in one line."""
+    setting = bench["setting"]
+    size = f"{setting['models']['target']}, {setting['prompts']} prompts"
+    return f"{size}, at most {setting['max_new_tokens']} new tokens, rows in turns."
+
+
+def table(
+    told: Sequence[dict[str, Any]],
+    clock: Clock | None,
+    fair: dict[str, str],
+    bench: dict[str, Any],
+) -> str:
     """Answers, and speed over plain and over the row without early exits."""
     lines = [
         f"## Answers ({told[0]['tasks']} tasks, greedy)", "",
@@ -152,7 +164,8 @@ def table(told: Sequence[dict[str, Any]], clock: Clock | None, fair: dict[str, s
         )
     lines.append("")
     if clock is not None:
-        lines += ["## Speed, over plain and over the fair baseline", "", clock.table(fair)]
+        lines += ["## Speed, over plain and over the fair baseline", "", timed_on(bench)]
+        lines += ["", clock.table(fair)]
     return "\n".join(lines) + "\n"
 
 
@@ -186,7 +199,9 @@ def run(description: str | None) -> int:
         parse_methods(list(rows(exits))), rows(exits).values(), strict=True)}  # fmt: skip
     fair[f"specee[predictors={exits.name}]"] = "tree[controller=cost_model]"
     document = {"environment": environment.describe(), "answers": told, "bench": results}
-    text = "# Leaving layers early, and what it costs in answers\n\n" + table(told, clock, fair)
+    text = "# Leaving layers early, and what it costs in answers\n\n" + table(
+        told, clock, fair, results
+    )
     gates.publish(asked.out, "specee", document, text)
     print(text)
     return 0

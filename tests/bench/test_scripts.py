@@ -422,4 +422,6 @@ def test_intervals_are_over_prompts_and_ratios_over_what_both_wrote(monkeypatch)
     assert clock.over("a", "b")["interval"] == pytest.approx((2.0, 2.0))
     assert clock.over("a", "b", "steps")["value"] == pytest.approx(1.0)
     assert clock.over("a", "none") == {"value": None, "interval": None}
-    assert clock.best("") == "a" and clock.rate("b") == 5.0 and clock.length("a") == 2.0
+    assert clock.best("a") == "a" and clock.rate("b") == 5.0 and clock.length("a") == 2.0
+    assert clock.best("") == "b"  # the only one that wrote all prompts
+    assert "| b | 5 | 5.0 |" in clock.table({}, base="a")

@@ -43,8 +43,8 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
     """Seconds per call of each kernel by row count, over products of one shape.
 
     Several products are cycled through, since a weight that stays in the cache flatters everybody.
-    A kernel that is far behind once is not tried again; `seconds` bounds the whole, and a row count
-    that was not reached takes its neighbour's choice.
+    A kernel that is far behind once is not tried again, but for the best of many rows; `seconds` bounds
+    the whole, and a row count that was not reached takes its neighbour's choice.
     """
     members = products[: max(1, 96_000_000 // products[0].nbytes())]
     for product in members:
@@ -61,6 +61,7 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
         used = members if rows < 64 else members[:1]  # many rows: arithmetic, not memory
         tried = [kernel for kernel in alive if rows <= MOST.get(kernel, rows)]
         table[rows] = interleaved(used, x, tried)
+        # a bad moment must not leave only kernels that are meant for few rows
         told, best = table[rows], min(table[rows].values())
         endless = min((kernel for kernel in told if kernel not in MOST), key=told.__getitem__)
         alive = [k for k in alive if k == endless or told.get(k, best) < 4 * best]
