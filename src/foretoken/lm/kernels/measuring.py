@@ -43,8 +43,8 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
     """Seconds per call of each kernel by row count, over products of one shape.
 
     Several products are cycled through, since a weight that stays in the cache flatters everybody.
-    A kernel that is far behind once is not tried again, but for the best of many rows; `seconds` bounds
-    the whole, and a row count that was not reached takes its neighbour's choice.
+    A kernel that is far behind once is not tried again, but for the best of those without a limit;
+    `seconds` bounds the whole, and a row count that was not reached takes its neighbour's choice.
     """
     members = products[: max(1, 96_000_000 // products[0].nbytes())]
     for product in members:

@@ -199,7 +199,7 @@ class FewTokens:
         read = [node for node in self.order if node in made.nodes]
         read = [node for node in read if any(r not in made.nodes for r in readers.get(node, []))]
         wanted = [step.what for step in made.steps if isinstance(step.what, fx.Node)]
-        weights = {node: self.program.names[label[node]] for node in wanted}
+        weights = {node: self.program.names[label[node]].contiguous() for node in wanted}
         given = [one if isinstance(one, str) else label[one] for one, _ in made.inputs]
         self.emit(read, Segment(made, read, weights, self.call), [ATTEND, *given])
 

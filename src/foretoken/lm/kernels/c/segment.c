@@ -77,13 +77,13 @@ INLINE floats gated(floats x, floats by) { /* x / (1 + exp(-by)) */
       const T *b = (const T *)buffers[s->b.buffer] + s->b.offset;                                 \
       const T *c = (const T *)buffers[s->c.buffer] + s->c.offset;                                 \
       T *y = (T *)buffers[s->y.buffer] + s->y.offset;                                             \
-      const struct cached *at = layers + s->count;                                                \
       switch (s->kind) {                                                                          \
         case PRODUCT:                                                                             \
           product_share_##T(a, y, tokens, s->width, s->a.apart, s->what, s->count);               \
           break;                                                                                  \
         case ATTEND:                                                                              \
-          attend_share_##T(a, b, c, y, at->keys, at->values, at->of, rows, row_count, s->real);   \
+          attend_share_##T(a, b, c, y, layers[s->count].keys, layers[s->count].values,            \
+                           layers[s->count].of, rows, row_count, s->real);                        \
           break;                                                                                  \
         case NORM:                                                                                \
         case ROTATE: heads_##T(s, a, b, c, y, tokens); break;                                     \
