@@ -74,3 +74,16 @@ def closeness(logits: torch.Tensor, right: torch.Tensor) -> float:
 
 def point(tree: TokenTree) -> Draft:
     return Draft(tree, Draw.POINT)
+
+
+def change_weight(layer: Any, how: str) -> None:
+    """Changes one weight of a llama layer: in place, its data, the parameter, or a norm's."""
+    with torch.no_grad():
+        if how == "in place":
+            layer.self_attn.k_proj.weight.add_(0.3)
+        elif how == "data":
+            layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data * 1.7
+        elif how == "parameter":
+            layer.mlp.down_proj.weight = torch.nn.Parameter(layer.mlp.down_proj.weight * 0.2)
+        else:
+            layer.input_layernorm.weight.mul_(3.0)

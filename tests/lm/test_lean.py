@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from families import CHAINS, FURTHER, REQUIRED
-from play import closeness, fresh_tree, point, random_tokens, random_tree, row_of
+from play import change_weight, closeness, fresh_tree, point, random_tokens, random_tree, row_of
 from torch import nn
 
 from foretoken.errors import ConfigError
@@ -116,16 +116,7 @@ def test_packed_products_of_several_layers_are_the_dense_ones(make_tiny):
 def test_changed_weights_are_followed(how, make_tiny):
     model = make_tiny("llama")
     lm = open_lm(model, kernels="auto")
-    layer = model.model.layers[1]
-    with torch.no_grad():
-        if how == "in place":
-            layer.self_attn.k_proj.weight.add_(0.3)
-        elif how == "data":
-            layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data * 1.7
-        elif how == "parameter":
-            layer.mlp.down_proj.weight = nn.Parameter(layer.mlp.down_proj.weight * 0.2)
-        else:
-            layer.input_layernorm.weight.mul_(3.0)
+    change_weight(model.model.layers[1], how)
     if how in ("data", "parameter"):
         assert lm.refresh() == 1
     row, tree = row_of([3, 1, 4, 1, 5]), random_tree(random.Random(1), 5, 7)

@@ -10,7 +10,7 @@ import families
 import pytest
 import torch
 import transformers as hf
-from play import closeness, point, random_tokens, random_tree, row_of
+from play import change_weight, closeness, point, random_tokens, random_tree, row_of
 
 from foretoken.lm.kernels import choosing, native, position_tables, segments
 from foretoken.lm.kernels.linears import NATIVE, PACKED, can_pack
@@ -136,16 +136,7 @@ def test_changed_weights_are_followed(how, made):
     draft = point(random_tree(random.Random(1), 5, 7))
     lm.prefill([row])
     before = lm.score([row], [draft])[0].logits.clone()
-    layer = lm.model.model.layers[1]
-    with torch.no_grad():
-        if how == "in place":
-            layer.self_attn.k_proj.weight.add_(0.3)
-        elif how == "data":
-            layer.mlp.up_proj.weight.data = layer.mlp.up_proj.weight.data * 1.7
-        elif how == "parameter":
-            layer.mlp.down_proj.weight = torch.nn.Parameter(layer.mlp.down_proj.weight * 0.2)
-        else:
-            layer.input_layernorm.weight.mul_(3.0)
+    change_weight(lm.model.model.layers[1], how)
     lm.refresh()
     [(mine, their)] = both_ways(lm, [row], [draft])
     assert closeness(mine.logits, their.logits) < 1e-5 < closeness(mine.logits, before)

@@ -18,6 +18,7 @@ from foretoken.lm.kernels.few_tokens import rms_norm, rotated
 from foretoken.lm.kernels.linears import Product
 from foretoken.lm.kernels.merged import Merged, Site
 from foretoken.lm.kernels.rewrites import A, value
+from foretoken.lm.kernels.straight_line import attention_node
 
 KINDS = (
     "product", "norm", "rotate", "attend", "add", "times", "scale", "silu", "gelu", "relu", "copy",
@@ -25,7 +26,6 @@ KINDS = (
 KIND = {name: number for number, name in enumerate(KINDS)}
 MAPS = {A.add.Tensor: "add", A.mul.Tensor: "times", A.silu.default: "silu", A.relu.default: "relu"}
 VIEWS = (A.view.default, A.reshape.default)
-ATTENTION = torch.ops.foretoken.attention.default
 WHOLE = 32  # numbers of a token are a multiple of it
 
 
@@ -189,15 +189,14 @@ class Lowering:
         """y = f(a) or f(a, b) for numbers of equal places."""
         read = [given for given in node.args if isinstance(given, fx.Node)]
         forms = [self.form(given) for given in read]
-        if None in forms or len(set(forms)) != 1 or self.form(node) != forms[0]:
+        form = self.form(node)
+        if form is None or set(forms) != {form}:
             return False
         kind, real = MAPS[node.target], 0.0
         if kind in ("add", "times") and len(read) == 1:
             if kind == "add" or not isinstance(node.args[1], int | float):
                 return False
             kind, real = "scale", float(node.args[1])
-        form = self.form(node)
-        assert form is not None
         return self.put(node, kind, read, form.count, real=real)
 
     def gelu(self, node: Any) -> bool:
@@ -254,7 +253,7 @@ ALLOWED = {"approximate"}
 RULES: dict[Any, Callable[[Lowering, fx.Node], bool]] = {
     rms_norm: Lowering.norm,
     rotated: Lowering.rotation,
-    ATTENTION: Lowering.attention,
+    attention_node: Lowering.attention,
     A.gelu.default: Lowering.gelu,
     A.transpose.int: Lowering.turned,
     operator.getitem: Lowering.part,

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from foretoken.lm.kernels.linears import NATIVE
 from foretoken.lm.kernels.lowering import KIND, Form, Lowering, Step
+from foretoken.lm.kernels.measuring import MOST
 from foretoken.lm.kernels.native import Call, Places, operation
 from foretoken.lm.kernels.position_tables import PositionTable, by_position
 from foretoken.lm.kernels.rewrites import A, value
 from foretoken.lm.kernels.straight_line import ATTEND, EXTRA, Program, Writer
 from foretoken.lm.runtime.slot_attention import SlotAttention
 
-MOST = 32  # tokens, as many as products in C are meant for
+TOKENS = MOST[NATIVE]  # of a call, at most: no reach is longer (`choosing.reach_in_c`)
 
 
 class _Place(ctypes.Structure):
@@ -48,7 +50,7 @@ class Arena:
     def __init__(
         self, sizes: Sequence[int | None], slots: Sequence[int], dtype: torch.dtype
     ) -> None:
-        self.memory = [None if n is None else torch.empty(n * MOST, dtype=dtype) for n in sizes]
+        self.memory = [None if n is None else torch.empty(n * TOKENS, dtype=dtype) for n in sizes]
         self.bases = (ctypes.c_void_p * len(slots))()
         for i, slot in enumerate(slots):
             memory = self.memory[slot]
