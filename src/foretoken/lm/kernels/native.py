@@ -105,7 +105,6 @@ class Library:
     calls: dict[tuple[str, torch.dtype], Call]
     outputs: int  # of a layer, and widths of heads and states, are multiples of these
     inputs: int
-    columns: int  # of a row of the cache, at most
 
     def places(self, layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:
         """For layers [outputs, inputs] with biases; None where one is stored or sized otherwise."""
@@ -231,7 +230,7 @@ def load(path: Path) -> Library:
             call.restype, call.argtypes = None, arguments
             calls[name, dtype] = call
     sizes = []
-    for name in ("whole_outputs", "whole_inputs", "most_columns"):
+    for name in ("whole_outputs", "whole_inputs"):
         size: Any = getattr(code, name)
         size.restype = _COUNT
         sizes.append(int(size()))

@@ -159,9 +159,9 @@ class BatchForward:
     def _attention(self, batch: Batch, sights: Sights) -> Attention:
         """How one row, or a padded batch, attends."""
         lean, windows = self.lean, self.family.windows
-        if lean is not None and lean.plain_scores and len(batch.feeds) == 1 and not sights.causal:
+        if lean is not None and lean.plain_scores and len(batch.feeds) == 1:
             [feed] = batch.feeds
-            mask = None if sights.unmasked else sights.masks[windows[0]]
+            mask = None if feed.in_order else sights.masks[windows[0]]
             rows = [Reading.of(feed.memory.slot, 0, batch.width, feed.start, mask)]
             found = self.in_slots.over(rows, () if mask is None else (mask,))
             if found is not None:
@@ -173,7 +173,7 @@ class BatchForward:
     ) -> Attention:
         """How rows laid end to end attend: as a padded batch, or each over its own columns."""
         if self.lean is not None and self.lean.plain_scores:
-            found = self._attention_in_slots(feeds, starts, stops, ids, positions)
+            found = self._attention_in_slots(feeds, starts, stops)
             if found is not None:
                 return found
         longest = max(feed.stop for feed in feeds)
@@ -196,21 +196,17 @@ class BatchForward:
         return RowsApart(rows)
 
     def _attention_in_slots(
-        self, feeds: list[Feed], starts: list[int], stops: list[int], ids: Tensor, positions: Tensor
+        self, feeds: list[Feed], starts: list[int], stops: list[int]
     ) -> Attention | None:
         """Each over its own columns in one call per layer, where that can be had."""
         widest = max(len(feed.tokens) for feed in feeds)
-        if not self.in_slots.takes(widest, max(feed.stop for feed in feeds)):
+        if not self.in_slots.takes(widest):
             return None  # before any mask is made
         rows, kept = [], []
         for feed, a, b in zip(feeds, starts, stops, strict=True):
-            batch = Batch([feed], b - a, feed.stop, 1, ids[:, a:b], positions[:, a:b])
-            sights = self.masks.sights(batch, self.family, self.plan)
-            if sights.causal:
-                return None
             mask = None
-            if not sights.unmasked:  # a copy: the next one is made in the same memory
-                mask = sights.masks[self.family.windows[0]][0, 0, : b - a].clone()
+            if not feed.in_order:  # a copy: the next one is made in the same memory
+                mask = self.masks.full([feed], b - a, feed.stop, 1)[0, 0].clone()
                 kept.append(mask)
             rows.append(Reading.of(feed.memory.slot, a, b, feed.start, mask))
         return self.in_slots.over(rows, kept)

@@ -99,7 +99,7 @@ class Masks:
         lone = len(feeds) == 1 and plan.own
         first = feeds[0]
         masks: dict[int | None, Tensor] = dict.fromkeys(family.windows, self.nothing)
-        if lone and width == 1 and first.seen[0] == (1 << first.stop - first.base) - 1:
+        if lone and width == 1 and first.in_order:
             return Sights(masks, bounds, unmasked=True)  # a single query that sees all columns read
         if lone and first.stop == width and not first.scored and not bounds:
             return Sights(masks, bounds, causal=True)  # a prompt's first chunk
@@ -116,8 +116,7 @@ class Masks:
     def places(self, batch: Batch, family: Family, plan: Plan) -> Int[Tensor, "1 K"]:
         """For models that count places: one row, every column a token, the mask their own."""
         [feed] = batch.feeds
-        tail = feed.start - feed.base
-        if any(bits != (2 << tail + i) - 1 for i, bits in enumerate(feed.seen)):
+        if not feed.in_order:
             raise CapabilityError(
                 f"a tree was handed to {family.name}.",
                 f"this model scores chains only: {plan.why}.",

@@ -62,6 +62,12 @@ class Feed:
         """Columns of this row after the forward."""
         return self.start + len(self.tokens)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether every token sees all columns up to its own: a chain."""
+        tail = self.start - self.base
+        return all(bits == (2 << tail + i) - 1 for i, bits in enumerate(self.seen))
+
     def settle(self) -> None:
         """Record what the forward has cached."""
         self.memory.cached = self.cached

@@ -1,4 +1,4 @@
-"""Attention of a few new tokens per row over the slot cache, in C (`kernels.native`).
+"""Attention of new tokens over the slot cache, in C (`kernels.native`).
 
 One call per layer writes the new keys and values and reads every row's own columns, however long
 its neighbours are; nothing is padded, and no view of the cache is made.
@@ -19,8 +19,10 @@ from foretoken.lm.kernels.native import Library, library
 from foretoken.lm.runtime.attention import attend
 from foretoken.lm.runtime.cache import SlotCache
 
-TRIED = (1, 8, 32)  # tokens of a row for which both ways are timed
+TRIED = (1, 8, 32, 128, 512)  # tokens of a row for which both ways are timed
+PROMPT = 128  # from so many tokens on: a prompt, alone in its columns
 COLUMNS, ROUNDS = 512, 25
+ENDLESS = 1 << 30
 
 _SIZES = (
     "heads", "groups", "width", "value_width",
@@ -61,7 +63,7 @@ class Reading(ctypes.Structure):
         ("last", ctypes.c_int64),  # the one behind them
         ("start", ctypes.c_int64),  # column of the first
         ("stop", ctypes.c_int64),  # columns read
-        ("mask", ctypes.c_void_p),  # [tokens, stop], additive; null where all are seen
+        ("mask", ctypes.c_void_p),  # [tokens, stop], additive; null: each sees up to itself
         ("mask_token", ctypes.c_int64),  # elements between its rows
     )
 
@@ -118,7 +120,7 @@ class InSlots:
         self.most = most  # tokens of a row; None: as many as it is the faster one for
         self.known: Any = None  # the buffers that the addresses below are of
         self.call: Callable[..., None]
-        self.reach = self.columns = 0
+        self.reach = 0
         self.layers: list[tuple[int, int, tuple[int, ...]]] = []  # addresses, sizes and steps
         self.layouts: dict[Any, _Layout] = {}
         self.tables: dict[Asks, Any] = {}
@@ -126,16 +128,15 @@ class InSlots:
     def over(self, rows: Sequence[Reading], kept: Sequence[Tensor] = ()) -> SlotAttention | None:
         """For these rows; None where torch's attention is to be asked."""
         tokens = max(row.last - row.first for row in rows)
-        takes = self.takes(tokens, max(row.stop for row in rows))
-        return SlotAttention(self, rows, kept) if takes else None
+        return SlotAttention(self, rows, kept) if self.takes(tokens) else None
 
-    def takes(self, tokens: int, columns: int) -> bool:
-        """Whether rows that bring at most so many tokens, and read so many columns, can be had."""
+    def takes(self, tokens: int) -> bool:
+        """Whether rows that bring at most so many tokens can be had."""
         if not self.slots.in_place:
             return False
         if self.known is not self.slots.groups:
             self.read_buffers()
-        return tokens <= self.reach and columns <= self.columns
+        return tokens <= self.reach
 
     def read_buffers(self) -> None:
         """Addresses and steps of every layer's buffers, and how many tokens a row may bring."""
@@ -157,7 +158,7 @@ class InSlots:
                 layers[id(layer)] = keys.data_ptr(), values.data_ptr(), (heads, width, wide, *steps)
         if call is None or not whole:
             return
-        self.call, self.columns = call, found.columns
+        self.call = call
         self.layers = [layers[id(layer)] for layer in slots.rows_of]
         groups, width, wide = self.layers[0][2][:3]
         form = groups, self.fold, width, wide
@@ -203,31 +204,33 @@ def reach(
     for tokens in TRIED:
         ours, theirs = timed(own, tokens)
         if ours > theirs:
-            break
+            return best
         best = tokens
-    return best
+    return ENDLESS
 
 
 def timed(own: InSlots, tokens: int) -> tuple[float, float]:
-    """Seconds of our attention and torch's for a row of COLUMNS, in turns; the best of ROUNDS."""
-    start = COLUMNS - tokens
+    """Seconds of our attention and torch's for a row, in turns; the best of ROUNDS."""
+    prompt = tokens >= PROMPT
+    start = 0 if prompt else COLUMNS - tokens
     [group] = own.slots.groups
     heads, width, wide = group.keys.shape[2], group.keys.shape[4], group.values.shape[4]
     like = group.keys
     query = like.new_zeros(1, heads * own.fold, tokens, width)
     key, value = like.new_zeros(1, heads, tokens, width), like.new_zeros(1, heads, tokens, wide)
     mask = like.new_zeros(1, 1, own.fold * tokens, COLUMNS)
-    row = Reading.of(0, 0, tokens, start, None if tokens == 1 else mask[0, 0])
-    ours = own.over([row], [mask])
+    plain = prompt or tokens == 1
+    ours = own.over([Reading.of(0, 0, tokens, start, None if plain else mask[0, 0])], [mask])
     assert ours is not None
-    best = [float("inf"), float("inf")]
+    stop, best = start + tokens, [float("inf"), float("inf")]
     for _ in range(ROUNDS):
         began = perf_counter()
         ours(0, query, key, value, None)
         between = perf_counter()
-        group.keys[0, :, :, start:] = key
-        group.values[0, :, :, start:] = value
-        attend(None, query, group.keys[0], group.values[0], mask, unmasked=tokens == 1)
+        group.keys[0, :, :, start:stop] = key
+        group.values[0, :, :, start:stop] = value
+        keys, values = group.keys[0, :, :, :stop], group.values[0, :, :, :stop]
+        attend(None, query, keys, values, mask, unmasked=tokens == 1, causal=prompt)
         ended = perf_counter()
         best = [min(best[0], between - began), min(best[1], ended - between)]
     return best[0], best[1]

@@ -1,103 +1,155 @@
-/* Attention of a few new tokens over a slot cache: writes their keys and values where the cache
- * keeps the row, then mixes, for every head and token, the values of all columns its row reads:
+/* Attention of new tokens over a slot cache: writes their keys and values where the cache keeps the
+ * row, then mixes, for every head and token, the values of the columns it sees:
  *     y = sum over j of softmax_j(scale q k_j + mask_j) v_j
- * Rows of a batch lie end to end, and each reads its own columns and no more. */
+ * Rows of a batch lie end to end, and each reads its own columns and no more. COLUMNS are read at a
+ * time, from the first on, and what was made of them is scaled down when a larger score comes, so
+ * that a sum is made in the same order whatever else is asked. */
+#include <float.h>
+
 #include "operations.h"
 
-enum { MOST = 8192 }; /* columns: their scores lie on the stack */
+enum { PARTS = 4, COLUMNS = PARTS * LANES, QUERIES = 32, LINE = 64 }; /* LINE: bytes fetched at once */
 
-struct asked { /* up to ROWS queries over one group's columns */
-  const void *query[ROWS], *mask[ROWS];
-  void *to[ROWS];
+struct asked { /* one query, and what was made of the columns so far */
+  const void *query, *mask;
+  void *to;
+  int64_t seen;      /* columns, from the first on, before the mask */
+  floats top, whole; /* the largest score; sums of weights relative to it */
 };
 
-/* softmax of `count` scores in place, of one query; one over their sum */
+/* turned: keys of COLUMNS columns; across[k * PARTS + p] holds load k of each of LANES columns.
+ * scored: scores of one query, and how far what was made so far is scaled down.
+ * tile: `rows` queries with `count` columns from `first` on.
+ * Of what comes after, the same number of columns at `next` is fetched meanwhile. */
 #define DEFINE(T)                                                                                 \
-  INLINE float softmax_##T(float *scores, const T *mask, int64_t count, float scale) {            \
-    floats top = (floats){0} - INFINITY, sums = {0};                                              \
-    for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;                                \
-    for (int64_t j = 0; j < count; j += LANES) {                                                  \
-      floats some = load_f32(scores + j) * scale;                                                 \
-      if (mask && j + LANES <= count) some += widened_##T(mask + j);                              \
-      else if (mask)                                                                              \
-        for (int i = 0; j + i < count; i++) some[i] += wide_##T(mask[j + i]);                     \
-      top = larger(some, top);                                                                    \
-      memcpy(scores + j, &some, sizeof some);                                                     \
-    }                                                                                             \
-    float most = top[0], whole = 0;                                                               \
-    for (int i = 1; i < LANES; i++) most = top[i] > most ? top[i] : most;                         \
-    for (int64_t j = 0; j < count; j += LANES) {                                                  \
-      floats some = exponential(load_f32(scores + j) - most);                                     \
-      sums += some;                                                                               \
-      memcpy(scores + j, &some, sizeof some);                                                     \
-    }                                                                                             \
-    for (int i = 0; i < LANES; i++) whole += sums[i];                                             \
-    return 1 / whole;                                                                             \
+  INLINE void turned_##T(words *across, const T *keys, int64_t count, int64_t width,              \
+                         const T *next) {                                                         \
+    for (int64_t k = 0; k < width; k += STEP_##T)                                                 \
+      for (int p = 0; p < PARTS; p++) {                                                           \
+        words square[LANES];                                                                      \
+        for (int i = 0; i < LANES; i++) { /* past the last column, that one again */              \
+          const int64_t j = p * LANES + i < count ? p * LANES + i : count - 1;                    \
+          const held_##T some = load_##T(keys + j * width + k);                                   \
+          __builtin_prefetch(next + j * width + k);                                               \
+          memcpy(square + i, &some, sizeof some);                                                 \
+        }                                                                                         \
+        transpose(square);                                                                        \
+        words *to = across + k / STEP_##T * COLUMNS + p;                                          \
+        for (int i = 0; i < LANES; i++) to[i * PARTS] = square[i];                                \
+      }                                                                                           \
   }                                                                                               \
                                                                                                   \
-  INLINE void mixed_##T(const struct asked *at, const T *keys, const T *values, int64_t count,    \
-                        int64_t width, int64_t value_width, float scale, const int rows) {        \
-    float weights[ROWS][MOST + LANES], made[ROWS * OUTS], share[ROWS];                            \
-    for (int64_t j = 0; j < count; j += OUTS) {                                                   \
-      floats sums[ROWS][OUTS];                                                                    \
-      const T *from[OUTS]; /* past the last column, that one again */                             \
-      memset(sums, 0, sizeof sums);                                                               \
-      for (int o = 0; o < OUTS; o++) from[o] = keys + (j + o < count ? j + o : count - 1) * width; \
-      for (int64_t k = 0; k < width; k += STEP_##T) {                                             \
-        held_##T held[OUTS];                                                                      \
-        for (int o = 0; o < OUTS; o++) held[o] = load_##T(from[o] + k);                           \
-        for (int r = 0; r < rows; r++) {                                                          \
-          held_##T query = load_##T((const T *)at->query[r] + k);                                 \
-          for (int o = 0; o < OUTS; o++) sums[r][o] = add_##T(sums[r][o], held[o], query);        \
-        }                                                                                         \
+  INLINE floats scored_##T(struct asked *at, floats scores[PARTS], float *weights, int64_t first, \
+                           float scale) {                                                         \
+    floats top = at->top;                                                                         \
+    for (int p = 0; p < PARTS; p++) {                                                             \
+      const int64_t j = first + p * LANES, left = at->seen - j;                                   \
+      const T *mask = at->mask ? (const T *)at->mask + j : 0;                                     \
+      scores[p] *= scale;                                                                         \
+      if (mask && left >= LANES) scores[p] += widened_##T(mask);                                  \
+      else if (mask)                                                                              \
+        for (int i = 0; i < left; i++) scores[p][i] += wide_##T(mask[i]);                         \
+      for (int i = left < 0 ? 0 : left; i < LANES; i++) scores[p][i] = -INFINITY;                 \
+      top = larger(scores[p], top);                                                               \
+    }                                                                                             \
+    top = (floats){0} + largest(top);                                                             \
+    const floats fade = exponential(at->top - top);                                               \
+    at->top = top;                                                                                \
+    at->whole *= fade;                                                                            \
+    for (int p = 0; p < PARTS; p++) {                                                             \
+      const floats some = exponential(scores[p] - top);                                           \
+      at->whole += some;                                                                          \
+      keep_f32(weights + p * LANES, some);                                                        \
+    }                                                                                             \
+    return fade;                                                                                  \
+  }                                                                                               \
+                                                                                                  \
+  INLINE void tile_##T(struct asked *at, float *mixed, const words *across, const T *values,      \
+                       int64_t first, int64_t count, int64_t depth, int64_t width, float scale,   \
+                       const T *next, const int rows) {                                           \
+    floats sums[ROWS][PARTS], fade[ROWS];                                                         \
+    float weights[ROWS][COLUMNS];                                                                 \
+    memset(sums, 0, sizeof sums);                                                                 \
+    for (int64_t k = 0; k < depth; k++, across += PARTS) {                                        \
+      held_##T keys[PARTS];                                                                       \
+      memcpy(keys, across, sizeof keys);                                                          \
+      for (int r = 0; r < rows; r++) {                                                            \
+        held_##T query = spread_##T((const T *)at[r].query + k * (STEP_##T / LANES));             \
+        HELD(query);                                                                              \
+        for (int p = 0; p < PARTS; p++) sums[r][p] = add_##T(sums[r][p], keys[p], query);         \
       }                                                                                           \
-      total(made, sums, rows);                                                                    \
-      for (int r = 0; r < rows; r++) memcpy(weights[r] + j, made + r * OUTS, OUTS * sizeof(float)); \
     }                                                                                             \
     for (int r = 0; r < rows; r++)                                                                \
-      share[r] = softmax_##T(weights[r], at->mask[r], count, scale);                              \
-    for (int64_t d = 0; d < value_width; d += 2 * LANES) {                                        \
-      floats sums[ROWS][2];                                                                       \
-      memset(sums, 0, sizeof sums);                                                               \
+      fade[r] = scored_##T(at + r, sums[r], weights[r], first, scale);                            \
+    for (int64_t d = 0; d < width; d += 2 * LANES) {                                              \
+      floats made[ROWS][2];                                                                       \
+      for (int r = 0; r < rows; r++)                                                              \
+        for (int i = 0; i < 2; i++)                                                               \
+          made[r][i] = load_f32(mixed + r * width + d + i * LANES) * fade[r];                     \
       for (int64_t j = 0; j < count; j++) {                                                       \
-        const T *from = values + j * value_width + d;                                             \
+        const T *from = values + j * width + d;                                                   \
         const floats low = widened_##T(from), high = widened_##T(from + LANES);                   \
+        for (int i = 0; i < 2 * LANES; i += LINE / (int)sizeof(T))                                \
+          __builtin_prefetch(next + j * width + d + i);                                           \
         for (int r = 0; r < rows; r++) {                                                          \
-          sums[r][0] += weights[r][j] * low;                                                      \
-          sums[r][1] += weights[r][j] * high;                                                     \
+          made[r][0] += weights[r][j] * low;                                                      \
+          made[r][1] += weights[r][j] * high;                                                     \
         }                                                                                         \
       }                                                                                           \
       for (int r = 0; r < rows; r++)                                                              \
-        for (int i = 0; i < 2 * LANES; i++)                                                       \
-          ((T *)at->to[r])[d + i] = narrow_##T(sums[r][i / LANES][i % LANES] * share[r]);         \
+        for (int i = 0; i < 2; i++) keep_f32(mixed + r * width + d + i * LANES, made[r][i]);      \
     }                                                                                             \
   }                                                                                               \
                                                                                                   \
-  /* block `block` of the queries of one group: tokens of a row, each with the group's heads */   \
+  /* queries of one group: tokens of a row from its `one / fold` on, each with the group's heads; \
+   * `later`: where the keys and values of whoever comes next begin */                            \
   INLINE void block_##T(const struct layout *of, const struct row *row, const T *q, T *y,         \
-                        const T *keys, const T *values, int64_t group, int64_t block,             \
-                        float scale) {                                                            \
-    const int64_t fold = of->heads / of->groups, all = (row->last - row->first) * fold;           \
-    const int64_t left = all - block * ROWS;                                                      \
-    const int rows = left < ROWS ? left : ROWS;                                                   \
-    const T *mask = row->mask;                                                                    \
-    struct asked at;                                                                              \
+                        const T *keys, const T *values, const T *const later[2], int64_t group,   \
+                        int64_t one, float scale) {                                               \
+    const int64_t fold = of->heads / of->groups, left = (row->last - row->first) * fold - one;    \
+    const int64_t width = of->width, wide = of->value_width, depth = width / (STEP_##T / LANES);  \
+    const int64_t rows = left < QUERIES ? left : QUERIES;                                         \
+    struct asked at[QUERIES];                                                                     \
+    words across[depth * PARTS];                                                                  \
+    float mixed[QUERIES * wide];                                                                  \
+    memset(mixed, 0, sizeof(float) * rows * wide);                                                \
     for (int r = 0; r < rows; r++) {                                                              \
-      const int64_t one = block * ROWS + r, token = one / fold, t = row->first + token;           \
-      const int64_t head = group * fold + one % fold;                                             \
-      at.query[r] = q + head * of->q_head + t * of->q_token;                                      \
-      at.mask[r] = mask ? mask + token * row->mask_token : 0;                                     \
-      at.to[r] = y + (t * of->heads + head) * of->value_width;                                    \
+      const int64_t token = (one + r) / fold, t = row->first + token;                             \
+      const int64_t head = group * fold + (one + r) % fold;                                       \
+      at[r].query = q + head * of->q_head + t * of->q_token;                                      \
+      at[r].mask = row->mask ? (const T *)row->mask + token * row->mask_token : 0;                \
+      at[r].to = y + (t * of->heads + head) * wide;                                               \
+      at[r].seen = row->mask ? row->stop : row->start + token + 1;                                \
+      at[r].top = (floats){0} - FLT_MAX;                                                          \
+      at[r].whole = (floats){0};                                                                  \
     }                                                                                             \
-    keys += row->slot * of->key_slot + group * of->key_head;                                      \
-    values += row->slot * of->value_slot + group * of->value_head;                                \
-    const int64_t count = row->stop, width = of->width, value_width = of->value_width;            \
-    switch (rows) {                                                                               \
-      case 1: mixed_##T(&at, keys, values, count, width, value_width, scale, 1); break;           \
-      case 2: mixed_##T(&at, keys, values, count, width, value_width, scale, 2); break;           \
-      case 3: mixed_##T(&at, keys, values, count, width, value_width, scale, ROWS < 3 ? 1 : 3);   \
-        break;                                                                                    \
-      default: mixed_##T(&at, keys, values, count, width, value_width, scale, ROWS);              \
+    const int64_t last = row->start + (one + rows - 1) / fold + 1;                                \
+    const int64_t seen = row->mask ? row->stop : last;                                            \
+    for (int64_t first = 0; first < seen; first += COLUMNS) {                                     \
+      const int64_t end = first + COLUMNS, count = (seen < end ? seen : end) - first;             \
+      const T *from = values + first * wide;                                                      \
+      const T *next_keys = end < seen ? keys + end * width : later[0];                            \
+      const T *next = end < seen ? values + end * wide : later[1];                                \
+      turned_##T(across, keys + first * width, count, width, next_keys);                          \
+      for (int r = 0; r < rows; r += ROWS) {                                                      \
+        struct asked *some = at + r;                                                              \
+        float *to = mixed + r * wide;                                                             \
+        switch (rows - r) {                                                                       \
+          case 1: tile_##T(some, to, across, from, first, count, depth, wide, scale, next, 1);    \
+            break;                                                                                \
+          case 2: tile_##T(some, to, across, from, first, count, depth, wide, scale, next, 2);    \
+            break;                                                                                \
+          case 3: tile_##T(some, to, across, from, first, count, depth, wide, scale, next,        \
+                           ROWS < 3 ? ROWS : 3);                                                  \
+            break;                                                                                \
+          default: tile_##T(some, to, across, from, first, count, depth, wide, scale, next, ROWS); \
+        }                                                                                         \
+      }                                                                                           \
+    }                                                                                             \
+    for (int r = 0; r < rows; r++) {                                                              \
+      const float share = 1 / summed(at[r].whole);                                                \
+      for (int64_t d = 0; d < wide; d += LANES)                                                   \
+        keep_##T((T *)at[r].to + d, load_f32(mixed + r * wide + d) * share);                      \
     }                                                                                             \
   }                                                                                               \
                                                                                                   \
@@ -120,11 +172,18 @@ struct asked { /* up to ROWS queries over one group's columns */
     }                                                                                             \
     _Pragma("omp barrier")                                                                        \
     for (int64_t r = 0; r < count; r++) {                                                         \
-      const struct row *row = rows + r;                                                           \
-      const int64_t blocks = ((row->last - row->first) * fold + ROWS - 1) / ROWS;                 \
+      const struct row *row = rows + r, *after = r + 1 < count ? row + 1 : row;                   \
+      const int64_t blocks = ((row->last - row->first) * fold + QUERIES - 1) / QUERIES;           \
       _Pragma("omp for schedule(dynamic) nowait")                                                 \
-      for (int64_t task = 0; task < blocks * of->groups; task++)                                  \
-        block_##T(of, row, q, y, keys, values, task / blocks, task % blocks, scale);              \
+      for (int64_t task = 0; task < blocks * of->groups; task++) {                                \
+        const int64_t group = task / blocks, ahead = (task + 1) / blocks % of->groups;            \
+        const int64_t slot = task + 1 < blocks * of->groups ? row->slot : after->slot;            \
+        const T *const later[] = {keys + slot * of->key_slot + ahead * of->key_head,              \
+                                  values + slot * of->value_slot + ahead * of->value_head};       \
+        block_##T(of, row, q, y, keys + row->slot * of->key_slot + group * of->key_head,          \
+                  values + row->slot * of->value_slot + group * of->value_head, later, group,     \
+                  task % blocks * QUERIES, scale);                                                \
+      }                                                                                           \
     }                                                                                             \
   }                                                                                               \
                                                                                                   \
@@ -137,5 +196,3 @@ struct asked { /* up to ROWS queries over one group's columns */
 
 DEFINE(f32)
 DEFINE(bf16)
-
-int64_t most_columns(void) { return MOST; }

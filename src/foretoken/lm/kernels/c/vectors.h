@@ -52,6 +52,7 @@ INLINE held_f32 load_f32(const f32 *from) {
   return value;
 }
 INLINE floats add_f32(floats sums, held_f32 a, held_f32 b) { return sums + a * b; }
+INLINE held_f32 spread_f32(const f32 *from) { return (floats){0} + *from; } /* first of a load, to all */
 
 INLINE floats widened_f32(const f32 *from) { return load_f32(from); }
 INLINE floats widened_bf16(const bf16 *from) {
@@ -68,11 +69,17 @@ INLINE held_bf16 load_bf16(const bf16 *from) { return (__m512bh)_mm512_loadu_si5
 INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) {
   return (floats)_mm512_dpbf16_ps((__m512)sums, a, b);
 }
+INLINE held_bf16 spread_bf16(const bf16 *from) {
+  int32_t two;
+  memcpy(&two, from, sizeof two);
+  return (__m512bh)_mm512_set1_epi32(two);
+}
 #else
 typedef floats held_bf16;
 enum { STEP_bf16 = LANES };
 INLINE held_bf16 load_bf16(const bf16 *from) { return widened_bf16(from); }
 INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) { return sums + a * b; }
+INLINE held_bf16 spread_bf16(const bf16 *from) { return (floats){0} + wide_bf16(*from); }
 #endif
 
 INLINE void keep_f32(f32 *to, floats value) { memcpy(to, &value, sizeof value); }
@@ -87,26 +94,41 @@ INLINE void keep_bf16(bf16 *to, floats value) {
 }
 #endif
 
+#if defined(__AVX512F__)
+INLINE floats larger(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE float largest(floats x) { return _mm512_reduce_max_ps((__m512)x); }
+INLINE float summed(floats x) { return _mm512_reduce_add_ps((__m512)x); }
+#else
 INLINE floats larger(floats a, floats b) {
   const words first = (words)(a > b);
   return (floats)(((words)a & first) | ((words)b & ~first));
 }
+INLINE float largest(floats x) {
+  float most = x[0];
+  for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+  return most;
+}
+INLINE float summed(floats x) {
+  float sum = 0;
+  for (int i = 0; i < LANES; i++) sum += x[i];
+  return sum;
+}
+#endif
 
-INLINE floats exponential(floats x) { /* of numbers up to zero; below -87, zero */
-  const floats lowest = (floats){0} - 87.0f, shift = (floats){0} + 12582912.0f; /* 1.5 2^23 */
-  words kept = ~(words)(x < lowest);
-  floats bounded = (floats)((words)x & kept);
-  floats turns = bounded * 1.44269504f + shift; /* whole numbers in the low bits */
-  words whole = (words)turns << 23;
+INLINE floats exponential(floats x) { /* of numbers up to zero; below -88.1, zero */
+  const floats lowest = (floats){0} - 88.1f, shift = (floats){0} + 12583039.0f; /* 1.5 2^23 + 127 */
+  const floats bounded = larger(lowest, x); /* what is no number stays so */
+  floats turns = bounded * 1.44269504f + shift; /* the exponent in the low bits */
+  const floats power = (floats)((words)turns << 23);
   turns -= shift;
-  floats r = bounded - turns * 0.693145752f - turns * 1.42860677e-6f;
+  const floats r = bounded - turns * 0.693145752f - turns * 1.42860677e-6f;
   floats p = r * 1.3888889e-3f + 8.3333333e-3f;
   p = p * r + 4.1666667e-2f;
   p = p * r + 1.6666667e-1f;
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  return (floats)(((words)p + whole) & kept) + (bounded - bounded); /* what is no number stays so */
+  return p * power;
 }
 
 /* A tile: sums of ROWS by OUTS products, as many as registers hold. */
@@ -152,6 +174,56 @@ INLINE void total(float *to, floats sums[ROWS][OUTS], const int rows) {
       for (int i = 0; i < LANES; i++) sum += sums[r][o][i];
       to[r * OUTS + o] = sum;
     }
+}
+#endif
+
+#if defined(__clang__)
+#define MIXED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define MIXED(a, b, ...) __builtin_shuffle(a, b, (words){__VA_ARGS__})
+#endif
+
+#if defined(__AVX512F__)
+INLINE void transpose(words square[LANES]) { /* in fours of numbers, then in fours of fours */
+  __m512i *a = (__m512i *)square, b[LANES];
+  for (int i = 0; i < LANES; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < LANES; i += 4)
+    for (int k = 0; k < 2; k++) {
+      a[i + 2 * k] = _mm512_unpacklo_epi64(b[i + k], b[i + 2 + k]);
+      a[i + 2 * k + 1] = _mm512_unpackhi_epi64(b[i + k], b[i + 2 + k]);
+    }
+  for (int k = 0; k < 4; k++) {
+    const __m512i first = _mm512_shuffle_i32x4(a[k], a[4 + k], 0x88);
+    const __m512i second = _mm512_shuffle_i32x4(a[k], a[4 + k], 0xdd);
+    const __m512i third = _mm512_shuffle_i32x4(a[8 + k], a[12 + k], 0x88);
+    const __m512i last = _mm512_shuffle_i32x4(a[8 + k], a[12 + k], 0xdd);
+    b[k] = _mm512_shuffle_i32x4(first, third, 0x88);
+    b[4 + k] = _mm512_shuffle_i32x4(second, last, 0x88);
+    b[8 + k] = _mm512_shuffle_i32x4(first, third, 0xdd);
+    b[12 + k] = _mm512_shuffle_i32x4(second, last, 0xdd);
+  }
+  memcpy(square, b, sizeof b);
+}
+#else
+#if defined(__AVX__)
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW 0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
+#endif
+INLINE void transpose(words square[LANES]) { /* rows of both halves zipped, until each came round */
+  words other[LANES];
+  for (int n = 1; n < LANES; n *= 2) {
+    for (int i = 0; i < LANES / 2; i++) {
+      other[2 * i] = MIXED(square[i], square[i + LANES / 2], LOW);
+      other[2 * i + 1] = MIXED(square[i], square[i + LANES / 2], HIGH);
+    }
+    memcpy(square, other, sizeof other);
+  }
 }
 #endif
 #endif
