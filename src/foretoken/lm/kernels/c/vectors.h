@@ -150,20 +150,22 @@ INLINE void store_bf16(bf16 *to, const float *from) {
 #endif
 
 #if defined(__AVX512F__)
-INLINE floats pairs(floats a, floats b) { /* neighbours added: of a in the lower half, b above */
-  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-  const __m512i odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-  return (floats)_mm512_add_ps(_mm512_permutex2var_ps((__m512)a, even, (__m512)b),
-                               _mm512_permutex2var_ps((__m512)a, odd, (__m512)b));
+/* Halves of a and b, or every second four of each, added: one register of what two held. */
+INLINE __m512 fours(__m512 a, __m512 b) {
+  return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
 INLINE void total(float *to, floats sums[ROWS][OUTS], const int rows) {
-  floats four[ROWS];
-  for (int r = 0; r < rows; r++)
-    four[r] = pairs(pairs(sums[r][0], sums[r][1]), pairs(sums[r][2], sums[r][3]));
-  floats low = pairs(four[0], rows > 1 ? four[1] : four[0]);
-  floats high = rows > 2 ? pairs(four[2], rows > 3 ? four[3] : four[2]) : low;
-  floats all = pairs(low, high);
+  __m512 four[ROWS]; /* of one row: within every four numbers, one sum of each output */
+  for (int r = 0; r < rows; r++) {
+    const __m512 a = (__m512)sums[r][0], b = (__m512)sums[r][1];
+    const __m512 c = (__m512)sums[r][2], d = (__m512)sums[r][3];
+    const __m512 low = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const __m512 high = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    four[r] = _mm512_add_ps(_mm512_shuffle_ps(low, high, 0x44), _mm512_shuffle_ps(low, high, 0xee));
+  }
+  const __m512 first = fours(four[0], four[rows > 1 ? 1 : 0]);
+  const __m512 all = fours(first, rows > 2 ? fours(four[2], four[rows > 3 ? 3 : 2]) : first);
   memcpy(to, &all, sizeof all);
 }
 #else
