@@ -35,6 +35,7 @@ def rewrite(capture: Capture) -> set[fx.Node]:
     settled = constant_nodes(capture)
     rms_norms(capture.graph, settled)
     rotations(capture.graph)
+    wanted_places(capture)
     capture.graph.eliminate_dead_code()
     return constant_nodes(capture)
 
@@ -105,6 +106,20 @@ def constant_nodes(capture: Capture) -> set[fx.Node]:
             if small or node.target in VIEWS:
                 known.add(node)
     return known
+
+
+def wanted_places(capture: Capture) -> None:
+    """Pick states where logits are wanted, and take all where they are wanted everywhere."""
+    for node in calls(capture.graph, A.index.Tensor):
+        states, chosen = node.args
+        if [*chosen] == [None, capture.inputs[2]]:  # type: ignore[misc]
+            picked = insert(node, node, at_places, states, capture.inputs[2])
+            node.replace_all_uses_with(picked)
+
+
+def at_places(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """States [B, Q, H] at places [P], which ascend: as many as there are tokens, then all."""
+    return states if len(places) == states.shape[1] else states.index_select(1, places)
 
 
 def insert(before: fx.Node, like: fx.Node, function: Callable[..., Any], *args: Any) -> fx.Node:
