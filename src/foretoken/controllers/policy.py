@@ -81,8 +81,9 @@ class Lull:
         """Whether one more step goes by like this; another batch ends it."""
         if not self.left or len(rows) != len(self.records):
             return False
-        if any([row.uid != known.uid for row, known in zip(rows, self.records, strict=True)]):
-            return False
+        for row, known in zip(rows, self.records, strict=True):
+            if row.uid != known.uid:
+                return False
         self.left -= 1
         self.passed += 1
         return True

@@ -94,7 +94,9 @@ class StepCosts:
         scored = convex(costs.target)
         rest = CostCurve({n: seconds + costs.overhead for n, seconds in scored.items()})
         # A drafter that costs nothing measurable still needs a positive price.
-        draft = {d: max(seconds, 1e-9) for d, seconds in hull_of(rising(costs.draft)).items()} or {1: 1e-9}
+        draft = {d: max(seconds, 1e-9) for d, seconds in hull_of(rising(costs.draft)).items()} or {
+            1: 1e-9
+        }
         if len(draft) == 1:  # a forward per level: the next levels cost as much again
             draft |= {2 * d: 2.0 * seconds for d, seconds in draft.items()}
         return cls(rest, CostCurve(draft))
