@@ -102,7 +102,7 @@ def drafts(asked: argparse.Namespace) -> tuple[list[gates.Gate], dict[str, Any],
                     max_new_tokens=24 if quick else 128,
                     threads=asked.threads,
                     resume=resume,
-                    title=f"The cost model with a {'useless' if name == 'useless' else 'good'} draft",
+                    title=f"The cost model: {name}",
                 ),
                 tasks,
             )
