@@ -153,21 +153,3 @@ def test_nothing_is_learned_of_a_draft_by_timing_it(clock):
     measure_costs(engine)
     ranker = engine.drafter.ranker
     assert not any(ranker.calibration.promised) and ranker.decline.last == 1.0
-
-
-def test_what_a_text_costs_once_is_no_price_of_a_draft(clock):
-    """The first question behind a text may take it in; no further guess costs that."""
-    target, draft = pair(clock)
-
-    class Reading(type(draft)):
-        """Takes a second at the first guess behind every prompt."""
-
-        def grow(self, rows, tokens, parents, taps=()):
-            if self.read != rows[0].uid:
-                self.clock.now, self.read = self.clock.now + 1.0, rows[0].uid
-            return super().grow(rows, tokens, parents, taps)
-
-    reading = Reading(draft.logits).prepare(clock, 2e-4, 0.0)
-    reading.read = None
-    costs = measure_costs(assemble("chain", target, reading), seconds=1e3)
-    assert costs.draft[1] == pytest.approx(2e-4)

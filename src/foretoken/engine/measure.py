@@ -66,8 +66,6 @@ def measure_costs(
     rounds, done = 1 + REPEATS, 0
     while done < rounds:
         with closing(ScratchRow(engine, context)) as scratch:
-            # What a text costs once, a look-up taking its words in, is no price of a draft.
-            Stopwatch(engine).step(scratch, Budget(1, 1))
             for depth in DEPTHS:
                 budget = Budget(depth, 2 * depth if trees else depth)
                 if depth <= max_depth and scratch.fits(1 + budget.nodes):
