@@ -444,3 +444,64 @@ def test_a_text_that_begins_to_repeat_itself_is_found_within_a_few_steps():
 def test_impossible_options_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         CostModel(CostModel.Config(**options))
+
+
+def plain_steps(policy, rows, steps):
+    """Steps of rows that draft what they are told and get none of it; how much they drafted."""
+    found = []
+    for _ in range(steps):
+        budgets = policy.budgets(rows)
+        found.append([budget.depth for budget in budgets])
+        drafts = [
+            Draft(TokenTree((0,) * (b.depth + 1), tuple(range(-1, b.depth))), Draw.POINT)
+            for b in budgets
+        ]
+        nodes = sum(len(draft.tree) for draft in drafts)
+        deepest = max(found[-1])
+        times = StepTimes(len(rows), nodes, 1, 0.3 * deepest, 0.95 + 0.05 * nodes, 0.02)
+        policy.observe(rows, drafts, [Verdict((), 0)] * len(rows), times)
+    return found
+
+
+def hopeless(monkeypatch, calm):
+    """A policy that has found out that its drafts are useless, and how often it decides."""
+    limits, table = Limits(), CostTable(PRICED.target, {1: 0.3, 8: 2.4}, 0.02)
+    policy = Policy(limits, Traits(), StepCosts.of(table), 0.0, counted=False)
+    if not calm:
+        monkeypatch.setattr(policy, "calm", lambda broke: 0)
+    decided, lengths = [], policy.lengths
+    monkeypatch.setattr(
+        policy, "lengths", lambda *given: decided.append(len(given[0])) or lengths(*given)
+    )
+    return policy, decided
+
+
+def test_plain_steps_are_not_decided_one_by_one(monkeypatch):
+    """A decision takes as long as a fortieth of a small target's step, and nothing is new."""
+    policy, decided = hopeless(monkeypatch, calm=True)
+    row = state()
+    plain_steps(policy, [row], 60)
+    decided.clear()
+    plain_steps(policy, [row], 400)
+    assert len(decided) < 400 / 6
+
+
+def test_steps_without_a_decision_change_no_decision(monkeypatch):
+    """Probes come when they came, and what counts fade by is what they faded by."""
+    one, _ = hopeless(monkeypatch, calm=True)
+    other, _ = hopeless(monkeypatch, calm=False)
+    mine, theirs = state(), state()
+    assert plain_steps(one, [mine], 700) == plain_steps(other, [theirs], 700)
+    one.waken()
+    mine, theirs = one.record(mine), other.record(theirs)
+    assert mine.idle == theirs.idle and one.probes.waited == other.probes.waited
+    assert mine.slots.unit == pytest.approx(theirs.slots.unit)
+
+
+def test_a_row_that_joins_is_decided_for_at_once(monkeypatch):
+    policy, decided = hopeless(monkeypatch, calm=True)
+    row = state()
+    plain_steps(policy, [row], 100)
+    decided.clear()
+    plain_steps(policy, [row, state()], 1)
+    assert decided == [2]

@@ -78,3 +78,11 @@ def test_the_second_node_may_cost_more_than_any_further_one():
     assert convex(clean | {4: 45.0}) == pytest.approx(clean)
     costs = StepCosts.of(CostTable(clean, {}))
     assert costs.rest.at(2) - costs.plain(1) == pytest.approx(5.0)
+
+
+def test_one_bad_measurement_of_a_draft_does_not_set_the_price_of_a_level():
+    clean = {1: 0.2, 2: 0.3, 3: 0.4, 4: 0.5, 6: 0.7, 8: 0.9, 12: 1.3}
+    for bad in (1, 2, 3, 4, 6, 8):
+        costs = StepCosts.of(CostTable({1: 1.0, 2: 1.0}, clean | {bad: 2.0 * clean[bad]}))
+        for depth in (2, 3, 4, 6, 8):
+            assert costs.draft.at(depth) == pytest.approx(clean[depth], rel=0.15)

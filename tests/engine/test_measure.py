@@ -132,3 +132,24 @@ def test_forwards_of_one_target_are_timed_once_for_all_methods(clock):
     assert target.forwards - before < before / 2
     other, _ = pair(clock, base=5e-3)
     assert measure_costs(assemble("plain", other)).target[1] == pytest.approx(5.1e-3)
+
+
+def test_a_tree_is_timed_as_deep_as_it_may_be_drafted(clock):
+    """A draft that is sure of nothing in the scratch text would end every tree at its first level,
+    and every further level would be taken for as dear as the first one with all that goes with it.
+    """
+    target, draft = pair(clock)
+    draft.logits *= 0.0  # all tokens alike
+    costs = measure_costs(assemble("tree", target, draft))
+    assert set(costs.draft) == {depth for depth in DEPTHS if depth <= 12}
+    for depth, seconds in costs.draft.items():
+        assert seconds == pytest.approx(2e-4 * depth)
+
+
+def test_nothing_is_learned_of_a_draft_by_timing_it(clock):
+    """The scratch text takes no guess: chances learned there would be chances of nothing."""
+    target, draft = pair(clock)
+    engine = assemble("tree", target, draft)
+    measure_costs(engine)
+    ranker = engine.drafter.ranker
+    assert not any(ranker.calibration.promised) and ranker.decline.last == 1.0

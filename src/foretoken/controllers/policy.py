@@ -25,6 +25,7 @@ CHEAP = 0.05  # share of a plain step up to which a drafter is asked without a p
 EXPLORED = 0.01  # share of plain time that asking a drafter may cost where it does not pay
 WATCHED = 4  # of so many steps in which nobody is asked one is looked at: looking takes time, too
 LONGEST = 64  # steps without asking it
+LULL = 7  # plain steps without a decision: counts fade and costs drift more slowly than that
 ASKING = 0.05  # share of a surprise that moves what a question is known to cost
 
 
@@ -67,6 +68,28 @@ class Record:
 
 
 @dataclass(slots=True)
+class Lull:
+    """Plain steps of some rows in which nothing is decided: as nothing is drafted, nothing new is
+    known. A small target's step takes not much longer than a decision.
+    """
+
+    records: Sequence[Record] = ()
+    left: int = 0
+    passed: int = 0
+
+    def goes_on(self, rows: Rows) -> bool:
+        """Whether one more step goes by like this; another batch ends it."""
+        if not self.left or len(rows) != len(self.records):
+            return False
+        for row, known in zip(rows, self.records, strict=True):
+            if row.uid != known.uid:
+                return False
+        self.left -= 1
+        self.passed += 1
+        return True
+
+
+@dataclass(slots=True)
 class Round:
     """What happened in the step under way."""
 
@@ -102,9 +125,14 @@ class Policy:
         self.ledger = 0.0  # seconds won against plain decoding
         self.plain = 0  # steps in which nobody was asked
         self.round = Round()
+        self.lull = Lull()
 
     def budgets(self, rows: Rows) -> list[Budget]:
         """What each row may draft in this step."""
+        if self.lull.goes_on(rows):
+            self.round = Round(len(rows))
+            return [NONE] * len(rows)
+        self.waken()
         costs, records = self.costs_of(len(rows)), [self.record(row) for row in rows]
         broke = self.ledger < -self.limits.allowance * costs.plain(len(rows))
         if broke:
@@ -126,7 +154,27 @@ class Policy:
                 record.idle += 1
                 if not self.priced:
                     record.slots.fade()
+        if not self.round.asked:
+            self.lull = Lull(records, self.calm(broke))
         return chosen
+
+    def calm(self, broke: bool) -> int:
+        """Steps ahead in which this policy would decide as it just has: to draft nothing."""
+        if self.priced and self.cheap:
+            return 0  # `rests` counts them
+        if self.branching and not self.priced:
+            return 0  # `Shapes` keeps its choice as long as it may
+        return min(LULL, self.probes.threshold(broke) - self.probes.waited - 1)
+
+    def waken(self) -> None:
+        """Let rows and probes know of the steps that went by without a decision."""
+        past, self.lull = self.lull, Lull()
+        if past.passed:
+            self.probes.waited += past.passed
+            for record in past.records:
+                record.idle += past.passed
+                if not self.priced:
+                    record.slots.fade(past.passed)
 
     def offers(self, records: Sequence[Record], costs: StepCosts) -> list[Budget]:
         """Prices for a drafter that keeps to them, or nothing where it has not paid so far."""

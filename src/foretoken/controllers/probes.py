@@ -26,10 +26,14 @@ class Probes:
         if self.row is not None and self.row in idle:
             return idle[self.row]
         self.row = None
-        if self.waited < (self.FLOOR * self.every if broke else self.interval):
+        if self.waited < self.threshold(broke):
             return None
         self.waited, self.depth, self.won = 0, 2, False
         return -1
+
+    def threshold(self, broke: bool) -> int:
+        """Plain steps before a probe."""
+        return self.FLOOR * self.every if broke else self.interval
 
     def ended(self, paid: bool, whole: bool) -> None:
         """A probe came back: did its tokens pay for it, and were all of them accepted?"""

@@ -94,7 +94,9 @@ class StepCosts:
         scored = convex(costs.target)
         rest = CostCurve({n: seconds + costs.overhead for n, seconds in scored.items()})
         # A drafter that costs nothing measurable still needs a positive price.
-        draft = {d: max(seconds, 1e-9) for d, seconds in costs.draft.items()} or {1: 1e-9}
+        draft = {d: max(seconds, 1e-9) for d, seconds in hull_of(rising(costs.draft)).items()} or {
+            1: 1e-9
+        }
         if len(draft) == 1:  # a forward per level: the next levels cost as much again
             draft |= {2 * d: 2.0 * seconds for d, seconds in draft.items()}
         return cls(rest, CostCurve(draft))
@@ -120,12 +122,16 @@ def convex(measured: Mapping[int, float]) -> dict[int, float]:
     single bad one would hide a size from the controller for good, since a size that looks too dear
     is never tried again.
     """
+    least = rising(measured)
+    if 1 in least and len(least) > 1:
+        return {1: least.pop(1)} | hull_of(least)
+    return hull_of(least)
+
+
+def rising(measured: Mapping[int, float]) -> dict[int, float]:
+    """By size, the least that it or a larger one was measured at."""
     sizes = sorted(measured)
-    least = [min(measured[n] for n in sizes[at:]) for at in range(len(sizes))]
-    if sizes[0] == 1 and len(sizes) > 1:
-        several = dict(zip(sizes[1:], least[1:], strict=True))
-        return {1: least[0]} | hull_of(several)
-    return hull_of(dict(zip(sizes, least, strict=True)))
+    return {n: min(measured[m] for m in sizes[at:]) for at, n in enumerate(sizes)}
 
 
 def hull_of(rising: Mapping[int, float]) -> dict[int, float]:

@@ -67,7 +67,7 @@ def measure_costs(
     while done < rounds:
         with closing(ScratchRow(engine, context)) as scratch:
             for depth in DEPTHS:
-                budget = Budget(depth, 4 * depth if trees else depth)
+                budget = Budget(depth, 2 * depth if trees else depth)
                 if depth <= max_depth and scratch.fits(1 + budget.nodes):
                     watch.step(scratch, budget)
             if engine.drafter.traits.prices:

@@ -16,9 +16,9 @@ class Counts:
         self.hits: list[float] = []
         self.trials: list[float] = []
 
-    def fade(self) -> None:
-        """One step passes."""
-        self.unit *= self.growth
+    def fade(self, steps: int = 1) -> None:
+        """Steps pass."""
+        self.unit *= self.growth if steps == 1 else self.growth**steps
         if self.unit > RESCALE:
             self.scale(1.0 / self.unit)
             self.unit = 1.0

@@ -112,14 +112,14 @@ class BestFirstGrowth(TreeGrowth):
         # The children of a level are worth at most the level itself.
         if sum([self.values[node] for node in self.frontier]) < ranker.min_gain:
             return False
-        if self.level > 1:
+        if self.level > 1 and not self.row.rehearsal:
             ranker.decline.update(last, self.gain)
         return self.gain * ranker.decline.share >= self.level_price
 
     def spawn(self, nodes: list[int], laws: Tensor) -> None:
         """Candidates below `nodes` that can still be among the best; one law may hold for all."""
-        ranker, greedy, values = self.ranker, self.greedy, self.values
-        calibration, template = ranker.calibration, ranker.template
+        ranker, chance, values = self.ranker, self.chance, self.values
+        template = ranker.template
         top, ids = laws.topk(ranker.width(laws.shape[-1], self.budget))
         chances, tokens = top.tolist(), ids.tolist()
         if len(chances) < len(nodes):
@@ -131,9 +131,7 @@ class BestFirstGrowth(TreeGrowth):
             for rank, (law, token) in enumerate(zip(of_node, ids_of_node, strict=True)):
                 if law <= 0.0 or above <= least:
                     break  # laws fall with the rank, and no child is worth more than its parent
-                value = above * (
-                    law if calibration is None else calibration.chance(law, rank, greedy)
-                )
+                value = above * chance(law, rank)
                 if value <= least:
                     if rank:
                         break  # only the favourite is trusted by another measure than the next
@@ -150,6 +148,16 @@ class BestFirstGrowth(TreeGrowth):
                 self.laws.append(law)
                 self.values.append(value)
                 self.ranks.append(rank)
+
+    def chance(self, law: float, rank: int) -> float:
+        """Of a child, given its parent; in a row that is only timed, favourites are certain.
+
+        A rehearsed text says nothing to the draft, and what a deep tree costs would stay unknown.
+        """
+        if self.row.rehearsal:
+            return law if rank else 1.0
+        calibration = self.ranker.calibration
+        return law if calibration is None else calibration.chance(law, rank, self.greedy)
 
     def least(self) -> float:
         """The value that a further candidate must exceed."""

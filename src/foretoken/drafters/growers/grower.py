@@ -132,7 +132,8 @@ class ModelDrafter(RowDrafter):
             path = None
             if growth is not None:
                 state.growth = None
-                growth.judged(draft, verdict)
+                if not row.rehearsal:
+                    growth.judged(draft, verdict)
                 origin = draft.origin
                 path = growth.fed(
                     verdict.path if origin is None else [origin[node] for node in verdict.path]
