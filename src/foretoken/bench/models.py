@@ -20,7 +20,7 @@ from foretoken.bench.catalogue import writes_beams, writes_together
 from foretoken.bench.interpreters import Interpreter
 from foretoken.bench.limit import weight_bytes
 from foretoken.bench.other_engines import EngineRow, Handed, gguf_path
-from foretoken.bench.own import BeamsRow, OwnRow, Waiting
+from foretoken.bench.own import BeamsRow, OwnRow, Row, Waiting
 from foretoken.bench.peers import PeerRow
 from foretoken.bench.rows import RowSpec
 from foretoken.bench.tuning import TunedRow
@@ -30,6 +30,7 @@ from foretoken.engine.models import check_tokenizers, check_vocabulary, end_toke
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.load import load_model, load_tokenizer, locate
 from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
+from foretoken.types import CostTable, Memory
 
 FORMS: Mapping[str, type[TunedRow]] = {**peers.FORMS, **other_engines.FORMS}
 
@@ -69,6 +70,7 @@ class Models:
             if source is not None and not isinstance(source, str | Path)
         }
         self._own: dict[tuple[Any, ...], Any] = {}
+        self._costs: dict[str, CostTable] = {}  # by a row's label
         self._clean: dict[str, Any] = {}
         first = self._load("target")
         self.tokenizer = load_tokenizer(target, tokenizer)
@@ -102,12 +104,24 @@ class Models:
             check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
         check_vocabulary(engine, self.tokenizer)
         if engine.controller.needs_costs:
-            engine.controller.learn(measure_costs(engine))
+            if spec.label not in self._costs:
+                self._costs[spec.label] = measure_costs(engine)
+            engine.controller.learn(self._costs[spec.label])
         if writes_beams(spec.method):
             return BeamsRow(spec, engine)
         if self.device.type == "cuda":
             engine.target = Waiting(engine.target)  # type: ignore[assignment]
         return OwnRow(spec, engine)
+
+    def renew(self, row: Row) -> None:
+        """Let a row that learns from its answers forget them, as a new session would.
+
+        Else it would read the answers of one repetition in the next.
+        """
+        if isinstance(row, OwnRow) and row.engine.drafter.traits.memory is Memory.ENGINE:
+            made = self.row(row.spec)
+            assert isinstance(made, OwnRow)
+            row.engine = made.engine
 
     def _engine_row(self, spec: RowSpec, engine: str) -> EngineRow:
         """A row in another interpreter, with folders of the very weights that ours have."""

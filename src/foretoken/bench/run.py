@@ -272,6 +272,8 @@ def measure(
     asked = at_once(prompts, config.requests)
     bar.begin("measuring", len(rows) * len(asked) * config.repetitions)
     for repetition in range(config.repetitions):
+        for row in alive:
+            models.renew(row)
         for n, prompt in enumerate(asked):
             turn = (n + repetition) % max(len(rows), 1)
             for row in rows[turn:] + rows[:turn]:
