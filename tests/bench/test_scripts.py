@@ -78,7 +78,7 @@ def test_never_slower_judges_a_useless_and_a_good_draft(script) -> None:
     assert code == 0 and len(claims) == 5
     assert sum(claim.startswith("useless draft") for claim in claims) == 3
     useless = found["useless"]["rows"]["chain[depth=5]"]["accepted_length"]["emitted_per_forward"]
-    good = found["good"]["rows"]["chain[depth=2]"]["accepted_length"]["emitted_per_forward"]
+    good = found["sweep"]["rows"]["chain[depth=2]"]["accepted_length"]["emitted_per_forward"]
     assert useless < 1.5 and good >= 1.0
 
 
