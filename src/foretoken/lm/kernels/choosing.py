@@ -8,7 +8,7 @@ several may use at once is borrowed instead (`lm.borrowed`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -37,7 +37,9 @@ from foretoken.lm.kernels.native import Unavailable, library
 
 MODES = ("auto", "dense", "packed", "lean")
 NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
-SPARED = 2e-5  # seconds by which a product is cheaper, at least, when many are one call
+# seconds that one call for many products spares per product: of calls, and per row of operations
+# between products
+SPARED, SPARED_PER_ROW = 2e-5, 3e-7
 JUDGED = (1, 16)  # the row counts one copy is judged by: plain decoding and scoring a tree
 
 # outputs of each layer and inputs, type, threads, stored transposed: one machine, so one answer
@@ -122,14 +124,21 @@ def reach_in_c(sites: Sequence[Site]) -> int:
     groups = [(table, group) for table, group in groups if group[0].places is not None]
     reach = 0
     for rows in range(1, MOST[NATIVE] + 1) if groups else ():
-        ours, chosen = 0.0, SPARED * len(sites)
+        ours, chosen = 0.0, (SPARED + SPARED_PER_ROW * rows) * len(sites)
         for table, group in groups:
-            larger = next((measured for measured in table if measured >= rows), None)
-            seconds = table[larger] if larger is not None else {}
-            ours += len(group) * seconds.get(NATIVE, float("inf"))
-            chosen += len(group) * seconds.get(group[0].kernels[rows], 0.0)
-        reach = rows if ours <= chosen else reach
+            ours += len(group) * seconds_of(NATIVE, rows, table)
+            chosen += len(group) * seconds_of(group[0].kernels[rows], rows, table)
+        reach = rows if ours <= chosen < float("inf") else reach
     return reach
+
+
+def seconds_of(kernel: int, rows: int, table: Mapping[int, Mapping[int, float]]) -> float:
+    """Between two measured row counts on the line; inf where the larger one did not try it."""
+    high = min((measured for measured in table if measured >= rows), default=0)
+    low = max((measured for measured in table if measured <= rows), default=high)
+    after = table.get(high, {}).get(kernel, float("inf"))
+    before = table.get(low, {}).get(kernel, after)
+    return before if low == high else before + (rows - low) / (high - low) * (after - before)
 
 
 def restore(model: nn.Module) -> None:
