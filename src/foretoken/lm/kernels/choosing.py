@@ -134,10 +134,13 @@ def reach_in_c(sites: Sequence[Site]) -> int:
 
 def seconds_of(kernel: int, rows: int, table: Mapping[int, Mapping[int, float]]) -> float:
     """Between two measured row counts on the line; inf where the larger one did not try it."""
-    high = min((measured for measured in table if measured >= rows), default=0)
+    larger = [measured for measured in table if measured >= rows]
+    if not larger:
+        return float("inf")
+    high = min(larger)
     low = max((measured for measured in table if measured <= rows), default=high)
-    after = table.get(high, {}).get(kernel, float("inf"))
-    before = table.get(low, {}).get(kernel, after)
+    after = table[high].get(kernel, float("inf"))
+    before = table[low].get(kernel, after)
     return before if low == high else before + (rows - low) / (high - low) * (after - before)
 
 
