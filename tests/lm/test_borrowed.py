@@ -9,13 +9,16 @@ from threading import Thread
 import pytest
 import torch
 from families import tiny
-from play import row_of
+from play import point, row_of
 from torch import nn
 
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.kernels import borrowed, choosing
-from foretoken.lm.kernels.linears import can_pack
+from foretoken.lm.kernels.linears import DENSE, PACKED, can_pack
 from foretoken.lm.opening import open_lm
+from foretoken.lm.views.early_exit_scoring import Leave
+from foretoken.lm.views.wrapping import early_exit_scoring, early_exits, skipped_layers
+from foretoken.trees.build import root
 
 PACKS = pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
 
@@ -25,6 +28,12 @@ def trained(family="llama"):
     model = tiny(family).train()
     model.model.layers[1].eval()
     return model
+
+
+def bytes_copied(lm):
+    """Of all copies of weights that are held for a model: of the captured one, and in modules."""
+    held = [*lm.borrowing.kernels.copies, *choosing.installed(lm.model)]
+    return sum(product.nbytes() for product in set(held) if product.packed is not None)
 
 
 def state(model):
@@ -218,3 +227,29 @@ def test_threads_that_open_and_close_leave_no_trace():
     for thread in threads:
         thread.join()
     assert not errors and state(model) == before
+
+
+@PACKS
+@pytest.mark.parametrize("view", [early_exits, skipped_layers, early_exit_scoring])
+def test_a_view_holds_no_copies_of_weights_beside_those_of_its_target(view, monkeypatch):
+    """Parts of a captured model run on the capture; copies in its modules would be read by none."""
+    told = {rows: {DENSE: 2.0, PACKED: 1.0} for rows in (1, 64)}  # so every weight is copied
+    monkeypatch.setattr(choosing, "measure", lambda products, seconds: told)
+    monkeypatch.setattr(choosing, "_measured", {})
+    model = tiny("llama")
+    with open_lm(model) as lm:
+        before = bytes_copied(lm)
+        seen = view(lm)
+        row = row_of([1, 2, 3, 4])
+        seen.prefill([row])
+        if view is early_exits:
+            seen.draft([row], [(4, 5)], [(-1, 0)], [2])
+        elif view is skipped_layers:
+            seen.draft([row], [(4, 5)], [(-1, 0)], frozenset({1}))
+        else:
+            wish = Leave(torch.tensor([[1, 2]]), frozenset({1}), lambda *_: [True], root(4))
+            seen.leave(row, wish)
+            seen.score([row], [point(root(4))])
+        seen.read_out(torch.ones(2, seen.hidden_size))
+        linear = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear)
+        assert bytes_copied(lm) == before == linear

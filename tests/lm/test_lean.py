@@ -149,9 +149,9 @@ def test_a_model_that_somebody_patched_is_traced_by_itself(make_tiny):
 
 
 def test_kernels_of_our_own_in_its_modules_are_no_patch(make_tiny):
-    """Reading the head behind a layer puts products into modules; the capture stays."""
+    """Whoever puts products into the modules of a model that is open leaves it its capture."""
     lm = open_lm(make_tiny("llama"))
-    lm.borrowing.put_in_modules()
+    choosing.choose_kernels(lm.model, "packed")
     assert list(choosing.installed(lm.model))
     lm.refresh()
     assert lm.lean is not None

@@ -211,14 +211,6 @@ class Borrowing:
         """The captured model; None where there is none, or it was closed."""
         return None if self.kernels is None else self.kernels.lean
 
-    def put_in_modules(self) -> None:
-        """Kernels for the model's own layers as well, for forwards that need its modules."""
-        with _lock:
-            there = self.kernels
-            if there is not None and there.lean is not None and not there.products:
-                choose_kernels(self.model, there.asked[0])
-                there.products += installed(self.model)
-
     def share(self, mode: str, pad_lone: bool) -> None:
         """Use the kernels that are in place. `auto` takes what there is, others what they ask."""
         there = self.shared.kernels

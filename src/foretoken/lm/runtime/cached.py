@@ -23,7 +23,6 @@ from foretoken.lm.runtime.packing import (
     renewed_feed,
     tree_feed,
 )
-from foretoken.lm.runtime.partial_forwards import Stack
 from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.runtime.sharing import exclusive, shared_by
 from foretoken.trees.masks import depths
@@ -74,12 +73,6 @@ class CachedLM(BatchForward):
         """The model as it was captured; None where its modules run."""
         found: Captured | None = None if self.borrowing is None else self.borrowing.lean
         return found
-
-    @cached_property
-    def stack(self) -> Stack:
-        """The decoder layers; modules of a captured model get kernels when they are asked for."""
-        self.borrowing.put_in_modules()
-        return Stack(self.model, self._layers)
 
     @property
     def closed(self) -> bool:

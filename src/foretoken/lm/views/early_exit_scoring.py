@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from foretoken.contract import LanguageModel
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
-from foretoken.lm.runtime.captured import Call, Captured, Cut
+from foretoken.lm.runtime.captured import Call, Captured, Cut, end_of
 from foretoken.lm.runtime.packing import Feed, tree_feed
 from foretoken.lm.runtime.partial_forwards import Forward, Stack
 from foretoken.lm.runtime.sharing import exclusive
@@ -155,7 +155,7 @@ class Readout:
                 "its last norm could not be found, or its positions are scaled by the call.",
                 "use method chain, prompt-lookup or plain.",
             )
-        self.norm: nn.Module = found[0]
+        self.lm, self.norm = lm, found[0]
         self.head: nn.Module = lm.model.get_output_embeddings()
 
     def some(self, normed: Float[Tensor, "n H"], tokens: Int[Tensor, "n K"]) -> Tensor:
@@ -165,7 +165,9 @@ class Readout:
 
     def best(self, normed: Float[Tensor, "n H"]) -> list[int]:
         """The most likely token of the whole vocabulary per state."""
-        chosen: list[int] = self.head(normed).argmax(-1).tolist()
+        lean = self.lm.lean
+        logits = self.head(normed) if lean is None else end_of(lean, normed, lean.layers + 1)
+        chosen: list[int] = logits.argmax(-1).tolist()
         return chosen
 
 
