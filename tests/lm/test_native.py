@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,3 +189,27 @@ def test_max_is_an_error_where_auto_would_fall_back(tmp_path):
     assert fresh(code, tmp_path) == "taken"
     told = fresh(code, tmp_path, CC="no-such-compiler")
     assert "no C compiler" in told and "compile='auto'" in told
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="options of that family")
+@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
+def test_registers_of_any_width_do(tmp_path, without):
+    """The tests of attention, norms and products once more, as on an older processor."""
+    compiler, *options = native.find_compiler()
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    env["CC"] = shlex.join([compiler, *options, without])
+    tests = Path(__file__).with_name("test_few_tokens.py")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        str(tests),
+    ]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "skipped" not in done.stdout

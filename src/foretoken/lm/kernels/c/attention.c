@@ -8,7 +8,7 @@
 
 #include "operations.h"
 
-enum { PARTS = 4, COLUMNS = PARTS * LANES, QUERIES = 32, LINE = 64 }; /* LINE: bytes fetched at once */
+enum { PARTS = 4, COLUMNS = PARTS * LANES, QUERIES = 32 };
 
 struct asked { /* one query, and what was made of the columns so far */
   const void *query, *mask;

@@ -5,8 +5,6 @@
  * Accumulated in float32. Compiled for the machine it runs on by `native.py`. */
 #include "operations.h"
 
-enum { LINE = 64 }; /* bytes fetched at once */
-
 /* tile: OUTS outputs of up to ROWS rows, while `lines` lines per step are fetched from `next`.
  * tiles: OUTS outputs of all rows; their weights come from memory for the first tile only, so
  *        those of a later one are fetched during all of them.

@@ -19,6 +19,7 @@ enum { LANES = 4 };
 #else
 #define HELD(value)
 #endif
+enum { LINE = 64 }; /* bytes that come from memory at once */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float floats __attribute__((vector_size(LANES * 4)));
