@@ -183,7 +183,7 @@ def test_what_cannot_be_read_in_place_is_left_to_torch(cache):
     assert own.over([Reading.of(0, 0, 9, 100, None)]) is None  # too many tokens
     slots.lowered = True
     assert own.over([Reading.of(0, 0, 1, 100, None)]) is None  # windows
-    assert InSlots(cache(torch.float32, 48, 48), 1, 8).over([Reading.of(0, 0, 1, 9, None)]) is None
+    assert InSlots(cache(torch.float32, 36, 36), 1, 8).over([Reading.of(0, 0, 1, 9, None)]) is None
     assert InSlots(SlotCache(3), 1, 8).over([Reading.of(0, 0, 1, 9, None)]) is None
 
 
