@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.sampling import Finish as Finish
@@ -180,6 +180,14 @@ class Laws(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Few:
+    """The finite part of logits: what a draft of a reduced vocabulary says about its own tokens."""
+
+    logits: Float[Tensor, "N k"]
+    tokens: Int[Tensor, "k"]  # ids of the columns
+
+
 @dataclass(slots=True)
 class Scores:
     """What one forward says about the nodes of one row."""
@@ -188,6 +196,7 @@ class Scores:
     hidden: Float[Tensor, "N L H"] | None = None  # of the taps that were asked for
     p: Laws | None = None
     share: float = 1.0  # of a whole forward that this one took: part of the layers may have run
+    few: Few | None = None  # all that is finite of the logits, where that is known to be little
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,30 @@ class WholeQ(DrawnTree):
         return replace(draft, q=tuple(laws))
 
 
+class FewWords(DrawnTree):
+    """Draws from the listed tokens alone: the draft's law is that of a reduced vocabulary."""
+
+    words = (0, 2)
+
+    def reported(self, q: Tensor) -> Tensor:
+        return self.among(q)
+
+    def children(self, q: Tensor, width: int, coins: Coins) -> list[int]:
+        return super().children(self.among(q), width, coins)
+
+    def among(self, q: Tensor) -> Tensor:
+        some = torch.zeros_like(q)
+        some[list(self.words)] = q[list(self.words)]
+        return some / some.sum()
+
+
+class WordsOfAll(FewWords):
+    """Draws from the listed tokens, and hands on the law over all tokens."""
+
+    def reported(self, q: Tensor) -> Tensor:
+        return q
+
+
 class DropsUnlikely(DrawnTree):
     """Cuts its chain before the first token that it drew with little confidence."""
 

@@ -28,6 +28,7 @@ from foretoken.engine.engine import Engine
 from foretoken.engine.promise import promise_of_row
 from foretoken.errors import CapabilityError, PairingError
 from foretoken.lm.table import TableLM
+from foretoken.lm.views.table_views import scoring_few
 from foretoken.methods import (
     GENERAL_CONTROLLERS,
     METHODS,
@@ -40,6 +41,8 @@ from foretoken.types import Draw, SamplingParams, Shape
 
 SHAPES = ((2, 1), (1, 2), (2, 2), (3, 1))
 TABLE_PROMPTS = ((0, 1, 2, 0, 1), (2, 2, 1, 2, 2), (1,), (0, 2, 1, 1, 0, 2, 1))
+REDUCED = ("chain", "tree", "mcsd")  # audited with a draft that scores WORDS alone as well
+WORDS = (0, 2)
 TABLE_TOKENS = 60  # written after each prompt by a table
 MODEL_TOKENS = 48  # and by a real model
 
@@ -74,9 +77,17 @@ def all_jobs(
 
 
 def table_engine(
-    entry: Method, vocab: int, controller: str, verifier: str | None = None, depth: int = 2
+    entry: Method,
+    vocab: int,
+    controller: str,
+    verifier: str | None = None,
+    depth: int = 2,
+    words: Sequence[int] | None = None,
 ) -> Engine:
-    """The method's own engine over tables; a controller that reads the clock gets a steady one."""
+    """The method's own engine over tables; a controller that reads the clock gets a steady one.
+
+    `words` are the tokens that the draft scores, where these are not all.
+    """
     config = needed(entry, vocab, controller)
     if controller == "fixed" and entry.name != "plain":
         config |= {"depth": depth, "nodes": 2 * depth}
@@ -84,10 +95,12 @@ def table_engine(
         config |= {"max_nodes": 2 * depth}
     if verifier == "mixed":  # the rule for drafts of which a part is fixed
         config |= {"greedy_draft": True}
+    draft = TableLM.random(vocab, seed=22)
+    draft_lm = draft if words is None else scoring_few(draft, words)
     engine: Engine = assemble(
         entry.name,
         TableLM.random(vocab, seed=21),
-        TableLM.random(vocab, seed=22) if needs_draft(entry) else None,
+        draft_lm if needs_draft(entry) else None,
         controller=controller,
         verifier=verifier,
         **config,
@@ -108,7 +121,7 @@ def law_jobs(entry: Method) -> list[Job]:
     """Exact law of every combination of a lossless method."""
     if not promise_of_row(entry).lossless:
         return []
-    return [
+    jobs: list[Job] = [
         (
             "exact law",
             f"{entry.name} ({verifier}, {controller})",
@@ -116,14 +129,20 @@ def law_jobs(entry: Method) -> list[Job]:
         )
         for verifier, controller in combinations(entry)
     ]
+    if entry.name in REDUCED:
+        how = partial(method_law, entry, entry.verifier, "fixed", WORDS)
+        jobs.append(("exact law", f"{entry.name}, reduced draft vocabulary", how))
+    return jobs
 
 
-def method_law(entry: Method, verifier: str, controller: str) -> Checked:
+def method_law(
+    entry: Method, verifier: str, controller: str, words: Sequence[int] | None = None
+) -> Checked:
     """The largest total variation over all sampling settings."""
     # Every drawn node multiplies the outcomes by the vocabulary.
     drafter = table_engine(entry, 4, controller, verifier).drafter
     vocab = 3 if drafter.traits.shape is Shape.TREE and not drafter.traits.fixed else 4
-    build = partial(table_engine, entry, vocab, controller, verifier)
+    build = partial(table_engine, entry, vocab, controller, verifier, words=words)
     gaps = {
         name: exact.law_gap(build, TableLM.random(vocab, seed=21), setting)
         for name, setting in exact.SETTINGS.items()
@@ -196,9 +215,17 @@ def table_jobs(entry: Method) -> list[Job]:
     """What is exact on tables: greedy text, cache, neighbours, seeds."""
     plain = partial(table_engine, METHODS["plain"], 4, "fixed")
     jobs: list[Job] = []
-    for verifier, controller in combinations(entry):
-        build = partial(table_engine, entry, 4, controller, verifier, 4)
-        name = f"{entry.name} ({verifier}, {controller})"
+    kinds: list[tuple[str, Build]] = [
+        (
+            f"{entry.name} ({verifier}, {controller})",
+            partial(table_engine, entry, 4, controller, verifier, 4),
+        )
+        for verifier, controller in combinations(entry)
+    ]
+    if entry.name in REDUCED:
+        reduced = partial(table_engine, entry, 4, "fixed", None, 4, WORDS)
+        kinds.append((f"{entry.name}, reduced draft vocabulary", reduced))
+    for name, build in kinds:
         same = partial(greedy, plain, build, TABLE_PROMPTS, TABLE_TOKENS)
         jobs += [("greedy, tables", name, same)] if promise_of_row(entry).lossless else []
         jobs += [

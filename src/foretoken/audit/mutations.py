@@ -135,6 +135,11 @@ def drafting(
     return variation(widths, Draw.IID, verifier, mutant if bad else DrawnTree)
 
 
+def few_words(widths: Sequence[int], draw: Draw, verifier: type[Any], bad: bool) -> float:
+    """A draft of a reduced vocabulary, judged by its own law or by the law over all tokens."""
+    return variation(widths, draw, verifier, broken.WordsOfAll if bad else broken.FewWords)
+
+
 def siblings(mutant: type[DrawnTree], draw: Draw, verifier: type[Any], bad: bool) -> float:
     """Two drawn siblings against siblings that were tampered with."""
     return variation(PAIR, draw, verifier, mutant if bad else DrawnTree)
@@ -335,6 +340,16 @@ MUTATIONS = (
         "the last column kept by a commit is lost",
         partial(cached, broken.LosesColumn),
         bound=1e-12,
+    ),
+    Mutation(
+        "reduced law of a chain judged whole",
+        "tokens of a reduced draft vocabulary are judged by the law over all tokens",
+        partial(few_words, CHAIN, Draw.IID, Block),
+    ),
+    Mutation(
+        "reduced law of siblings judged whole",
+        "distinct siblings of a reduced draft vocabulary are judged by the law over all tokens",
+        partial(few_words, PAIR, Draw.DISTINCT, Recursive),
     ),
     Mutation(
         "mask leak",

@@ -15,6 +15,7 @@ import torch
 from foretoken.contract import NoOptions
 from foretoken.errors import ConfigError
 from foretoken.lm.runtime.branches import BranchingLM, Columns, feed, prune
+from foretoken.lm.views.few_rows import is_silenced
 from foretoken.trees.forest import BeamRow, Cut, Layer
 from foretoken.types import Budget, Draw, Memory, Shape, Traits
 from foretoken.warp.joint import joint_law
@@ -84,8 +85,10 @@ class BeamModel(NoBeams):
             )
 
     def start(self, row: BeamRow) -> None:
-        # A prompt beyond the draft model's positions is written without guesses.
-        if self.lm.max_length is None or len(row.state.tokens) <= self.lm.max_length:
+        # A prompt beyond the draft model's positions is written without guesses, and so is a text
+        # that may have none of its tokens.
+        fits = self.lm.max_length is None or len(row.state.tokens) <= self.lm.max_length
+        if fits and not is_silenced(self.lm, row.state.params):
             self.lm.prefill([row.state])
             columns: Columns = {}
             row.state.private[self] = columns
@@ -145,7 +148,11 @@ class BeamModel(NoBeams):
         """Draw one layer."""
         row, forest, state = draft.row, draft.row.forest, draft.row.state
         paths = [forest.text(node) for node in draft.nodes]
-        q = joint_law(state.warp, state.tokens, paths, draft.weights, logits).law
+        try:
+            q = joint_law(state.warp, state.tokens, paths, draft.weights, logits).law
+        except ConfigError:  # the options leave this draft nothing; the target may have more
+            draft.nodes, draft.weights = [], []
+            return
         vocab = logits.shape[-1]
         count = 1 if state.warp.greedy else self.samples or row.width
         pairs = [state.coins.draw(q) for _ in range(count)]

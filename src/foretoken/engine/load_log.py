@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from foretoken.lm.views.few_rows import FewRows
 from foretoken.types import CostTable
 
 LOG = logging.getLogger(__name__)
@@ -21,6 +22,8 @@ def log_model(lm: Any) -> None:
         "%s: %s, %d layers, %d tokens of vocabulary, context %s, %s on %s",
         name, family.name, family.layers, lm.vocab_size, length, lm.model.dtype, lm.device,
     )  # fmt: skip
+    if reduced := draft_vocabulary_of(lm):
+        LOG.info("%s: draft vocabulary %s", name, reduced)
     attention = lm.plan.attention or "the model's own"
     why = f" ({lm.caps.why})" if lm.caps.why else ""
     LOG.info(
@@ -42,6 +45,11 @@ def log_model(lm: Any) -> None:
         LOG.info("%s: no products in C: %s", name, kernels.not_native)
     for shape, rows in kernels.chosen.items():
         LOG.debug("%s: %s: %s", name, shape, ", ".join(f"{n} -> {k}" for n, k in rows.items()))
+
+
+def draft_vocabulary_of(lm: Any) -> str:
+    """How many tokens a draft scores; empty where it scores all."""
+    return str(lm.output_rows) if isinstance(lm, FewRows) else ""
 
 
 def log_costs(costs: CostTable) -> None:

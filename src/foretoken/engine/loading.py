@@ -32,6 +32,7 @@ def load(
     trust_remote_code: bool = False,
     max_rows: int = 16,
     generation_config: Any = None,
+    draft_vocabulary: Any = None,
     **config: Any,
 ) -> Session:
     """A session over `target` (directory, hub name or loaded model), decoding with `method`.
@@ -42,6 +43,9 @@ def load(
     draft leaves `draft` alone. `compile` captures the models' forwards at load where that can be
     (seconds for a real model; "off" leaves them as they are) and runs operations in C where there
     is a compiler; "max" refuses where either cannot be.
+
+    `draft_vocabulary` are the tokens that the draft scores: ids or a file of them, or "off" for all;
+    None takes what the draft's directory says. The text does not depend on it.
 
     The model's generation config is honoured as `generate` does: explicit options win. A
     GenerationConfig may be passed in its place, or False to leave all but its end tokens aside.
@@ -70,6 +74,7 @@ def load(
         tokenizer=vocabulary,
         loading=loading,
         lm_options={"exact_bits": exact_bits, "kernels": kernels, "compile": compile},
+        draft_vocabulary=draft_vocabulary,
         controller=controller,
         verifier=verifier,
         max_rows=max_rows,

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from foretoken import shipped
 from foretoken.contract import KeepsIds
 from foretoken.engine.assemble import assemble, require_draft
 from foretoken.errors import ConfigError
@@ -71,6 +72,7 @@ def engine_over(
     tokenizer: Any = None,
     loading: Mapping[str, Any] | None = None,
     lm_options: Mapping[str, Any] | None = None,
+    draft_vocabulary: Any = None,
     **parts: Any,
 ) -> tuple[Any, Any]:
     """The engine over a loaded target, and its draft (None for a method that needs none)."""
@@ -83,7 +85,9 @@ def engine_over(
         draft_lm = None
         if needs_draft(method_row(method)):
             forward = {k: v for k, v in (lm_options or {}).items() if k in FORWARD_OPTIONS}
-            draft_lm = open_lm(load_model(draft, **(loading or {})), name="draft", **forward)
+            draft_lm = opened_draft(
+                load_model(draft, **(loading or {})), draft, draft_vocabulary, **forward
+            )
             refused.callback(draft_lm.close)
         engine = assemble(method, target_lm, draft_lm, **parts)
         if draft_lm is not None:
@@ -91,3 +95,14 @@ def engine_over(
         check_vocabulary(engine, tokenizer)
         refused.pop_all()  # what was opened stays open
     return engine, draft_lm
+
+
+def opened_draft(model: Any, source: Any, vocabulary: Any = None, **forward: Any) -> Any:
+    """A loaded draft, opened with the tokens it is to score (`lm.draft_vocabulary`)."""
+    from foretoken.lm.draft_vocabulary import chosen_rows
+    from foretoken.lm.opening import open_draft
+
+    words = model.get_output_embeddings()
+    size = 0 if words is None else words.weight.shape[0]
+    rows = chosen_rows(vocabulary, shipped.resolve(source), size) if size else None
+    return open_draft(model, rows, **forward)

@@ -17,7 +17,7 @@ from foretoken.contract import Remembers
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import raise_error
 from foretoken.engine.generation_config import GenerationDefaults
-from foretoken.engine.load_log import log_costs
+from foretoken.engine.load_log import draft_vocabulary_of, log_costs
 from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_request, check_vocabulary
 from foretoken.engine.record import Recorder
@@ -163,6 +163,8 @@ class Session:
         models = [
             f"{role}={type(owner_of(lm)).__name__}" for role, lm in roles.items() if lm is not None
         ]
+        if reduced := draft_vocabulary_of(self.draft):
+            models.append(f"draft vocabulary {reduced}")
         words = "without a tokenizer" if self.tokenizer is None else "with a tokenizer"
         told = ", ".join([f"method={self.method!r}", *models, words, str(self.engine.promise)])
         return f"{type(self).__name__}({told})"

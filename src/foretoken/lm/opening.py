@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.few_rows import with_few_rows
 from foretoken.lm.kernels.bits_probe import promise_bits
 from foretoken.lm.kernels.borrowed import Borrowing
 from foretoken.lm.kernels.capture import refusal
@@ -16,6 +18,7 @@ from foretoken.lm.kernels.native import Unavailable, library
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.family import describe
 from foretoken.lm.runtime.probe import choose_plan, disagreement
+from foretoken.lm.views.few_rows import FewRows
 
 COMPILE = ("auto", "max", "off")
 FORWARD_OPTIONS = ("kernels", "compile")  # what a draft model takes as well
@@ -56,6 +59,15 @@ def open_lm(
     if lm.device.type == "cuda" and lm.plan.tree:
         lm.graphs = Graphs(lm)
     return lm
+
+
+def open_draft(model: Any, rows: OutputRows | None, **options: Any) -> CachedLM | FewRows:
+    """A draft that computes `rows` of its output layer (None: all); its model stays as it is."""
+    if rows is None:
+        return open_lm(model, name="draft", **options)
+    rows = rows.to(model.device)
+    reduced, part = with_few_rows(model, rows.rows)
+    return FewRows(open_lm(reduced, name="draft", **options), rows, part.follow)
 
 
 def capturing(compile: str, kernels: str) -> bool:

@@ -78,12 +78,14 @@ class BestFirstGrowth(TreeGrowth):
         self.kept = [0]  # the nodes that were proposed
 
     def take(self, score: Scores, stop: StoppingRule | None) -> bool:
-        nodes, laws = self.read(score.logits)
+        # Few columns are enough where nobody asks which tokens they are: no option, no rule.
+        few = score.few if stop is None and self.warp.bare else None
+        nodes, laws = self.read(score.logits if few is None else few.logits)
         go = self.ask(stop, nodes, laws, score)
         if go is Go.STOP:
             return False
         born = len(self.tokens)
-        self.spawn(nodes, laws)
+        self.spawn(nodes, laws, None if few is None else few.tokens)
         last, before = self.gain, self.worth
         self.paid, self.worth = paying([-value for value, _ in self.best], self.prices)
         self.gain = self.worth - before
@@ -116,11 +118,15 @@ class BestFirstGrowth(TreeGrowth):
             ranker.decline.update(last, self.gain)
         return self.gain * ranker.decline.share >= self.level_price
 
-    def spawn(self, nodes: list[int], laws: Tensor) -> None:
-        """Candidates below `nodes` that can still be among the best; one law may hold for all."""
+    def spawn(self, nodes: list[int], laws: Tensor, columns: Tensor | None = None) -> None:
+        """Candidates below `nodes` that can still be among the best; one law may hold for all.
+
+        `columns` are the tokens of the laws' columns, where these are not all that there are.
+        """
         ranker, chance, values = self.ranker, self.chance, self.values
         template = ranker.template
         top, ids = laws.topk(ranker.width(laws.shape[-1], self.budget))
+        ids = ids if columns is None else columns[ids]
         chances, tokens = top.tolist(), ids.tolist()
         if len(chances) < len(nodes):
             chances, tokens = chances * len(nodes), tokens * len(nodes)

@@ -60,7 +60,12 @@ class ChainGrowth(Growth):
             if stop is not None:
                 go = stop.after(row, Level(score.logits.softmax(-1), score.hidden))
             if go is not Go.STOP:
-                self.tokens.append(row.warp.choose(row.tokens, logits, self.tokens))
+                few = score.few if row.warp.bare else None
+                if few is not None:
+                    best = row.warp.choose(row.tokens, few.logits[0])
+                    self.tokens.append(int(few.tokens[best]))
+                else:
+                    self.tokens.append(row.warp.choose(row.tokens, logits, self.tokens))
             return go
         law = row.warp.law(row.tokens, logits, self.tokens)
         if stop is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from foretoken.contract import Features, LanguageModel
+from foretoken.lm.views.few_rows import is_silenced
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
 
@@ -21,6 +22,8 @@ class OrdinaryModel:
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if self.max_length is not None and len(row.tokens) > self.max_length:
+            return False
+        if is_silenced(self.lm, row.params):
             return False
         self.lm.prefill([row])
         return True

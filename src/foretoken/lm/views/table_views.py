@@ -12,8 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.contract import LanguageModel
+from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.table import Memory, TableLM
 from foretoken.lm.views.early_exit_scoring import Leave
+from foretoken.lm.views.few_rows import FewRows
 from foretoken.lm.views.layer_predictions import LayerPredictions
 from foretoken.lm.views.view import TargetView
 from foretoken.types import DecodeState, Draft, Ragged, Rows, Scores, Taps
@@ -97,6 +99,29 @@ class TableSkippedLayers(TargetView):
         assert not table._memory(row).tokens, "a search beside an open tree"
         ends = range(row.prompt_len + 1, row.prompt_len + count + 1)
         return [int(table._look_up(logits, row.tokens[:end]).argmax()) for end in ends]
+
+
+class TableColumns(TargetView):
+    """Some columns of a table's logits, as a model gives that computes those rows alone."""
+
+    def __init__(self, lm: LanguageModel, columns: Sequence[int]) -> None:
+        super().__init__(lm)
+        self.columns, self.vocab_size = list(columns), len(columns)
+
+    def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
+        return [self.pick(score) for score in self.lm.score(rows, drafts, taps)]
+
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        return [self.pick(score) for score in self.lm.grow(rows, tokens, parents, taps)]
+
+    def pick(self, score: Scores) -> Scores:
+        return Scores(score.logits[:, self.columns], score.hidden, score.p, score.share)
+
+
+def scoring_few(table: TableLM, tokens: Sequence[int]) -> FewRows:
+    """A table as a draft that scores `tokens` alone."""
+    rows = OutputRows.of_tokens(tokens, table.vocab_size)
+    return FewRows(TableColumns(table, tokens), rows)
 
 
 class TableEarlyExitScoring(TargetView):

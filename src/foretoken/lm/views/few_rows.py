@@ -1,0 +1,59 @@
+"""A draft of which some rows of the output layer are computed, as a model of the target's width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.contract import LanguageModel
+from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.views.view import TargetView
+from foretoken.types import Draft, Few, Ragged, Rows, SamplingParams, Scores, Taps
+
+
+class FewRows(TargetView):
+    """Laws of `lm`, whose logits are those of `rows` alone, over all tokens of the target.
+
+    `follow(full)` lets the rows follow their weights.
+    """
+
+    def __init__(
+        self, lm: LanguageModel, rows: OutputRows, follow: Callable[[bool], None] | None = None
+    ) -> None:
+        super().__init__(lm)
+        self.output_rows, self.follow = rows, follow
+        self.vocab_size = rows.width
+
+    def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
+        return [self.spread(score) for score in self.lm.score(rows, drafts, taps)]
+
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        return [self.spread(score) for score in self.lm.grow(rows, tokens, parents, taps)]
+
+    def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
+        return self.output_rows.spread(self.lm.unembed(hidden))
+
+    def spread(self, score: Scores) -> Scores:
+        """Over all tokens, and over few for those who only rank."""
+        few = Few(score.logits, self.output_rows.tokens)
+        logits = self.output_rows.spread(score.logits)
+        return Scores(logits, score.hidden, score.p, score.share, few)
+
+    def refresh(self, full: bool = False) -> int:
+        """Follow changed weights, those of the whole output layer among them."""
+        if self.follow is not None:
+            self.follow(full)
+        changed: int = self.base.refresh(full=full)
+        return changed
+
+
+def is_silenced(lm: Any, params: SamplingParams) -> bool:
+    """Whether a text's options ban every token that a draft scores: it has no law then."""
+    if not isinstance(lm, FewRows) or not (params.banned_tokens or params.logit_bias):
+        return False
+    banned = params.banned_tokens | {t for t, bias in params.logit_bias.items() if bias == -inf}
+    return banned.issuperset(lm.output_rows.tokens.tolist())
