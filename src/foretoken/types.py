@@ -184,8 +184,8 @@ class Laws(Protocol):
 class Few:
     """The finite part of logits: what a draft of a reduced vocabulary says about its own tokens."""
 
-    logits: Float[Tensor, "N k"]
-    tokens: Int[Tensor, "k"]  # ids of the columns
+    logits: Float[Tensor, "N n"]
+    tokens: Int[Tensor, "n"]  # ids of the columns
 
 
 @dataclass(slots=True)

@@ -294,3 +294,20 @@ def test_an_unwritable_folder_is_refused_before_any_model_is_read(tmp_path) -> N
     file.write_text("")
     with pytest.raises(ConfigError, match="nothing can be written there"):
         run_bench(BenchConfig(target="no/such/model", out=file / "out"), tasks(1))
+
+
+def test_rows_with_drafts_of_several_vocabularies(pair_folders, tmp_path) -> None:
+    words = tmp_path / "words.json"
+    words.write_text(json.dumps({"version": 1, "vocab_size": 265, "tokens": list(range(200))}))
+    rows = (
+        f"plain,chain[depth=3],chain[depth=3,draft_vocabulary=off],tree[draft_vocabulary={words}]"
+    )
+    options = {"methods": rows, "draft_vocabulary": words}
+    results = run_bench(config(pair_folders, tmp_path / "out", **options), tasks(2))
+    assert [row["failed"] for row in results["rows"].values()] == [None] * 4
+    assert results["setting"]["draft_vocabulary"] == ["200 of 265"]
+    for label, row in results["rows"].items():
+        assert (row["text"]["equal"], row["text"]["of"]) == (2, 2), label
+    words.write_text(words.read_text().replace("[0, ", "["))
+    with pytest.raises(ConfigError):  # another list makes other rows: there is nothing to go on
+        run_bench(config(pair_folders, tmp_path / "out", resume=True, **options), tasks(2))

@@ -167,16 +167,16 @@ def test_help_is_quick_and_shows_an_example():
 
 
 COMMANDS = {
-    "generate": "target draft method set max-new-tokens temperature top-k top-p min-p "
-    "repetition-penalty presence-penalty frequency-penalty stop seed show device dtype exact-bits "
-    "allow-pickle trust-remote-code no-generation-config json file messages",
-    "chat": "target draft method set max-new-tokens temperature top-k top-p min-p "
-    "repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
+    "generate": "target draft method set draft-vocabulary max-new-tokens temperature top-k top-p "
+    "min-p repetition-penalty presence-penalty frequency-penalty stop seed show device dtype "
+    "exact-bits allow-pickle trust-remote-code no-generation-config json file messages",
+    "chat": "target draft method set draft-vocabulary max-new-tokens temperature top-k top-p "
+    "min-p repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
     "allow-pickle trust-remote-code no-generation-config system",
-    "bench": "target draft methods tasks limit repetitions requests max-new-tokens temperature "
-    "top-k top-p seed ignore-eos out resume threads llama-python vllm-python device dtype "
-    "allow-pickle trust-remote-code json",
-    "audit": "methods mutate acceptance target draft out json",
+    "bench": "target draft draft-vocabulary methods tasks limit repetitions requests "
+    "max-new-tokens temperature top-k top-p seed ignore-eos out resume threads llama-python "
+    "vllm-python device dtype allow-pickle trust-remote-code json",
+    "audit": "methods mutate acceptance target draft draft-vocabulary out json",
     "methods": "markdown model dtype json",
     "datastore build": "out traffic seed target dense dims dtype layer json",
     "datastore add": "traffic seed target json",
@@ -186,6 +186,7 @@ COMMANDS = {
     "minis train": "out teacher scale fresh",
     "minis widen": "out params dtype seed json",
     "minis evaluate": "draft count seed depth json",
+    "vocabulary": "target draft data prompts size out device dtype json",
     "train": "out target draft data set list fresh device dtype json",
 }
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from foretoken.audit.checks import Checked, all_jobs
 from foretoken.contract import LanguageModel
+from foretoken.engine.models import opened_draft
 from foretoken.errors import CapabilityError, ForetokenError
 from foretoken.methods import METHODS, method
 
@@ -105,6 +106,7 @@ def run(
     target: Any = None,
     draft: Any = None,
     progress: bool | Told = False,
+    draft_vocabulary: Any = None,
 ) -> AuditReport:
     """Audit `methods` (all by default); with `mutate`, also find every injected bug.
 
@@ -113,9 +115,8 @@ def run(
     bar, or is called with the name of each check before it runs.
     """
     chosen = [method(name) for name in (methods or METHODS)]
-    jobs = all_jobs(
-        chosen, language_model(target, "target"), language_model(draft, "draft"), mutate
-    )
+    draft_lm = language_model(draft, "draft", draft_vocabulary)
+    jobs = all_jobs(chosen, language_model(target, "target"), draft_lm, mutate)
     rows = []
     with telling(progress, len(jobs)) as told:
         for check, subject, job in jobs:
@@ -124,7 +125,7 @@ def run(
     return AuditReport(tuple(rows))
 
 
-def language_model(source: Any, name: str) -> LanguageModel | None:
+def language_model(source: Any, name: str, draft_vocabulary: Any = None) -> LanguageModel | None:
     """What a check can ask for scores: itself, or the model loaded from where `source` says."""
     if source is None or hasattr(source, "score"):
         found: LanguageModel | None = source
@@ -132,6 +133,9 @@ def language_model(source: Any, name: str) -> LanguageModel | None:
     from foretoken.lm.load import load_model
     from foretoken.lm.opening import open_lm
 
+    if name == "draft":
+        opened: LanguageModel = opened_draft(load_model(source), source, draft_vocabulary)
+        return opened
     return open_lm(load_model(source), name=name)
 
 

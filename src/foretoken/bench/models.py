@@ -7,6 +7,7 @@ another language-model option (`exact_bits`) gets a third.
 from __future__ import annotations
 
 import copy
+import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -22,11 +23,17 @@ from foretoken.bench.limit import weight_bytes
 from foretoken.bench.other_engines import EngineRow, Handed, gguf_path
 from foretoken.bench.own import BeamsRow, OwnRow, Row, Waiting
 from foretoken.bench.peers import PeerRow
-from foretoken.bench.rows import RowSpec
+from foretoken.bench.rows import OF_DRAFT, RowSpec
 from foretoken.bench.tuning import TunedRow
 from foretoken.engine.assemble import assemble, check_options
+from foretoken.engine.load_log import draft_vocabulary_of
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.models import check_tokenizers, check_vocabulary, end_tokens
+from foretoken.engine.models import (
+    check_tokenizers,
+    check_vocabulary,
+    end_tokens,
+    opened_draft,
+)
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.load import load_model, load_tokenizer, locate
 from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
@@ -60,9 +67,15 @@ class Models:
     """Loads what rows need, once."""
 
     def __init__(
-        self, target: Any, draft: Any = None, tokenizer: Any = None, **loading: Any
+        self,
+        target: Any,
+        draft: Any = None,
+        tokenizer: Any = None,
+        draft_vocabulary: Any = None,
+        **loading: Any,
     ) -> None:
         self._loading = loading
+        self._draft_vocabulary = draft_vocabulary  # of rows that say nothing about it
         self._sources = {"target": target, "draft": draft}
         self._pristine = {  # a loaded model is copied before kernels change it
             role: copy.deepcopy(source)
@@ -94,10 +107,11 @@ class Models:
         if spec.peer:
             draft = self.clean("draft") if spec.needs_draft else None
             return peers.FORMS[spec.method](spec, self.clean("target"), draft)
-        target = self.own("target", spec.model_options)
+        options = spec.model_options
+        target = self.own("target", {k: v for k, v in options.items() if k != OF_DRAFT})
         draft_lm = None
         if spec.needs_draft:
-            forward = {k: v for k, v in spec.model_options.items() if k in FORWARD_OPTIONS}
+            forward = {k: v for k, v in options.items() if k in (*FORWARD_OPTIONS, OF_DRAFT)}
             draft_lm = self.own("draft", forward)
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
         if spec.needs_draft:
@@ -183,8 +197,29 @@ class Models:
         options = dict(options or {})
         key = (role, *sorted(options.items()))
         if key not in self._own:
-            self._own[key] = open_lm(self._take(role), name=role, **options)
+            self._own[key] = self._opened(role, options)
         return self._own[key]
+
+    def _opened(self, role: str, options: dict[str, Any]) -> Any:
+        if role != "draft":
+            return open_lm(self._take(role), name=role, **options)
+        words = options.pop(OF_DRAFT, self._draft_vocabulary)
+        return opened_draft(self._take(role), self._sources[role], words, **options)
+
+    def draft_vocabularies(self) -> list[str]:
+        """Drafts that score part of their tokens only, such as 8,192 of 49,152."""
+        found = [draft_vocabulary_of(lm) for key, lm in self._own.items() if key[0] == "draft"]
+        return sorted({told for told in found if told})
+
+    def asked_words(self) -> dict[str, str]:
+        """What was told of the draft's tokens, for a resumed run: another list makes other rows."""
+        asked = self._draft_vocabulary
+        if asked is None:
+            return {}
+        path = Path(asked).expanduser() if isinstance(asked, str | Path) else None
+        if path is not None and path.is_file():
+            asked = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        return {OF_DRAFT: str(asked)}
 
     def clean(self, role: str) -> Any:
         """A plain transformers model that nothing of ours has touched."""

@@ -2,7 +2,7 @@
 
 `chain[depth=4,controller=cost_model]` is the method `chain` with options of its own; two rows may
 share a method. Options of the language model (`exact_bits`, `kernels`, `compile`) get a model of
-their own, for kernels are installed in place.
+their own, for kernels are installed in place, and so does `draft_vocabulary` (a file, or off).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ FAMILIES = {  # many rows by one name; those that stand on data get it as the na
     ),
 }
 KNOWN = (*METHODS, *PEERS, *ENGINES, *FAMILIES)
-LANGUAGE_MODEL_OPTIONS = ("exact_bits", "kernels", "compile")
+OF_DRAFT = "draft_vocabulary"  # the tokens that a row's draft scores
+LANGUAGE_MODEL_OPTIONS = ("exact_bits", "kernels", "compile", OF_DRAFT)
 
 
 @dataclass(frozen=True, slots=True)

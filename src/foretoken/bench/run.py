@@ -32,6 +32,7 @@ from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tasks import Task
 from foretoken.bench.tuning import TunedRow
 from foretoken.errors import ForetokenError, check_values
+from foretoken.lm.draft_vocabulary import check_asked
 from foretoken.types import SamplingParams
 
 # What may stop one row without stopping the bench: it is written down and shown.
@@ -50,6 +51,7 @@ class BenchConfig:
 
     target: Any  # directory, hub name or loaded model
     draft: Any = None
+    draft_vocabulary: Any = None  # tokens that the draft scores; None: as its directory says
     tokenizer: Any = None
     methods: str | Sequence[str] | None = None  # None: the common ones that this pair can run
     out: Path = Path("bench-results")
@@ -104,6 +106,7 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     named = default_methods(config.draft) if asked is None else asked
     specs = parse_methods(named)
     check_rows(specs, config.draft, config.requests)
+    check_asked(config.draft_vocabulary)
     pythons = {"llama": config.llama_python, "vllm": config.vllm_python}
     specs, engines, absent = present(specs, pythons)
     out = writable(config.out)
@@ -116,6 +119,7 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         config.target,
         config.draft,
         config.tokenizer,
+        config.draft_vocabulary,
         device=config.device,
         dtype=config.dtype,
         allow_pickle=config.allow_pickle,
@@ -194,6 +198,7 @@ def header(config: BenchConfig, tasks: Sequence[Task], models: Models) -> dict[s
         "models": models.names(),
         "parameters": models.parameters["target"],
         "dtype": models.dtype,
+        **models.asked_words(),
         "tasks": [task.id for task in tasks],
         **config.writing(),
         "threads": torch.get_num_threads(),
@@ -368,6 +373,7 @@ def setting(
     """What was compared on what, for the record."""
     return {
         "models": models.names(),
+        "draft_vocabulary": models.draft_vocabularies(),
         "parameters": models.parameters,
         "dtype": models.dtype,
         "device": models.device.type,

@@ -34,6 +34,7 @@ Ctrl-C  ends the answer that is being written, and keeps what is there"""
 def chat(
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
+    draft_vocabulary: o.DraftVocabulary = None,
     method: o.MethodName = None,
     set_: o.Settings = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -78,6 +79,7 @@ def chat(
     session = o.open_session(
         target=target,
         draft=draft,
+        draft_vocabulary=draft_vocabulary,
         method=method,
         given=set_,
         device=device,

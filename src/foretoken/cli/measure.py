@@ -37,6 +37,7 @@ VllmPython = Annotated[
 def bench(
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
+    draft_vocabulary: o.DraftVocabulary = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -86,6 +87,7 @@ def bench(
     config = BenchConfig(
         target=whole,
         draft=small,
+        draft_vocabulary=draft_vocabulary,
         methods=methods,
         out=out,
         repetitions=repetitions,
@@ -167,6 +169,7 @@ def audit(
         typer.Option(help="For greedy text and cache checks; default: the shipped target."),
     ] = None,
     draft: o.Draft = None,
+    draft_vocabulary: o.DraftVocabulary = None,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON report here.")] = None,
     json_: o.AsJson = False,
 ) -> None:
@@ -193,7 +196,14 @@ def audit(
         return
     from foretoken.audit.report import run
 
-    report = run(names, mutate=mutate, target=whole, draft=small, progress=not json_)
+    report = run(
+        names,
+        mutate=mutate,
+        target=whole,
+        draft=small,
+        progress=not json_,
+        draft_vocabulary=draft_vocabulary,
+    )
     show_report(report, out, json_)
 
 

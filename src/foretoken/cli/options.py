@@ -29,6 +29,13 @@ Draft = Annotated[
     str | None,
     typer.Option(help="Draft model, likewise; the shipped target has the shipped draft."),
 ]
+DraftVocabulary = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Tokens that the draft scores, see `foretoken vocabulary`; off: all of them.",
+    ),
+]
 MethodName = Annotated[
     str | None,
     typer.Option("--method", help="See `foretoken methods`; chain with a draft, else auto."),

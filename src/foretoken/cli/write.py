@@ -39,6 +39,7 @@ def generate(
     ] = None,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
+    draft_vocabulary: o.DraftVocabulary = None,
     method: o.MethodName = None,
     set_: o.Settings = None,
     max_new_tokens: o.MaxNewTokens = None,
@@ -84,6 +85,7 @@ def generate(
     session = o.open_session(
         target=target,
         draft=draft,
+        draft_vocabulary=draft_vocabulary,
         method=method,
         given=set_,
         quiet=json_,

@@ -44,16 +44,18 @@ def load(
     (seconds for a real model; "off" leaves them as they are) and runs operations in C where there
     is a compiler; "max" refuses where either cannot be.
 
-    `draft_vocabulary` are the tokens that the draft scores: ids or a file of them, or "off" for all;
-    None takes what the draft's directory says. The text does not depend on it.
+    `draft_vocabulary` are the tokens that the draft scores: ids or a file of them, or "off" for
+    all; None takes what the draft's directory says. What is written follows the same law.
 
     The model's generation config is honoured as `generate` does: explicit options win. A
     GenerationConfig may be passed in its place, or False to leave all but its end tokens aside.
     """
     method = default_method(draft) if method is None else method
     check_options(method, controller=controller, verifier=verifier, **config)
+    from foretoken.lm.draft_vocabulary import check_asked
     from foretoken.lm.load import check_source, load_model, load_tokenizer
 
+    check_asked(draft_vocabulary)
     if isinstance(target, str | Path):
         check_source(target, allow_pickle)
     check_request(method, draft, max_rows)

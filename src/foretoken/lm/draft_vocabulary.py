@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,8 +32,8 @@ FORM = f'a {NAME} is {{"version": {VERSION}, "vocab_size": V, "tokens": [ascendi
 class OutputRows:
     """The rows of a draft's output layer that are computed, and the target's tokens they score."""
 
-    rows: Int[Tensor, "k"]  # ids of the draft
-    tokens: Int[Tensor, "k"]  # ids of the target, one of each row
+    rows: Int[Tensor, "n"]  # ids of the draft
+    tokens: Int[Tensor, "n"]  # ids of the target, one of each row
     width: int  # tokens of the target
 
     @classmethod
@@ -74,6 +75,16 @@ def chosen_rows(asked: Any, source: Any, vocab_size: int) -> OutputRows | None:
     if tokens is None or len(tokens) == vocab_size:
         return None
     return OutputRows.of_tokens(tokens, vocab_size)
+
+
+def check_asked(asked: Any) -> None:
+    """Refuse a file that is not there before any weight is read."""
+    if isinstance(asked, str | Path) and asked != OFF and not Path(asked).expanduser().exists():
+        raise ConfigError(
+            f"the draft vocabulary {asked} was asked for.",
+            "there is no such file.",
+            "make one with `foretoken vocabulary`, or pass off for every token of the draft.",
+        )
 
 
 def beside_model(source: Any) -> Path | None:
@@ -120,7 +131,7 @@ def read(path: Path, vocab_size: int) -> list[int]:
             f"it was made for {size} tokens, and its ids mean other words.",
             'make one for this draft: `foretoken vocabulary --help`, or pass "off".',
         )
-    ascending = all(a < b for a, b in zip(tokens, tokens[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(tokens))
     if not tokens or not ascending or tokens[0] < 0 or tokens[-1] >= vocab_size:
         refuse(path, f"has tokens that are not ascending ids from 0 to {vocab_size - 1}")
     return tokens

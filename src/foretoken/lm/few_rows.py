@@ -18,11 +18,13 @@ from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.fingerprints import Fingerprint
 from foretoken.lm.runtime.plan import ALLOWED
 
+LEAST = 32  # rows: a model is probed by the spread of its logits, which a few do not show
+
 
 class RowsOfOutput:
     """The smaller output layer, and the one whose rows it holds."""
 
-    def __init__(self, whole: nn.Linear, rows: Int[Tensor, "k"]) -> None:
+    def __init__(self, whole: nn.Linear, rows: Int[Tensor, "n"]) -> None:
         self.whole, self.rows = whole, rows
         weight = whole.weight
         self.few = nn.Linear(
@@ -46,7 +48,7 @@ class RowsOfOutput:
             self.read()
 
 
-def with_few_rows(model: Any, rows: Int[Tensor, "k"]) -> tuple[Any, RowsOfOutput]:
+def with_few_rows(model: Any, rows: Int[Tensor, "n"]) -> tuple[Any, RowsOfOutput]:
     """The model with `rows` of its output layer, and those rows.
 
     CapabilityError where its logits are more than that layer says, row by row.
@@ -69,6 +71,15 @@ def with_few_rows(model: Any, rows: Int[Tensor, "k"]) -> tuple[Any, RowsOfOutput
     if not error <= ALLOWED.get(model.dtype, 2e-1) * float(wanted.std().clamp(min=1e-6)):
         raise refusal(model, "logits of some rows alone are not those beside all others")
     return copied, part
+
+
+def enough(rows: Int[Tensor, "n"], all_of_them: int) -> Int[Tensor, "n"]:
+    """The rows, and behind them others where there are fewer than LEAST."""
+    if len(rows) >= min(LEAST, all_of_them):
+        return rows
+    others = torch.arange(min(2 * LEAST, all_of_them), device=rows.device)
+    others = others[~torch.isin(others, rows)]
+    return torch.cat([rows, others[: LEAST - len(rows)]])
 
 
 def sharing_weights(model: Any) -> Any:

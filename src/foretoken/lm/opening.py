@@ -8,7 +8,7 @@ from typing import Any
 
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.draft_vocabulary import OutputRows
-from foretoken.lm.few_rows import with_few_rows
+from foretoken.lm.few_rows import enough, with_few_rows
 from foretoken.lm.kernels.bits_probe import promise_bits
 from foretoken.lm.kernels.borrowed import Borrowing
 from foretoken.lm.kernels.capture import refusal
@@ -66,7 +66,8 @@ def open_draft(model: Any, rows: OutputRows | None, **options: Any) -> CachedLM 
     if rows is None:
         return open_lm(model, name="draft", **options)
     rows = rows.to(model.device)
-    reduced, part = with_few_rows(model, rows.rows)
+    head = model.get_output_embeddings()
+    reduced, part = with_few_rows(model, enough(rows.rows, len(head.weight)))
     return FewRows(open_lm(reduced, name="draft", **options), rows, part.follow)
 
 

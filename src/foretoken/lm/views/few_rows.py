@@ -16,7 +16,7 @@ from foretoken.types import Draft, Few, Ragged, Rows, SamplingParams, Scores, Ta
 
 
 class FewRows(TargetView):
-    """Laws of `lm`, whose logits are those of `rows` alone, over all tokens of the target.
+    """Laws of `lm`, whose first logits are those of `rows`, over all tokens of the target.
 
     `follow(full)` lets the rows follow their weights.
     """
@@ -35,13 +35,13 @@ class FewRows(TargetView):
         return [self.spread(score) for score in self.lm.grow(rows, tokens, parents, taps)]
 
     def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
-        return self.output_rows.spread(self.lm.unembed(hidden))
+        return self.output_rows.spread(self.lm.unembed(hidden)[:, : len(self.output_rows)])
 
     def spread(self, score: Scores) -> Scores:
         """Over all tokens, and over few for those who only rank."""
-        few = Few(score.logits, self.output_rows.tokens)
-        logits = self.output_rows.spread(score.logits)
-        return Scores(logits, score.hidden, score.p, score.share, few)
+        logits = score.logits[:, : len(self.output_rows)]
+        few = Few(logits, self.output_rows.tokens)
+        return Scores(self.output_rows.spread(logits), score.hidden, score.p, score.share, few)
 
     def refresh(self, full: bool = False) -> int:
         """Follow changed weights, those of the whole output layer among them."""

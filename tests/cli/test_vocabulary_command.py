@@ -1,0 +1,98 @@
+"""`foretoken vocabulary`: what it counts and measures, which size it takes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.cli.commands import app
+from foretoken.lm.draft_vocabulary import NAME, read
+
+VOCAB = 265
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def models(pair_folders):
+    return ["--target", pair_folders[0], "--draft", pair_folders[1]]
+
+
+def shard(folder, answers):
+    """A folder as `foretoken train data` writes it."""
+    folder.mkdir()
+    lines = [
+        json.dumps({"kind": "chat", "temperature": 0.0, "prompt": [200, 201], "answer": answer})
+        for answer in answers
+    ]
+    (folder / "train-0.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "valid-0.jsonl").write_text(lines[0].replace("[200, 201]", "[7, 8]") + "\n")
+    return folder
+
+
+def test_the_tokens_of_answers_are_taken_by_their_number(models, tmp_path, byte_tokenizer):
+    data = shard(tmp_path / "data", [[70, 71, 70, 72]] * 19 + [[73, 70]])
+    out = tmp_path / "words.json"
+    special = byte_tokenizer.all_special_ids
+    kept = len(special) + 3
+    ran = run("vocabulary", *models, "--data", data, "--size", kept, "--out", out, "--json")
+    assert ran.exit_code == 0, ran.output
+    assert set(read(out, VOCAB)) == {*special, 70, 71, 72}  # 73 is rarer, prompts do not count
+    document = json.loads(ran.stdout)
+    assert document["chosen"] == kept and document["vocab_size"] == VOCAB
+    assert [row["tokens"] for row in document["sizes"]] == [kept, VOCAB]
+    assert document["sizes"][1]["coverage"] == 1.0
+    written = run(
+        "generate", "the end", *models, "--draft-vocabulary", out, "--set", "kernels=dense",
+        "--max-new-tokens", 8, "--json",
+    )  # fmt: skip
+    plain = run(
+        "generate", "the end", *models[:2], "--method", "plain", "--set", "kernels=dense",
+        "--max-new-tokens", 8, "--json",
+    )  # fmt: skip
+    assert json.loads(written.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+
+
+def test_into_the_drafts_folder_and_from_what_the_target_writes(models, tmp_path):
+    ran = run("vocabulary", *models, "--prompts", 4, "--size", 100, "--out", tmp_path)
+    assert ran.exit_code == 0, ran.output
+    assert "chosen" in ran.stdout and "tokens/s" in ran.stdout
+    assert len(read(tmp_path / NAME, VOCAB)) == 100
+
+
+def test_without_a_file_it_only_tells(models, tmp_path):
+    (tmp_path / "texts.txt").write_text("the one\n\nthe other\n\nin the end\n")
+    ran = run("vocabulary", *models, "--data", tmp_path / "texts.txt")
+    assert ran.exit_code == 0, ran.output
+    assert "nothing was written" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--size", "many"], "a number of tokens, or auto"),
+        (["--size", 1], "special and end tokens"),
+        (["--size", 266], "265 in all"),
+        (["--data", "none.txt"], "cannot be read"),
+    ],
+)
+def test_what_it_refuses(models, tmp_path, flags, said):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "the one"}\n' * 3)
+    data = [] if "--data" in flags else ["--data", texts]
+    ran = run("vocabulary", *models, *data, *flags)
+    assert ran.exit_code == 2, ran.output
+    told = " ".join(ran.stderr.split())
+    assert said in told and "possible here:" in told and "what to do:" in told
+
+
+def test_a_folder_of_one_text_and_a_broken_line_are_refused(models, tmp_path):
+    one = run("vocabulary", *models, "--data", shard(tmp_path / "one", [[70]]))
+    assert one.exit_code == 2 and "it holds 1 texts" in " ".join(one.stderr.split())
+    (tmp_path / "bad.jsonl").write_text('{"answer": 5}\n{"text": "a"}\n')
+    bad = run("vocabulary", *models, "--data", tmp_path / "bad.jsonl")
+    assert bad.exit_code == 2 and "a line looks like" in " ".join(bad.stderr.split())
