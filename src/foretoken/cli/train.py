@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -21,15 +22,18 @@ HELD_OUT = 10  # one passage of a file in this many is kept for judging
 
 @app.command(epilog="Example: `foretoken train acceptance --out ./head --set prompts=300`")
 def train(
-    name: Annotated[str | None, typer.Argument(help="What to train; see --list.")] = None,
+    name: Annotated[str | None, typer.Argument(help="What to make or train; see --list.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the head; a killed run resumes there.")
+        Path | None, typer.Option(help="Folder it is written to; a killed run resumes there.")
     ] = None,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Text file of passages, or .jsonl with a prompt each; default: tasks."),
+        typer.Option(
+            help="For a draft: texts that `train data` made. Else prompts: a text file of "
+            "passages, or .jsonl with a prompt each."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -43,32 +47,43 @@ def train(
     dtype: o.Dtype = None,
     json_: o.AsJson = False,
 ) -> None:
-    """Train what a method needs besides its models, from what the models themselves say."""
+    """Make a draft for a target, or train a method's head, from what the models themselves say.
+
+    A draft takes two commands: `train data` has the target write texts, `train draft` learns them.
+    """
     from foretoken.heads.table import HEADS, resolve
+    from foretoken.training.recipes import RECIPES
 
     if name is None:
         tell([
-            {"head": row.name, "for": row.serves, "what it learns": row.summary,
-             "can be trained": row.trainable}
-            for row in HEADS.values()
+            *({"name": row.name, "makes": row.makes, "from what": row.summary, "trainable": True}
+              for row in RECIPES.values()),
+            *({"name": row.name, "makes": f"a head for {row.serves}", "from what": row.summary,
+               "trainable": row.trainable} for row in HEADS.values()),
         ], json_)  # fmt: skip
         return
     require_extra()
     from foretoken.training.config import configured, options
     from foretoken.training.heads import run_training, trainable
 
-    row = trainable(name)
-    cls = resolve(row.config)
+    cls = resolve(RECIPES[name].config if name in RECIPES else trainable(name).config)
     if list_:
         tell([asdict(option) for option in options(cls)], json_)
         return
-    config = configured(cls, o.settings(set_), f"the head {name!r}")
+    config = configured(cls, o.settings(set_), f"`foretoken train {name}`")
     if out is None:
         raise ConfigError(
-            f"training the head {name!r} was asked for without a folder.",
-            "the head, its checkpoints and its loss curve are kept in one.",
+            f"`foretoken train {name}` was asked for without a folder.",
+            "what it makes, its checkpoints and its loss curve are kept in one.",
             f"pass --out DIR; `foretoken train {name} --list` tells every other option.",
         )
+    if name in RECIPES:
+        cook_recipe(
+            name, config, out, target=target, data=data, fresh=fresh, json_=json_,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        return
+    row = trainable(name)
     # Drafts of one size, so that a run that goes on draws the texts it would have drawn.
     method, given = ("chain", ["depth=5"]) if "draft" in row.models else (None, None)
     session = o.open_session(
@@ -84,6 +99,48 @@ def train(
     figures = {"untrained": found["untrained"], **found["figures"]}
     tell([{"held-out tokens": which, **row} for which, row in figures.items() if row])
     print(out)
+
+
+def cook_recipe(
+    name: str,
+    config: Any,
+    out: Path,
+    *,
+    target: str,
+    data: Path | None,
+    fresh: bool,
+    json_: bool,
+    **loading: Any,
+) -> None:
+    """Make what a row of RECIPES makes, and tell what came of it."""
+    from foretoken.training.recipes import RECIPES, Order, check_order, cook
+
+    check_order(name, target, data)
+    if fresh:
+        clear(out)
+    given: tuple[str, ...] = ()
+    if not RECIPES[name].needs_texts and (data is not None or target == o.DEFAULT_TARGET):
+        given = tuple(prompts(data, "train", config.chats, seed=config.seed))
+    with o.open_session(
+        target=target, draft=None, method="plain", quiet=json_,
+        given=[f"max_rows={getattr(config, 'rows', 24)}"], **loading,
+    ) as session:  # fmt: skip
+        notes = cook(name, Order(session, config, out, data, given, target, not json_))
+    if json_:
+        o.print_json(notes)
+        return
+    print(out)
+
+
+def clear(out: Path) -> None:
+    """Forget an earlier run in this folder: its checkpoints, its shards."""
+    from foretoken.training.recipes import LEFT_BY_RUNS
+
+    if (out / "training").is_dir():
+        shutil.rmtree(out / "training")
+    for pattern in LEFT_BY_RUNS:
+        for path in out.glob(pattern):
+            path.unlink()
 
 
 def tell(rows: list[dict[str, Any]], as_json: bool = False) -> None:

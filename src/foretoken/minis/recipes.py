@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -242,8 +241,8 @@ def _phase(
             seed=seed,
         )
 
-    if plan.precision == "bf16" and not torch.cuda.is_available():
-        _hurry(model, *([master] if master else []))
+    if plan.precision == "bf16":
+        attention.hurry(model, *([master] if master else []))
     trainer = Trainer(
         model,
         objective,
@@ -257,19 +256,6 @@ def _phase(
     state = trainer.run(resume=resume, show=show)
     model.set_attn_implementation("sdpa")
     return state
-
-
-def _hurry(*models: torch.nn.Module) -> None:
-    """What makes a training step on a CPU cheap: written-out attention, and compiled layers
-    where there is a compiler.
-    """
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    torch._dynamo.config.recompile_limit = 64  # one entry per row length, gradient mode and model
-    for model in models:
-        model.set_attn_implementation(attention.NAME)
-        if compiler and model.config.hidden_size >= 128:  # compiling costs half a minute
-            for layer in model.model.layers:
-                layer.compile(dynamic=False)
 
 
 def _tokenizer(found: Recipe, source: Path | None, folder: Path) -> PreTrainedTokenizerFast:

@@ -32,9 +32,7 @@ class TrainingConfig:
     seed: int = 0  # of prompts, samples and weights
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for name, hint in hints.items():
-            check_values(self, (name, fits(getattr(self, name), hint), told(hint)))
+        check_types(self)
         positive = ("prompts", "new_tokens", "epochs", "steps", "batch")
         check_values(
             self,
@@ -43,6 +41,12 @@ class TrainingConfig:
             ("temperature", self.temperature >= 0.0, "0 (greedy) or more"),
             ("rate", self.rate > 0.0, "above 0"),
         )  # fmt: skip
+
+
+def check_types(config: Any) -> None:
+    """ConfigError for a field whose value is not of its type."""
+    for name, hint in typing.get_type_hints(type(config)).items():
+        check_values(config, (name, fits(getattr(config, name), hint), told(hint)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
 from foretoken.errors import CheckpointError, ConfigError
@@ -70,7 +71,8 @@ class Progress:
     seconds: float = 0.0
     train: list[tuple[int, float]] = field(default_factory=list)
     held_out: list[tuple[int, float]] = field(default_factory=list)
-    best: float = math.inf
+    measured: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    best: float = math.inf  # held-out loss, or measured acceptance below zero
     stale: int = 0  # evaluations since the best one
     ended: str = ""  # why: "steps", "patience" or "time"
 
@@ -101,6 +103,7 @@ class Trainer:
         *,
         held_out: Stream | None = None,
         held_out_objective: Objective | None = None,
+        measure: Callable[[nn.Module], dict[str, float]] | None = None,
         name: str = "training",
     ) -> None:
         self.plan, self.stream, self.held_out, self.folder, self.name = (
@@ -110,7 +113,7 @@ class Trainer:
             folder,
             name,
         )
-        self.judge = held_out_objective or objective
+        self.judge, self.measure = held_out_objective or objective, measure
         # Layer dropout leaves weights without a gradient in some steps; DDP must expect that.
         uneven = DistributedDataParallelKwargs(find_unused_parameters=True)
         self.accelerator = Accelerator(
@@ -204,24 +207,40 @@ class Trainer:
             progress.ended = "steps"
         elif plan.patience is not None and progress.stale >= plan.patience:
             progress.ended = "patience"
-        elif plan.seconds is not None and progress.seconds >= plan.seconds:
+        elif self._out_of_time():
             progress.ended = "time"
         return bool(progress.ended)
+
+    def _out_of_time(self) -> bool:
+        return self.plan.seconds is not None and self.progress.seconds >= self.plan.seconds
 
     def _look_and_save(self) -> None:
         """Evaluate and save when due; a better held-out loss saves at once."""
         plan, progress = self.plan, self.progress
         better = False
-        if self.held_out is not None and progress.step % plan.evaluate_every == 0:
+        due = progress.step % plan.evaluate_every == 0 or self._out_of_time()
+        if self.held_out is not None and due:
             loss = self.evaluate()
             if not math.isfinite(loss):
                 self._refuse_nan(loss)
             progress.held_out.append((progress.step, loss))
-            better = loss < progress.best
-            progress.best = min(loss, progress.best)
+            cost = self._measured(loss)
+            better = cost < progress.best
+            progress.best = min(cost, progress.best)
             progress.stale = 0 if better else progress.stale + 1
         if better or progress.step % plan.save_every == 0:
             self._save(best=better)
+
+    def _measured(self, loss: float) -> float:
+        """What is to become small: the held-out loss, or the measured acceptance below zero."""
+        if self.measure is None:
+            return loss
+        told: list[dict[str, float]] = [{}]
+        if self.accelerator.is_main_process:
+            told = [self.measure(self.model)]
+        broadcast_object_list(told)
+        self.progress.measured.append((self.progress.step, told[0]))
+        return -told[0]["acceptance"]
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -252,7 +271,10 @@ class Trainer:
         checkpoint.save(self.folder, progress.step, state, best=best)
         if progress.ended or time.monotonic() - self.drawn > _SECONDS_BETWEEN_CURVES:
             title = f"{self.name}: loss"
-            draw_curve(self.folder / "loss.png", title, progress.train, progress.held_out)
+            draw_curve(
+                self.folder / "loss.png", title, progress.train, progress.held_out,
+                progress.measured,
+            )  # fmt: skip
             self.drawn = time.monotonic()
 
     def _restore(self, state: dict[str, Any], path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Training texts: made by the target itself or read from files, in shards on disk."""

@@ -1,0 +1,307 @@
+"""`foretoken train data`: prompts that the target makes or that are given, and its answers.
+
+A shard follows from the seed, its number and the shards before it: a killed run goes on where it
+was. Decoding is our own, with rows joining a full batch; the laws are kept in the same pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretoken.engine.chat import chat_ids
+from foretoken.engine.session import Session
+from foretoken.errors import ConfigError, check_values
+from foretoken.training.config import check_types
+from foretoken.training.dataset.card import write_card
+from foretoken.training.dataset.openers import opened
+from foretoken.training.dataset.records import (
+    Chat,
+    Laws,
+    Told,
+    read_chats,
+    repetition,
+    replace_text,
+    shard_path,
+    write_shard,
+)
+from foretoken.training.recipes import Order
+from foretoken.types import DecodeState, Step
+
+PLAN = "plan.json"
+MARK = "@@@"  # what stands for the user's words while a chat template is taken apart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """How many chats, how long, how varied."""
+
+    chats: int = 8192  # prompts with an answer, before what is filtered
+    shard: int = 512  # chats in a shard; one is lost where a run is killed
+    prompt_tokens: int = 120  # that the target adds to a user turn, at most
+    new_tokens: int = 160  # of an answer, at most
+    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)  # of answers, in turns
+    min_p: float = 0.05  # of the prompts it makes, which are drawn at temperature 1
+    repeated: float = 0.5  # share of repeated 4-grams above which a text is left out
+    held_out: float = 0.04  # share of the chats that no draft is trained on
+    laws: int = 16  # likeliest tokens kept of every law
+    longest: int = 1024  # tokens of a prompt; longer ones are left out
+    rows: int = 128  # decoded together; more than 16 pay where there are no drafts
+    seed: int = 0  # of prompts, samples and the split
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        counts = ("chats", "shard", "prompt_tokens", "new_tokens", "laws", "longest", "rows")
+        check_values(
+            self,
+            *((name, getattr(self, name) >= 1, "1 or more") for name in counts),
+            ("temperatures", min(self.temperatures, default=-1.0) >= 0, "0 or more each"),
+            ("held_out", 0 < self.held_out < 1, "between 0 and 1"),
+            ("repeated", 0 < self.repeated <= 1, "above 0, at most 1"),
+            ("min_p", 0 <= self.min_p < 1, "from 0 to 1"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What stands around the user's words in a chat of one turn."""
+
+    head: list[int]
+    tail: list[int]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Template | None:
+        """Of a tokenizer's chat template; None for a model that is not made for chats."""
+        if not getattr(tokenizer, "chat_template", None):
+            return None
+        message = [{"role": "user", "content": MARK}]
+        text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+        head, found, tail = text.partition(MARK)
+        if not found:
+            return None
+        ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in (head, tail)]
+        return cls(*ids)
+
+
+class Maker:
+    """Makes shards of chats with one target."""
+
+    def __init__(
+        self, session: Session, config: DataConfig, folder: Path, given: Sequence[Any] = ()
+    ) -> None:
+        self.session, self.config, self.folder, self.given = session, config, folder, list(given)
+        self.template = Template.of(session.tokenizer)
+        self.seen: set[bytes] = set()  # digests of prompts, so that none comes twice
+
+    @torch.inference_mode()
+    def shard(self, index: int) -> None:
+        """Make the shard with this number."""
+        rng = random.Random(f"{self.config.seed}/{index}")
+        prompts = self.fresh(self.prompts(rng, index))
+        parts: dict[str, list[Told]] = {"train": [], "valid": []}
+        for chat, laws in self.answers(prompts, index):
+            held = rng.random() < self.config.held_out
+            if chat.answer and repetition(chat.answer) <= self.config.repeated:
+                parts["valid" if held else "train"].append((chat, laws))
+        write_shard(self.folder, index, parts)
+
+    def known(self, index: int) -> None:
+        """Take in the prompts of a shard that is on disk."""
+        for split in ("train", "valid"):
+            self.fresh(
+                [(c.kind, c.prompt) for c in read_chats(shard_path(self.folder, split, index))]
+            )
+
+    def prompts(self, rng: random.Random, index: int) -> list[tuple[str, list[int]]]:
+        """Kinds and token ids: the given prompts of this shard, or those the target makes."""
+        if self.given:
+            begin = index * self.config.shard
+            return [
+                ("given", self.ids(one)) for one in self.given[begin : begin + self.config.shard]
+            ]
+        if self.template is None:
+            start = self.start()
+            return [("document", [start]) for _ in range(self.config.shard)]
+        return self.own_prompts(rng, index, self.template)
+
+    def own_prompts(
+        self, rng: random.Random, index: int, template: Template
+    ) -> list[tuple[str, list[int]]]:
+        """User turns that the target continues behind openers of several kinds."""
+        tokenizer, config = self.session.tokenizer, self.config
+        earlier = self.earlier(index)
+        begun = [opened(rng, earlier) for _ in range(config.shard)]
+        ids = [
+            template.head + tokenizer(one.text, add_special_tokens=False)["input_ids"]
+            for one in begun
+        ]
+        to_write = [i for i, one in enumerate(begun) if not one.whole]
+        rows = self.session.rows(
+            [ids[i] for i in to_write],
+            config.prompt_tokens,
+            temperature=1.0,
+            min_p=config.min_p,
+            seed=[rng.getrandbits(40) for _ in to_write],
+        )
+        self.session.decode(rows)
+        unfinished = set()
+        for i, row in zip(to_write, rows, strict=True):
+            if row.finish is None or row.finish.reason != "stop":
+                unfinished.add(i)
+            ids[i] += row.new_tokens[:-1]
+        least = len(template.head) + 3
+        return [
+            (one.kind, prompt + template.tail)
+            for i, (one, prompt) in enumerate(zip(begun, ids, strict=True))
+            if i not in unfinished and len(prompt) >= least
+        ]
+
+    def answers(self, prompts: Sequence[tuple[str, list[int]]], index: int) -> list[Told]:
+        """What the target writes after each prompt, and its laws on the way."""
+        config = self.config
+        turns = len(config.temperatures)
+        rows: list[DecodeState] = []
+        for turn, temperature in enumerate(config.temperatures):
+            mine: list[Any] = [ids for _, ids in prompts[turn::turns]]
+            if mine:
+                first = 1_000_003 * config.seed + index * config.shard * turns + turn
+                seeds = [first + i * turns for i in range(len(mine))]
+                rows += self.session.rows(
+                    mine, config.new_tokens, temperature=temperature, seed=seeds
+                )
+        keeper = LawKeeper(config.laws)
+        self.session.decode(rows, keeper.watch)
+        kinds = [kind for turn in range(turns) for kind, _ in prompts[turn::turns]]
+        return [
+            (
+                Chat(
+                    kind, row.params.temperature, row.tokens[: -len(row.new_tokens)], row.new_tokens
+                ),
+                keeper.of(row),
+            )
+            for kind, row in zip(kinds, rows, strict=True)
+        ]
+
+    def earlier(self, index: int) -> list[str]:
+        """Texts of the shard before this one, for prompts that give one."""
+        if index == 0:
+            return []
+        tokenizer = self.session.tokenizer
+        texts = [
+            tokenizer.decode(chat.answer, skip_special_tokens=True)
+            for chat in read_chats(shard_path(self.folder, "train", index - 1))
+            if chat.kind not in ("code", "translation")
+        ]
+        return [text for text in texts if len(text.split(" ")) >= 60]
+
+    def fresh(self, prompts: Sequence[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
+        """Prompts that were not there yet, short enough and not repeating themselves."""
+        kept = []
+        for kind, ids in prompts:
+            name = hashlib.sha256(json.dumps(ids).encode()).digest()
+            again = name in self.seen and kind != "document"
+            if (
+                not again
+                and len(ids) <= self.config.longest
+                and repetition(ids) <= self.config.repeated
+            ):
+                kept.append((kind, ids))
+            self.seen.add(name)
+        return kept
+
+    def ids(self, prompt: Any) -> list[int]:
+        """A given prompt as the target reads it: a question to a chat model, else a text."""
+        if isinstance(prompt, str) and self.template is not None:
+            return chat_ids([{"role": "user", "content": prompt}], self.session.tokenizer)
+        return list(self.session.tokenizer(prompt)["input_ids"])
+
+    def start(self) -> int:
+        """The token that documents of a model without a chat template begin with."""
+        tokenizer = self.session.tokenizer
+        found = getattr(tokenizer, "bos_token_id", None)
+        found = getattr(tokenizer, "eos_token_id", None) if found is None else found
+        if found is None:
+            raise ConfigError(
+                "texts of the target's own were asked for.",
+                "its tokenizer has neither a chat template nor a token that begins a text.",
+                "pass prompts with --data FILE.",
+            )
+        return int(found)
+
+
+class LawKeeper:
+    """Listens to steps and keeps the likeliest tokens of the target's law at every new token."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.parts: dict[int, list[Laws]] = {}
+
+    def watch(self, step: Step, at: int) -> None:
+        """Keep what one step says of one row."""
+        row, count = step.rows[at], len(step.emitted[at])
+        places = [0, *step.verdicts[at].path][:count]
+        logits = step.scores[at].logits[places].float()
+        best, tokens = logits.topk(min(self.size, logits.shape[-1]), -1)
+        log_probs = best - logits.logsumexp(-1, keepdim=True)
+        self.parts.setdefault(row.uid, []).append(Laws(tokens.int(), log_probs.half()))
+
+    def of(self, row: DecodeState) -> Laws:
+        """The laws at a row's new tokens."""
+        return Laws.joined(self.parts[row.uid])
+
+
+def make_data(
+    session: Session,
+    config: DataConfig,
+    folder: Path,
+    given: Sequence[Any] = (),
+    *,
+    source: str = "",
+    show: bool = True,
+) -> dict[str, Any]:
+    """Fill `folder` with chats of the session's target; the notes of its card."""
+    from rich.progress import Progress
+
+    same_plan(folder, {"target": source, "given": len(given), **asdict(config)})
+    maker = Maker(session, config, folder, given)
+    wanted = min(config.chats, len(given)) if given else config.chats
+    count = -(-wanted // config.shard)
+    with Progress(disable=not show) as bar:
+        for index in bar.track(range(count), description="training texts, shards"):
+            if shard_path(folder, "train", index).is_file():
+                maker.known(index)
+            else:
+                maker.shard(index)
+                notes = write_card(folder, session, config, source)
+    return notes if count else {}
+
+
+def run(order: Order) -> dict[str, Any]:
+    """What `foretoken train data` does."""
+    return make_data(
+        order.session, order.config, order.out, order.prompts, source=order.source, show=order.show
+    )
+
+
+def same_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """Refuse to go on in a folder of another target or other options; more chats are welcome."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / PLAN
+    asked = json.loads(json.dumps(plan))
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        other = sorted(k for k in asked if k not in ("chats",) and asked[k] != found.get(k))
+        if other:
+            raise ConfigError(
+                f"training texts in {folder} were asked for.",
+                f"the folder holds some that were made with another {', '.join(other)}.",
+                "pass the options they were made with, or another --out.",
+            )
+    replace_text(path, json.dumps(asked, indent=2) + "\n")

@@ -1,0 +1,145 @@
+"""What a folder of training texts holds: chats in JSON lines, the target's laws beside them.
+
+A shard is four files, `train` and `valid`; the `train` lines are written last, so a shard with them
+is whole. Laws are sparse: the target's likeliest tokens at each place of the answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from foretoken.errors import CheckpointError, ConfigError
+
+SPLITS = ("valid", "train")  # in the order of writing
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A prompt and what the target wrote after it, as token ids."""
+
+    kind: str
+    temperature: float  # of the answer; 0: greedy
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The target's likeliest tokens at n places: what a draft is to say there."""
+
+    tokens: Tensor  # [n k]
+    log_probs: Tensor  # [n k], of the whole law at temperature 1
+
+    @classmethod
+    def joined(cls, parts: Sequence[Laws]) -> Laws:
+        """Several, one behind the other."""
+        return cls(
+            torch.cat([part.tokens for part in parts]),
+            torch.cat([part.log_probs for part in parts]),
+        )
+
+    def __getitem__(self, which: slice) -> Laws:
+        return Laws(self.tokens[which], self.log_probs[which])
+
+
+Told = tuple[Chat, Laws]
+
+
+def shard_path(folder: Path, split: str, index: int) -> Path:
+    """The lines of a shard; its laws have the suffix .safetensors."""
+    return folder / f"{split}-{index:06d}.jsonl"
+
+
+def write_shard(folder: Path, index: int, parts: dict[str, list[Told]]) -> None:
+    """A shard of both splits, whole or not there."""
+    try:
+        for split in SPLITS:
+            path, told = shard_path(folder, split, index), parts[split]
+            if told:
+                laws = Laws.joined([laws for _, laws in told])
+                found = {"tokens": laws.tokens.int(), "log_probs": laws.log_probs.half()}
+                partial = path.with_suffix(".partial")
+                save_file(found, partial)
+                os.replace(partial, path.with_suffix(".safetensors"))
+            lines = "".join(json.dumps(asdict(chat)) + "\n" for chat, _ in told)
+            replace_text(path, lines)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"writing training texts into {folder} was asked for.",
+            f"the folder cannot be written ({error}); the shards before this one are whole.",
+            "free disk space or fix the permissions, then run the same command: it goes on.",
+        ) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """A text file with this content, or what was there before."""
+    partial = path.with_suffix(".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def shards(folder: Path, split: str) -> list[Path]:
+    """The whole shards of a split, in order."""
+    indices = sorted(folder.glob("train-*.jsonl"))
+    paths = [folder / path.name.replace("train", split, 1) for path in indices]
+    return [path for path in paths if path.is_file()]
+
+
+def read_chats(path: Path) -> Iterator[Chat]:
+    """The chats of one shard."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for line in lines:
+                yield Chat(**json.loads(line))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"training texts in {path} were asked for.",
+            f"a line of it cannot be read ({error}).",
+            "delete the shard and run `foretoken train data` again: it makes what is missing.",
+        ) from error
+
+
+def read_told(path: Path) -> list[Told]:
+    """The chats of one shard with the target's laws."""
+    chats = list(read_chats(path))
+    if not chats:
+        return []
+    found = load_file(path.with_suffix(".safetensors"))
+    laws, told, begin = Laws(found["tokens"], found["log_probs"]), [], 0
+    for chat in chats:
+        told.append((chat, laws[begin : begin + len(chat.answer)]))
+        begin += len(chat.answer)
+    return told
+
+
+def every_chat(folder: Path, split: str) -> Iterator[Chat]:
+    """All chats of a split."""
+    for path in shards(folder, split):
+        yield from read_chats(path)
+
+
+def repetition(tokens: Sequence[int], n: int = 4) -> float:
+    """The share of n-grams that have occurred before."""
+    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def counted(values: Iterable[str]) -> dict[str, int]:
+    """How often each value occurs, most often first."""
+    found: dict[str, int] = {}
+    for value in values:
+        found[value] = found.get(value, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

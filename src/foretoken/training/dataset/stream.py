@@ -1,0 +1,132 @@
+"""Chats as batches for a draft: rows of whole chats, with the target's laws at the answers.
+
+Batch `i` follows from the seed and `i` alone. Every chat comes once per epoch; chats of like length
+share a batch, so that little is padded.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.training.dataset.records import Told, read_chats, read_told, shards
+
+KEPT = 64  # shards in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a chat lies, and its length in tokens."""
+
+    shard: int
+    number: int
+    length: int
+
+
+class ChatStream:
+    """Batches of `tokens` tokens from a folder that `foretoken train data` made.
+
+    A batch has "input_ids" [rows, T], "weights" [rows, T] (1 at tokens of the answer), and for
+    the n tokens of weight 1, in order, "laws" [n k] and "log_probs" [n k]: the law that each was
+    drawn from. Rows are `row_tokens` long, or twice that for longer chats, which are cut there.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, *, tokens: int, row_tokens: int, pad: int, seed: int
+    ) -> None:
+        self.paths, self.seed, self.pad = shards(folder, split), seed, pad
+        self.tokens, self.row_tokens = tokens, row_tokens
+        self.places = [
+            Place(shard, number, len(chat.prompt) + len(chat.answer))
+            for shard, path in enumerate(self.paths)
+            for number, chat in enumerate(read_chats(path))
+        ]
+        if not self.places:
+            raise ConfigError(
+                f"training on the texts in {folder} was asked for.",
+                f"there are none of the split {split!r} in it.",
+                "make some: `foretoken train data --target T --out DIR`.",
+            )
+        self.loaded: OrderedDict[int, list[Told]] = OrderedDict()
+        self.dealt: tuple[int, list[list[list[Place]]]] | None = None
+        self.per_epoch = len(self.epoch(0))
+
+    def batch(self, index: int) -> dict[str, Tensor]:
+        epoch, number = divmod(index, self.per_epoch)
+        batches = self.epoch(epoch)
+        rows = batches[number % len(batches)]  # epochs differ by a batch or so
+        length = self.width(max(place.length for row in rows for place in row))
+        ids = torch.full((len(rows), length), self.pad)
+        weights = torch.zeros(len(rows), length)
+        laws, log_probs = [], []
+        for i, row in enumerate(rows):
+            at = 0
+            for place in row:
+                chat, said = self.told(place)
+                text = [*chat.prompt, *chat.answer][:length]
+                ids[i, at : at + len(text)] = torch.tensor(text)
+                first = min(len(chat.prompt), length)
+                weights[i, at + first : at + len(text)] = 1.0
+                laws.append(said.tokens[: len(text) - first])
+                log_probs.append(said.log_probs[: len(text) - first])
+                at += len(text)
+        return {
+            "input_ids": ids,
+            "weights": weights,
+            "laws": torch.cat(laws),
+            "log_probs": torch.cat(log_probs),
+        }
+
+    def width(self, longest: int) -> int:
+        """Of rows that hold chats up to this length."""
+        return self.row_tokens if longest <= self.row_tokens else 2 * self.row_tokens
+
+    def told(self, place: Place) -> Told:
+        """A chat and its laws."""
+        if place.shard not in self.loaded:
+            self.loaded[place.shard] = read_told(self.paths[place.shard])
+            if len(self.loaded) > KEPT:
+                self.loaded.popitem(last=False)
+        self.loaded.move_to_end(place.shard)
+        return self.loaded[place.shard][place.number]
+
+    def epoch(self, number: int) -> list[list[list[Place]]]:
+        """Batches of rows of chats, in an order of this epoch's own."""
+        if self.dealt is None or self.dealt[0] != number:
+            self.dealt = number, self.deal(random.Random(f"{self.seed}/{number}"))
+        return self.dealt[1]
+
+    def deal(self, rng: random.Random) -> list[list[list[Place]]]:
+        places = list(self.places)
+        rng.shuffle(places)
+        batches = []
+        for width in (self.row_tokens, 2 * self.row_tokens):
+            mine = [place for place in places if self.width(place.length) == width]
+            rows = fitted(mine, width)
+            size = max(1, self.tokens // width)
+            batches += [rows[i : i + size] for i in range(0, len(rows), size)]
+        rng.shuffle(batches)
+        return batches
+
+
+def fitted(places: list[Place], width: int) -> list[list[Place]]:
+    """Rows of whole chats, each in the first of the last few rows with room."""
+    rows: list[list[Place]] = []
+    room: list[int] = []
+    for place in places:
+        length = min(place.length, width)
+        first = max(0, len(rows) - 16)
+        fitting = [i for i in range(first, len(rows)) if room[i] >= length]
+        if fitting:
+            rows[fitting[0]].append(place)
+            room[fitting[0]] -= length
+        else:
+            rows.append([place])
+            room.append(width - length)
+    return rows

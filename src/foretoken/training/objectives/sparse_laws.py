@@ -1,0 +1,108 @@
+"""A draft learns the target's sparse laws: cross-entropy over a reduced vocabulary, in pieces.
+
+The output layer is most of a small draft, and its logits most of the memory of a step. Loss and
+gradients are taken together, a piece of the places at a time, and no logits are kept.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PIECE = 2048  # places at once
+
+
+class SparseCrossEntropy(torch.autograd.Function):
+    """Mean over n places of sum_k p_k (logsumexp(z) - z_k), z = states @ rows.T.
+
+    states [n H]; rows [V H], of the output layer; chosen [n k], which rows the law tells of (-1:
+    none); probs [n k]. Returns the loss and the shares of places where the draft's best row is the
+    law's, and of sum min(p, q) over the rows told of.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, rows: Tensor, chosen: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kind = torch.bfloat16 if torch.is_autocast_enabled(states.device.type) else states.dtype
+        low, table = states.to(kind), rows.to(kind)
+        to_states, to_rows = torch.empty_like(low), torch.zeros_like(rows)
+        totals = torch.zeros(3, dtype=torch.float64)
+        for start in range(0, len(states), PIECE):
+            place = slice(start, start + PIECE)
+            logits = (low[place] @ table.T).float()
+            total = logits.logsumexp(-1, keepdim=True)
+            at, p = chosen[place].clamp(min=0), probs[place]
+            told = logits.gather(-1, at)
+            totals[0] += (p * (total - told)).sum().double()
+            top = at.gather(-1, p.argmax(-1, keepdim=True))
+            has = p.sum(-1, keepdim=True) > 0
+            totals[1] += ((logits.argmax(-1, keepdim=True) == top) & has).sum().double()
+            totals[2] += torch.minimum(p, (told - total).exp()).sum().double()
+            slope = logits.sub_(total).exp_().mul_(p.sum(-1, keepdim=True))  # d loss / d logits
+            slope.scatter_add_(-1, at, -p)
+            slope = slope.to(kind)
+            to_states[place] = slope @ table
+            to_rows += (slope.T @ low[place]).to(to_rows.dtype)
+        count = max(len(states), 1)
+        ctx.save_for_backward(to_states.to(states.dtype) / count, to_rows / count)
+        loss, figures = (totals[0] / count).float(), (totals[1:] / count).float()
+        ctx.mark_non_differentiable(figures)
+        return loss, figures
+
+    @staticmethod
+    def backward(ctx: Any, loss: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        to_states, to_rows = ctx.saved_tensors
+        return to_states * loss, to_rows * loss, None, None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseLaws:
+    """Say what the target would, at the tokens of its own answers.
+
+    `rows` [V] maps a token to its row among `tokens` [R], the reduced vocabulary, or to -1; `hard`
+    is the share of the loss that goes to the token the target wrote.
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    hard: float = 0.0
+
+    @classmethod
+    def over(cls, tokens: Tensor, vocab_size: int, hard: float = 0.0) -> SparseLaws:
+        rows = torch.full((vocab_size,), -1)
+        rows[tokens] = torch.arange(len(tokens))
+        return cls(tokens=tokens, rows=rows, hard=hard)
+
+    def __call__(
+        self, model: Any, batch: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        states = answering_states(model, batch)
+        chosen, probs = self.laws(batch)
+        table = model.get_output_embeddings().weight[self.tokens]
+        told: Any = SparseCrossEntropy.apply
+        loss, (agreed, overlap) = told(states, table, chosen, probs)
+        return loss, {"loss": loss.detach(), "agreement": agreed, "overlap": overlap}
+
+    def laws(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Rows of the output layer with their chances [n k+1]: of the law, of the written token."""
+        ids, weights = batch["input_ids"], batch["weights"]
+        written = ids[weights > 0][:, None]
+        share = 1.0 - self.hard
+        chosen = self.rows[torch.cat([batch["laws"].long(), written], -1)]
+        probs = batch["log_probs"].float().exp() * share
+        probs = torch.cat([probs, torch.full_like(written, self.hard, dtype=probs.dtype)], -1)
+        return chosen, probs.masked_fill(chosen < 0, 0.0)
+
+
+def answering_states(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """The last hidden states [n H] that say the n tokens of weight 1."""
+    found = model.base_model(input_ids=batch["input_ids"], use_cache=False)
+    hidden: Tensor = found.last_hidden_state
+    saying = batch["weights"].roll(-1, 1) > 0
+    saying[:, -1] = False
+    return hidden[saying]

@@ -1,0 +1,84 @@
+"""Everything that `foretoken train NAME` makes beside heads: texts of the target, draft models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.heads.table import resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One row: what is made, by which options, by which code."""
+
+    name: str
+    makes: str  # in a word or two
+    summary: str
+    config: str  # its options, "module:Class"
+    run: str  # "module:function", which takes an Order and returns the notes of a card
+    needs_texts: bool  # learns from a folder that `train data` made, passed as --data
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a recipe is asked to make, and from what."""
+
+    session: Any  # over the target, decoding plainly
+    config: Any
+    out: Path
+    data: Path | None
+    prompts: tuple[str, ...]  # given ones, for `data`
+    source: str  # the target, as it was named
+    show: bool
+
+
+RECIPES = {
+    row.name: row
+    for row in (
+        Recipe(
+            "data",
+            "training texts",
+            "prompts that the target makes itself, its answers, and its laws at every token",
+            config="training.dataset.making:DataConfig",
+            run="training.dataset.making:run",
+            needs_texts=False,
+        ),
+        Recipe(
+            "draft",
+            "a draft model",
+            "a small model of the target's vocabulary, from random weights (FastDraft)",
+            config="training.drafts.making:DraftConfig",
+            run="training.drafts.making:run",
+            needs_texts=True,
+        ),
+    )
+}
+
+
+# Shards of texts, which `--fresh` makes anew.
+LEFT_BY_RUNS = ("train-*.jsonl", "valid-*.jsonl", "*-*.safetensors", "plan.json")
+
+
+def check_order(name: str, source: str, data: Path | None) -> None:
+    """ConfigError for a recipe that lacks the texts it learns from."""
+    row = RECIPES[name]
+    if not row.needs_texts:
+        return
+    if data is None or not any(data.glob("train-*.jsonl")):
+        given = (
+            "without texts to learn from" if data is None else f"from {data}, where there are none"
+        )
+        raise ConfigError(
+            f"training {row.makes} was asked for {given}.",
+            "it learns from what the target writes, in a folder that `foretoken train data` makes.",
+            f"run `foretoken train data --target {source} --out DIR`, then pass --data DIR.",
+        )
+
+
+def cook(name: str, order: Order) -> dict[str, Any]:
+    """Make what the row `name` makes; the notes of its card."""
+    found: dict[str, Any] = resolve(RECIPES[name].run)(order)
+    return found

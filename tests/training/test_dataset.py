@@ -1,0 +1,195 @@
+"""Training texts: made by a target, in shards that follow from the seed; read as batches."""
+
+import copy
+import random
+import resource
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.errors import CheckpointError, ConfigError
+from foretoken.training.dataset import openers
+from foretoken.training.dataset.making import DataConfig, make_data
+from foretoken.training.dataset.records import every_chat, read_told, shards
+from foretoken.training.dataset.stream import ChatStream
+
+CONFIG = DataConfig(
+    chats=80, shard=40, prompt_tokens=60, new_tokens=12, held_out=0.2, laws=5, min_p=0.0, rows=16,
+    temperatures=(0.0, 1.0), repeated=1.0,
+)  # fmt: skip
+CHAT = (
+    "{% for m in messages %}<turn>{{ m['role'] }}:{{ m['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def session(tiny_pair, byte_tokenizer):
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.chat_template = CHAT
+    with foretoken.load(talker(tiny_pair[0]), "plain", tokenizer=tokenizer, max_rows=16) as made:
+        yield made
+
+
+def talker(model):
+    """A random model whose turns end: as often as its most frequent token comes."""
+    made, eos = copy.deepcopy(model), model.config.eos_token_id
+    with torch.no_grad():
+        laws = made(torch.arange(250)[None]).logits[0].softmax(-1)
+        made.lm_head.weight[eos] = 0.98 * made.lm_head.weight[laws.mean(0).argmax()]
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(session, tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts")
+    make_data(session, CONFIG, path, show=False)
+    return path
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*-*")}
+
+
+def test_a_run_that_broke_off_ends_with_the_same_texts(session, folder, tmp_path):
+    make_data(session, replace(CONFIG, chats=40), tmp_path, show=False)
+    assert len(shards(tmp_path, "train")) == 1
+    (tmp_path / "train-000001.partial").write_text("half a shard")
+    make_data(session, CONFIG, tmp_path, show=False)
+    (tmp_path / "train-000001.partial").unlink(missing_ok=True)
+    assert contents(tmp_path) == contents(folder)
+
+
+def test_kept_laws_are_the_targets_at_every_token_of_the_answers(session, folder):
+    model = session.target.model
+    checked = 0
+    for path in shards(folder, "train"):
+        for chat, laws in read_told(path):
+            ids = torch.tensor([[*chat.prompt, *chat.answer]])
+            with torch.no_grad():
+                logits = model(ids).logits[0, len(chat.prompt) - 1 : -1].float()
+            truth = logits.log_softmax(-1).gather(-1, laws.tokens.long())
+            torch.testing.assert_close(laws.log_probs.float(), truth, atol=5e-3, rtol=1e-2)
+            if chat.temperature == 0:
+                best = laws.tokens.gather(-1, laws.log_probs.float().argmax(-1, keepdim=True))
+                assert best[:, 0].tolist() == chat.answer
+                checked += len(chat.answer)
+    assert checked > 50
+
+
+def test_no_prompt_comes_twice_and_held_out_ones_are_not_trained_on(folder):
+    prompts = [
+        tuple(chat.prompt) for split in ("train", "valid") for chat in every_chat(folder, split)
+    ]
+    assert len(prompts) > 20
+    assert len(set(prompts)) == len(prompts)
+    assert list(every_chat(folder, "valid"))
+
+
+def test_prompts_end_where_the_assistant_begins(session, folder):
+    for chat in every_chat(folder, "train"):
+        text = session.tokenizer.decode(chat.prompt)
+        assert text.startswith("<turn>user:")
+        assert text.endswith("<turn>assistant:")
+
+
+def test_another_plan_in_the_same_folder_is_refused(session, folder):
+    with pytest.raises(ConfigError, match="another new_tokens"):
+        make_data(session, replace(CONFIG, new_tokens=9), folder, show=False)
+
+
+def test_given_prompts_are_answered_in_their_order(session, tmp_path):
+    given = [f"question {n}" for n in range(10)]
+    config = replace(CONFIG, shard=4, temperatures=(0.0,), held_out=1e-9)
+    notes = make_data(session, config, tmp_path, given, show=False)
+    texts = [session.tokenizer.decode(chat.prompt) for chat in every_chat(tmp_path, "train")]
+    assert texts == [f"<turn>user:{text}<eos><turn>assistant:" for text in given]
+    assert notes["splits"]["train"]["kinds"] == {"given": 10}
+
+
+def test_a_model_without_a_chat_template_writes_documents(tiny_pair, byte_tokenizer, tmp_path):
+    with foretoken.load(tiny_pair[0], "plain", tokenizer=byte_tokenizer) as session:
+        make_data(session, replace(CONFIG, chats=6, shard=6), tmp_path, show=False)
+    chats = list(every_chat(tmp_path, "train"))
+    assert {chat.kind for chat in chats} == {"document"}
+    assert {tuple(chat.prompt) for chat in chats} == {(byte_tokenizer.eos_token_id,)}
+
+
+def test_a_full_disk_leaves_whole_shards(session, folder, tmp_path):
+    make_data(session, replace(CONFIG, chats=40), tmp_path, show=False)
+    before = contents(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(CheckpointError, match="shards before this one are whole"):
+            make_data(session, CONFIG, tmp_path, show=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert {k: v for k, v in contents(tmp_path).items() if k in before} == before
+    assert len(shards(tmp_path, "train")) == 1
+    make_data(session, CONFIG, tmp_path, show=False)
+    assert contents(tmp_path) == contents(folder)
+
+
+def stream(folder, **changes):
+    options = {"tokens": 256, "row_tokens": 128, "pad": 0, "seed": 3}
+    return ChatStream(folder, "train", **{**options, **changes})
+
+
+def test_every_chat_comes_once_per_epoch_with_its_own_laws(folder):
+    chats = {tuple(chat.answer): 0 for chat in every_chat(folder, "train")}
+    found = stream(folder)
+    for index in range(found.per_epoch):
+        batch = found.batch(index)
+        told = batch["weights"] > 0
+        assert len(batch["laws"]) == len(batch["log_probs"]) == int(told.sum())
+        for row, marks in zip(batch["input_ids"], told, strict=True):
+            edges = torch.diff(marks.int(), prepend=torch.tensor([0]), append=torch.tensor([0]))
+            for begin, end in zip(*((edges == s).nonzero()[:, 0] for s in (1, -1)), strict=True):
+                chats[tuple(row[begin:end].tolist())] += 1
+    assert set(chats.values()) == {1}
+
+
+def test_a_batch_follows_from_its_index(folder):
+    one, other = stream(folder), stream(folder)
+    later = one.per_epoch + 1
+    one.batch(0)
+    for name, values in one.batch(later).items():
+        assert torch.equal(values, other.batch(later)[name])
+    assert not all(
+        torch.equal(one.batch(i)["input_ids"], one.batch(one.per_epoch + i)["input_ids"])
+        for i in range(one.per_epoch)
+    )
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there are none"):
+        stream(tmp_path)
+
+
+def test_a_prompt_that_gives_a_text_waits_until_there_is_one():
+    rng = random.Random(0)
+    first = [openers.opened(rng, []) for _ in range(300)]
+    assert not any(openers.TEXT in one.text for one in first)
+    assert {"summary", "given text"}.isdisjoint(one.kind for one in first)
+    text = " ".join(f"word{n}" for n in range(500))
+    later = [openers.opened(rng, [text]) for _ in range(300)]
+    assert {one.kind for one in later} == {kind.name for kind in openers.KINDS}
+    assert all("word0" in one.text for one in later if one.whole)
+    assert not any(openers.TEXT in one.text for one in later)
+    assert not any(one.text.endswith(" ") for one in later)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"chats": 0}, {"temperatures": ()}, {"held_out": 1.0}, {"min_p": 1.0}, {"repeated": 0.0},
+     {"seed": "one"}],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        DataConfig(**wrong)
