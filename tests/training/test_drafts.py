@@ -14,7 +14,8 @@ from foretoken.errors import CapabilityError, CheckpointError, ConfigError
 from foretoken.lm import draft_vocabulary
 from foretoken.training import checkpoint, recipes
 from foretoken.training.dataset.making import DataConfig, make_data
-from foretoken.training.drafts import making, shape, words
+from foretoken.training.dataset.stream import ChatStream
+from foretoken.training.drafts import learning, shape, words, writing
 from foretoken.training.drafts.making import DraftConfig, make_draft
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.objectives.sparse_laws import SparseCrossEntropy, SparseLaws
@@ -82,7 +83,7 @@ def test_the_pieced_loss_and_its_gradients_are_those_of_whole_logits(monkeypatch
 def test_the_loss_is_least_where_the_draft_says_the_targets_law(texts, session):
     """A draft with the target's own weights has no slope, up to the tokens a law leaves out."""
     model = copy.deepcopy(session.target.model)
-    stream = making.ChatStream(texts, "train", tokens=256, row_tokens=64, pad=0, seed=0)
+    stream = ChatStream(texts, "train", tokens=256, row_tokens=64, pad=0, seed=0)
     batch = stream.batch(0)
     objective = SparseLaws.over(torch.arange(model.config.vocab_size), model.config.vocab_size)
     whole = {**batch}
@@ -181,7 +182,7 @@ def test_a_run_that_broke_off_ends_with_the_same_weights(session, texts, draft, 
 
 
 def test_acceptance_of_the_target_as_its_own_draft_is_one(session, texts):
-    prompts = making.held_out(texts, 4)
+    prompts = learning.held_out(texts, 4)
     vocab = session.target.vocab_size
     same = EngineAcceptance(session, prompts, None, 0.1).measure(session.target.model)
     assert same.acceptance == 1.0
@@ -203,8 +204,8 @@ def test_embeddings_of_a_draft_keep_the_targets_geometry():
 
 
 def test_a_shape_costs_no_more_than_asked(make_llama, monkeypatch):
-    monkeypatch.setattr(shape, "SHAPES", shape.SHAPES[:2])
-    target = make_llama(4000, hidden_size=256, num_hidden_layers=8)
+    monkeypatch.setattr(shape, "SHAPES", shape.SHAPES[:1])
+    target = make_llama(4000, hidden_size=256, num_hidden_layers=4)
     found, cost = shape.fitting_shape(target, 500, 0.9)
     assert cost <= 0.9
     assert found in shape.SHAPES
@@ -223,7 +224,7 @@ def test_a_full_disk_leaves_no_half_model(draft, session, texts, tmp_path, monke
     model = AutoModelForCausalLM.from_pretrained(out)
     monkeypatch.setattr(draft_vocabulary, "NAME", "x" * 300)  # a name no disk takes
     with pytest.raises(CheckpointError, match="cannot be written"):
-        making.write_draft(tmp_path, model, session, torch.arange(9), notes)
+        writing.write_draft(tmp_path, model, session, torch.arange(9), notes)
     assert not list(tmp_path.iterdir())
 
 

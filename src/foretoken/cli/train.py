@@ -79,7 +79,7 @@ def train(
         )
     if name in RECIPES:
         cook_recipe(
-            name, config, out, target=target, data=data, fresh=fresh, json_=json_,
+            name, config, out, target=target, draft=draft, data=data, fresh=fresh, json_=json_,
             device=device, dtype=dtype,
         )  # fmt: skip
         return
@@ -107,6 +107,7 @@ def cook_recipe(
     out: Path,
     *,
     target: str,
+    draft: str | None,
     data: Path | None,
     fresh: bool,
     json_: bool,
@@ -121,11 +122,12 @@ def cook_recipe(
     given: tuple[str, ...] = ()
     if not RECIPES[name].needs_texts and (data is not None or target == o.DEFAULT_TARGET):
         given = tuple(prompts(data, "train", config.chats, seed=config.seed))
+    start = o.pair(target, draft)[1]
     with o.open_session(
         target=target, draft=None, method="plain", quiet=json_,
         given=[f"max_rows={getattr(config, 'rows', 24)}"], **loading,
     ) as session:  # fmt: skip
-        notes = cook(name, Order(session, config, out, data, given, target, not json_))
+        notes = cook(name, Order(session, config, out, data, start, given, target, not json_))
     if json_:
         o.print_json(notes)
         return

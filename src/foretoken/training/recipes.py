@@ -30,6 +30,7 @@ class Order:
     config: Any
     out: Path
     data: Path | None
+    draft: Any  # where a draft is that the recipe starts from, or None
     prompts: tuple[str, ...]  # given ones, for `data`
     source: str  # the target, as it was named
     show: bool
@@ -52,6 +53,14 @@ RECIPES = {
             "a small model of the target's vocabulary, from random weights (FastDraft)",
             config="training.drafts.making:DraftConfig",
             run="training.drafts.making:run",
+            needs_texts=True,
+        ),
+        Recipe(
+            "distill",
+            "a draft model",
+            "a draft that exists, on the target's laws, along its own texts too (DistillSpec)",
+            config="training.drafts.distilling:DistillConfig",
+            run="training.drafts.distilling:run",
             needs_texts=True,
         ),
     )

@@ -34,14 +34,23 @@ class ChatStream:
 
     A batch has "input_ids" [rows, T], "weights" [rows, T] (1 at tokens of the answer), and for
     the n tokens of weight 1, in order, "laws" [n k] and "log_probs" [n k]: the law that each was
-    drawn from. Rows are `row_tokens` long, or twice that for longer chats, which are cut there.
+    drawn from. Rows are `row_tokens` long, or twice that for longer chats, which are cut there;
+    without `packed` each holds one chat.
     """
 
     def __init__(
-        self, folder: Path, split: str, *, tokens: int, row_tokens: int, pad: int, seed: int
+        self,
+        folder: Path,
+        split: str,
+        *,
+        tokens: int,
+        row_tokens: int,
+        pad: int,
+        seed: int,
+        packed: bool = True,
     ) -> None:
         self.paths, self.seed, self.pad = shards(folder, split), seed, pad
-        self.tokens, self.row_tokens = tokens, row_tokens
+        self.tokens, self.row_tokens, self.packed = tokens, row_tokens, packed
         self.places = [
             Place(shard, number, len(chat.prompt) + len(chat.answer))
             for shard, path in enumerate(self.paths)
@@ -108,7 +117,7 @@ class ChatStream:
         batches = []
         for width in (self.row_tokens, 2 * self.row_tokens):
             mine = [place for place in places if self.width(place.length) == width]
-            rows = fitted(mine, width)
+            rows = fitted(mine, width) if self.packed else [[place] for place in mine]
             size = max(1, self.tokens // width)
             batches += [rows[i : i + size] for i in range(0, len(rows), size)]
         rng.shuffle(batches)

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretoken.coins import SeededCoins
 from foretoken.errors import CapabilityError
-from foretoken.lm.opening import open_lm
+from foretoken.lm.opening import open_draft, open_lm
 from foretoken.row import make_row
 from foretoken.types import SamplingParams
 
@@ -125,10 +125,10 @@ def fitting_shape(target: Any, rows: int, cost: float) -> tuple[Shape, float]:
 def costs(target: Any, rows: int, shapes: Sequence[Shape]) -> Iterator[tuple[Shape, float]]:
     """What a forward of each shape takes, as a share of the target's, measured in turns with it."""
     text = target.config.get_text_config(decoder=True)
-    with closing(Timed.of(target, "target")) as asked:
+    with closing(Timed.of(open_lm(target))) as asked:
         for shape in shapes:
             untrained: Any = LlamaForCausalLM(shape.config(text, rows))
-            with closing(Timed.of(untrained.to(target.dtype).eval(), "draft")) as draft:
+            with closing(Timed.of(open_draft(untrained.to(target.dtype).eval(), None))) as draft:
                 share = ratio(draft, asked)
             yield shape, share
 
@@ -141,8 +141,7 @@ class Timed:
     row: Any
 
     @classmethod
-    def of(cls, model: Any, name: str) -> Timed:
-        lm = open_lm(model, name=name)
+    def of(cls, lm: Any) -> Timed:
         ids = list(range(min(CONTEXT, lm.vocab_size)))
         row = make_row(ids, SamplingParams(), SeededCoins(0), lm.vocab_size)
         lm.prefill([row])

@@ -1,0 +1,116 @@
+"""`foretoken train distill`: a draft that exists learns its target's laws (arXiv 2310.08461)."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from foretoken.errors import ConfigError, check_values
+from foretoken.lm.draft_vocabulary import chosen_rows
+from foretoken.lm.load import load_model
+from foretoken.lm.opening import open_draft, open_lm
+from foretoken.training.drafts.learning import Learning, fit, held_out, run_folder, told
+from foretoken.training.drafts.measuring import EngineAcceptance
+from foretoken.training.drafts.shape import Timed, ratio
+from foretoken.training.drafts.words import covered, mass
+from foretoken.training.drafts.writing import write_draft
+from foretoken.training.objectives.distilled import Distilled
+from foretoken.training.objectives.divergence import DIVERGENCES
+from foretoken.training.recipes import Order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillConfig(Learning):
+    """How a draft is distilled."""
+
+    divergence: str = "fkl"  # fkl, rkl, jsd or tvd, between the target's law and the draft's
+    on_policy: float = 0.5  # chance that a batch is answered by the draft itself, not the target
+    new_tokens: int = 96  # of such an answer, at most
+    epochs: float = 2.0  # passes over the texts at most
+    tokens: int = 4096  # in a step, about
+    matrix_rate: float = 0.0  # peak rate of Muon, for the blocks; 0: AdamW for all
+    vector_rate: float = 3e-4  # peak rate of AdamW
+    embedding_rate: float = 3e-4  # the same for the embedding
+
+    def __post_init__(self) -> None:
+        Learning.__post_init__(self)
+        check_values(
+            self,
+            ("divergence", self.divergence in DIVERGENCES, "one of " + ", ".join(DIVERGENCES)),
+            ("on_policy", 0 <= self.on_policy <= 1, "from 0 (fixed texts) to 1"),
+            ("new_tokens", self.new_tokens >= 1, "1 or more"),
+        )
+
+
+def run(order: Order) -> dict[str, Any]:
+    """Distil `order.draft`; the notes of its card."""
+    config, session, data = order.config, order.session, order.data
+    assert data is not None, "its row says that it needs texts"
+    model, tokens = student(order)
+    work = run_folder(order.out, config, order.draft)
+    cost = cost_of(session, order.draft)
+    prompts = held_out(data, config.held_out)
+    measure = EngineAcceptance(session, prompts, tokens, cost)
+    before = measure(model)
+    objective = Distilled(
+        session.target, tokens, DIVERGENCES[config.divergence], config.on_policy,
+        config.new_tokens, tuple(sorted(session.eos)),
+    )  # fmt: skip
+    progress = fit(
+        model, objective, config, data, work / "run", measure, packed=False, show=order.show
+    )
+    counts = mass(data, session.target.vocab_size)
+    notes = {
+        "recipe": "distill",
+        "target": order.source,
+        "draft": str(order.draft),
+        "shape": {
+            "hidden": model.config.hidden_size,
+            "layers": model.config.num_hidden_layers,
+            "parameters": model.num_parameters(),
+        },
+        "cost": cost,
+        "vocabulary": {"tokens": len(tokens), "of": len(counts), "mass": covered(counts, tokens)},
+        "before": before,
+        **told(progress),
+        "settings": asdict(config),
+    }
+    write_draft(order.out, model, session, tokens, notes, work / "run" / "loss.png")
+    return notes
+
+
+def cost_of(session: Any, draft: Any) -> float:
+    """A forward of the draft as a share of the target's, measured in turns."""
+    target, small = session.target.model, load_model(draft, dtype=session.target.model.dtype)
+    rows = chosen_rows(None, draft, session.target.vocab_size)
+    with (
+        closing(Timed.of(open_lm(target))) as asked,
+        closing(Timed.of(open_draft(small, rows))) as one,
+    ):
+        return ratio(one, asked)
+
+
+def student(order: Order) -> tuple[PreTrainedModel, Tensor]:
+    """The draft to be taught, in float32, and the tokens it scores."""
+    if order.draft is None:
+        raise ConfigError(
+            "distilling was asked for without a draft.",
+            "it teaches a draft that exists; `foretoken train draft` makes one from nothing.",
+            "pass --draft DIR.",
+        )
+    model = load_model(order.draft, dtype=torch.float32)
+    width = order.session.target.vocab_size
+    if model.config.vocab_size != width:
+        raise ConfigError(
+            f"distilling the draft {order.draft} was asked for.",
+            f"it has {model.config.vocab_size} tokens and the target {width}: laws over different "
+            "tokens cannot be compared.",
+            "pass a draft with the target's vocabulary.",
+        )
+    rows = chosen_rows(None, order.draft, width)
+    return model.train(), torch.arange(width) if rows is None else rows.tokens

@@ -1,0 +1,89 @@
+"""A trained draft on disk: an ordinary model directory, the tokens it scores, its card."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from foretoken.engine.session import Session
+from foretoken.errors import CheckpointError
+from foretoken.lm import draft_vocabulary
+from foretoken.lm.load import quiet
+
+
+def write_draft(
+    out: Path,
+    model: Any,
+    session: Session,
+    tokens: Tensor,
+    notes: dict[str, Any],
+    curve: Path | None = None,
+) -> None:
+    """A model directory: weights in bfloat16, tokenizer, the tokens it scores, its card."""
+    model.set_attn_implementation("sdpa")
+    partial = out / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with quiet():
+            model.eval().to(torch.bfloat16).save_pretrained(partial)
+        session.tokenizer.save_pretrained(partial)
+        words = partial / draft_vocabulary.NAME
+        draft_vocabulary.write(words, tokens.tolist(), model.config.vocab_size)
+        (partial / "card.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
+        (partial / "README.md").write_text(page(notes), encoding="utf-8")
+        if curve is not None:
+            shutil.copyfile(curve, partial / curve.name)
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+            os.replace(path, out / path.name)  # config.json last: without it there is no model
+    except (OSError, SafetensorError, CheckpointError) as error:
+        raise CheckpointError(
+            f"writing a draft into {out} was asked for.",
+            f"the folder cannot be written ({error}); its training is kept in {out}/training.",
+            "free disk space or fix the permissions, then run the same command: nothing is lost.",
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def page(notes: dict[str, Any]) -> str:
+    """What a person wants to know of a draft."""
+    shape, words = notes["shape"], notes["vocabulary"]
+    lines = [
+        f"# A draft for {notes['target']}",
+        "",
+        f"Made by `foretoken train {notes['recipe']}`: {shape['layers']} layers, "
+        f"{shape['hidden']} wide, "
+        f"{shape['parameters']:,} parameters, most of them the embedding. A forward takes "
+        f"{notes['cost']:.3f} of the target's on the machine it was made on. It scores "
+        f"{words['tokens']:,} of {words['of']:,} tokens, which hold {words['mass']:.3f} of the "
+        "target's own text.",
+        "",
+        f"Trained {notes['seconds'] / 60:.0f} minutes, {notes['steps']:,} steps, "
+        f"{notes['tokens']:,} tokens, on text the target wrote.",
+        "",
+        "| step | acceptance | tokens per target forward, chain of 4 | estimated speed-up |",
+        "|---|---|---|---|",
+    ]
+    before = [(0, notes["before"])] if "before" in notes else []
+    lines += [
+        f"| {step} | {told['acceptance']:.3f} | {told['tokens_per_forward']:.2f} | "
+        f"{told['estimated_speed_up']:.2f} |"
+        for step, told in (*before, *notes["measured"])
+    ]
+    lines += [
+        "",
+        "Measured by the engine on held-out prompts, half of them greedy, half at temperature 1. "
+        "Whatever this model guesses, the text keeps the target's law.",
+        "",
+        "An ordinary model: `AutoModelForCausalLM.from_pretrained` reads it. "
+        f"`{draft_vocabulary.NAME}` says which tokens foretoken lets it guess.",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""DistillSpec: a draft learns the target's laws on texts of the target, of its own, or of both.
+
+On its own texts it meets the places that it will meet when it drafts (arXiv 2310.08461). A text
+counts as one, however long; sampling has no gradient.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from foretoken.coins import SeededCoins
+from foretoken.contract import LanguageModel
+from foretoken.row import make_row
+from foretoken.training.objectives.divergence import Divergence, PiecedDivergence, restricted
+from foretoken.trees.build import chain
+from foretoken.types import Draft, Draw, SamplingParams
+
+
+class OnlyTokens(LogitsProcessor):
+    """Sampling from these tokens alone."""
+
+    def __init__(self, tokens: Tensor, vocab_size: int) -> None:
+        self.mask = torch.full((vocab_size,), -torch.inf)
+        self.mask[tokens] = 0.0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores + self.mask
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """`of` between the laws of `target` and of the draft, at the answers of a batch.
+
+    With the chance `on_policy` the draft answers the prompts of a batch itself, up to `new_tokens`
+    tokens; else the answers are those of the batch. `tokens` are those the draft scores.
+    """
+
+    target: LanguageModel
+    tokens: Tensor
+    of: Divergence
+    on_policy: float
+    new_tokens: int
+    eos: tuple[int, ...]
+
+    def __call__(
+        self, model: Any, batch: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        prompts, answers = parts(batch)
+        if rng.random() < self.on_policy:
+            answers = self.sampled(model, prompts)
+        ids, told = joined(prompts, answers)
+        laws = restricted(target_logits(self.target, prompts, answers), self.tokens)
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        states = hidden[told.roll(-1, 1)]
+        weights = torch.cat([torch.full((len(a),), 1.0 / len(a)) for a in answers])
+        table = model.get_output_embeddings().weight[self.tokens]
+        divergence: Any = PiecedDivergence.apply
+        loss, figures = divergence(states, table, laws, weights / len(answers), self.of)
+        accepted, agreed = figures / len(states)
+        return loss, {"loss": loss.detach(), "overlap": accepted, "agreement": agreed}
+
+    @torch.no_grad()
+    def sampled(self, model: Any, prompts: list[list[int]]) -> list[list[int]]:
+        """What the draft writes after each prompt at temperature 1."""
+        longest = max(map(len, prompts))
+        pad = self.eos[0] if self.eos else 0
+        ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
+        seen = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        only = OnlyTokens(self.tokens, model.config.vocab_size)
+        training = model.training
+        model.eval()
+        found = model.generate(
+            input_ids=ids, attention_mask=seen, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            max_new_tokens=self.new_tokens, eos_token_id=list(self.eos) or None, pad_token_id=pad,
+            logits_processor=LogitsProcessorList([only]), use_cache=True,
+        )[:, longest:].tolist()  # fmt: skip
+        model.train(training)
+        return [ended(text, self.eos) for text in found]
+
+
+def ended(text: list[int], eos: tuple[int, ...]) -> list[int]:
+    """A text up to and with its first end token."""
+    for at, token in enumerate(text):
+        if token in eos:
+            return text[: at + 1]
+    return text
+
+
+def parts(batch: dict[str, Tensor]) -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts and answers of a batch with one chat to a row."""
+    prompts, answers = [], []
+    for ids, weights in zip(batch["input_ids"].tolist(), batch["weights"], strict=True):
+        places = weights.nonzero()[:, 0]
+        first, last = int(places[0]), int(places[-1])
+        prompts.append(ids[:first])
+        answers.append(ids[first : last + 1])
+    return prompts, answers
+
+
+def joined(prompts: list[list[int]], answers: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T], and where the answers are."""
+    rows = [[*p, *a] for p, a in zip(prompts, answers, strict=True)]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    told = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, prompt in enumerate(prompts):
+        told[i, len(prompt) : len(rows[i])] = True
+    return ids, told
+
+
+@torch.inference_mode()
+def target_logits(
+    target: LanguageModel, prompts: list[list[int]], answers: list[list[int]]
+) -> Tensor:
+    """The target's logits [n, V] at every token of the answers, in order."""
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        row = make_row(prompt, SamplingParams(), SeededCoins(0), target.vocab_size)
+        target.prefill([row])
+        draft = Draft(chain(prompt[-1], answer[:-1]), Draw.POINT)
+        found.append(target.score([row], [draft])[0].logits.float())
+        target.free([row])
+    return torch.cat(found).clone()

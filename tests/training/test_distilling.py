@@ -1,0 +1,215 @@
+"""Distillation: divergences, texts of the draft's own, and drafts that become better by it."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.errors import ConfigError
+from foretoken.training.dataset.making import DataConfig, make_data
+from foretoken.training.dataset.stream import ChatStream
+from foretoken.training.drafts import distilling
+from foretoken.training.drafts.distilling import DistillConfig
+from foretoken.training.objectives.distilled import Distilled, joined, parts, target_logits
+from foretoken.training.objectives.divergence import (
+    DIVERGENCES,
+    PiecedDivergence,
+    jensen_shannon,
+    restricted,
+)
+from foretoken.training.recipes import Order
+
+NAMES = sorted(DIVERGENCES)
+
+
+@pytest.fixture(scope="module")
+def session(tiny_pair, byte_tokenizer):
+    with foretoken.load(tiny_pair[0], "plain", tokenizer=byte_tokenizer) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def texts(session, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    config = DataConfig(chats=40, shard=20, new_tokens=16, held_out=0.2, laws=6, repeated=1.0)
+    make_data(
+        session, config, folder, [f"the {n} train in the rain" for n in range(40)], show=False
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weak_draft(tiny_pair, byte_tokenizer, tmp_path_factory):
+    """A draft whose weights are further from the target's than those of the pair."""
+    folder, model = tmp_path_factory.mktemp("weak"), copy.deepcopy(tiny_pair[0])
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn(weight.shape, generator=generator)
+    model.save_pretrained(folder)
+    byte_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def laws(n=40, width=30, seed=0):
+    torch.manual_seed(seed)
+    return (2 * torch.randn(n, width)).log_softmax(-1), (2 * torch.randn(n, width)).log_softmax(-1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_divergence_is_zero_for_equal_laws_only(name):
+    p, q = laws()
+    assert torch.allclose(DIVERGENCES[name](p, p), torch.zeros(len(p)), atol=1e-6)
+    assert bool((DIVERGENCES[name](p, q) > 1e-3).all())
+
+
+def test_total_variation_is_what_acceptance_loses_and_pinsker_bounds_it():
+    p, q = laws()
+    lost = DIVERGENCES["tvd"](p, q)
+    accepted = torch.minimum(p.exp(), q.exp()).sum(-1)
+    torch.testing.assert_close(lost, 1 - accepted)
+    assert bool((lost**2 <= 0.5 * DIVERGENCES["fkl"](p, q) + 1e-6).all())
+    assert bool((lost**2 <= 0.5 * DIVERGENCES["rkl"](p, q) + 1e-6).all())
+
+
+def test_jensen_shannon_is_symmetric_and_bounded():
+    p, q = laws()
+    torch.testing.assert_close(jensen_shannon(p, q), jensen_shannon(q, p))
+    assert float(jensen_shannon(p, q).max()) <= math.log(2)
+    apart = torch.tensor([[0.0, -1e9]]), torch.tensor([[-1e9, 0.0]])
+    assert float(jensen_shannon(*apart)) == pytest.approx(math.log(2), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_in_pieces_are_those_of_whole_logits(name, monkeypatch):
+    monkeypatch.setattr("foretoken.training.objectives.divergence.PIECE", 9)
+    torch.manual_seed(1)
+    states, rows = torch.randn(25, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
+    p, weights = torch.randn(25, 30).log_softmax(-1), torch.rand(25)
+    loss, figures = PiecedDivergence.apply(states, rows, p, weights, DIVERGENCES[name])
+    (2.0 * loss).backward()
+    found = states.grad.clone(), rows.grad.clone()
+    states.grad = rows.grad = None
+    log_q = (states @ rows.T).log_softmax(-1)
+    truth = (DIVERGENCES[name](p, log_q) * weights).sum()
+    (2.0 * truth).backward()
+    torch.testing.assert_close(loss, truth.detach())
+    torch.testing.assert_close(found, (states.grad, rows.grad))
+    accepted = torch.minimum(p.exp(), log_q.exp()).sum().detach()
+    torch.testing.assert_close(figures[0], accepted)
+
+
+def objective(session, tokens, on_policy, name="fkl"):
+    eos = tuple(sorted(session.eos))
+    return Distilled(session.target, tokens, DIVERGENCES[name], on_policy, 12, eos)
+
+
+def batch_of(texts):
+    return ChatStream(texts, "train", tokens=256, row_tokens=64, pad=0, seed=0, packed=False).batch(
+        0
+    )
+
+
+def test_prompts_and_answers_come_apart_and_together(texts):
+    batch = batch_of(texts)
+    prompts, answers = parts(batch)
+    ids, told = joined(prompts, answers)
+    assert torch.equal(told.float(), batch["weights"][:, : told.shape[1]])
+    assert torch.equal(ids[told], batch["input_ids"][batch["weights"] > 0])
+
+
+def test_laws_are_those_of_a_forward_of_the_target(session, texts):
+    prompts, answers = parts(batch_of(texts))
+    found = target_logits(session.target, prompts, answers)
+    with torch.no_grad():
+        truth = torch.cat(
+            [
+                session.target.model(torch.tensor([[*p, *a]])).logits[0, len(p) - 1 : -1]
+                for p, a in zip(prompts, answers, strict=True)
+            ]
+        )
+    torch.testing.assert_close(found, truth.float(), atol=1e-3, rtol=1e-3)
+
+
+def test_the_target_as_its_own_draft_has_nothing_to_learn(session, texts):
+    tokens = torch.arange(session.target.vocab_size)
+    for on_policy in (0.0, 1.0):
+        torch.manual_seed(0)
+        model = copy.deepcopy(session.target.model)
+        loss, figures = objective(session, tokens, on_policy)(
+            model, batch_of(texts), random.Random(0)
+        )
+        assert abs(loss.item()) < 1e-4
+        assert float(figures["overlap"]) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_an_own_text_is_drawn_from_the_draft_among_its_tokens(session, texts, weak_draft):
+    """Frequencies of the first token sampled follow the draft's law, restricted and rescaled."""
+    model = distilling.load_model(weak_draft, dtype=torch.float32)
+    tokens = torch.arange(40, 140)
+    sampler = objective(session, tokens, 1.0)
+    prompt = [5, 60, 61, 62]
+    torch.manual_seed(0)
+    firsts = torch.tensor([t[0] for t in sampler.sampled(model, [prompt] * 4000)])
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0, -1:]
+    law = restricted(logits, tokens).exp()[0]
+    seen = torch.bincount(firsts - 40, minlength=100) / 4000
+    assert set(firsts.tolist()) <= set(tokens.tolist())
+    assert float((seen - law).abs().sum()) / 2 < 0.06
+
+
+def test_ragged_prompts_are_answered_as_alone(session, weak_draft):
+    """Left padding changes no law: greedy answers of a batch are those of each prompt alone."""
+    model = distilling.load_model(weak_draft, dtype=torch.float32)
+    sampler = objective(session, torch.arange(session.target.vocab_size), 1.0)
+    prompts = [[5, 60, 61, 62, 63, 64, 65], [9, 10]]
+    with pytest.MonkeyPatch.context() as patch:
+        greedy = type(model).generate
+        patch.setattr(
+            type(model), "generate",
+            lambda self, **options: greedy(
+                self, **{**options, "do_sample": False, "temperature": None, "top_k": None,
+                         "top_p": None}
+            ),
+        )  # fmt: skip
+        together = sampler.sampled(model, prompts)
+        assert together == [sampler.sampled(model, [one])[0] for one in prompts]
+
+
+@pytest.mark.parametrize("on_policy", [0.0, 1.0])
+def test_distilling_raises_acceptance(on_policy, session, texts, weak_draft, tmp_path):
+    config = DistillConfig(
+        epochs=8.0, minutes=None, tokens=512, row_tokens=64, evaluations=2, held_out=8,
+        on_policy=on_policy, new_tokens=16, precision="no", vector_rate=2e-3, embedding_rate=2e-3,
+    )  # fmt: skip
+    order = Order(session, config, tmp_path, texts, weak_draft, (), "tiny", False)
+    notes = distilling.run(order)
+    best = max(told["acceptance"] for _, told in notes["measured"])
+    assert best > notes["before"]["acceptance"] + 0.03
+    with foretoken.load(
+        session.target.model, "chain", draft=tmp_path, tokenizer=session.tokenizer
+    ) as fast:
+        prompts = ["the rain", "in the train there"]
+        one, other = (
+            [r.tokens for r in s.generate(prompts, 30, temperature=0.0)] for s in (session, fast)
+        )
+        assert one == other
+
+
+def test_a_draft_of_another_vocabulary_is_refused(session, texts, make_llama, tmp_path):
+    make_llama(99).save_pretrained(tmp_path / "other")
+    order = Order(session, DistillConfig(), tmp_path, texts, tmp_path / "other", (), "tiny", False)
+    with pytest.raises(ConfigError, match="99 tokens and the target"):
+        distilling.run(order)
+    with pytest.raises(ConfigError, match="without a draft"):
+        distilling.student(Order(session, DistillConfig(), tmp_path, texts, None, (), "", False))
+
+
+@pytest.mark.parametrize("wrong", [{"divergence": "kl"}, {"on_policy": 1.5}, {"new_tokens": 0}])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        DistillConfig(**wrong)
