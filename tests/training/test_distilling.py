@@ -11,8 +11,9 @@ import foretoken
 from foretoken.errors import ConfigError
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.stream import ChatStream
-from foretoken.training.drafts import distilling
+from foretoken.training.drafts import distilling, selecting
 from foretoken.training.drafts.distilling import DistillConfig
+from foretoken.training.drafts.selecting import AdaspecConfig
 from foretoken.training.objectives.distilled import Distilled, joined, parts, target_logits
 from foretoken.training.objectives.divergence import (
     DIVERGENCES,
@@ -20,6 +21,7 @@ from foretoken.training.objectives.divergence import (
     jensen_shannon,
     restricted,
 )
+from foretoken.training.objectives.selected import Selected, largest
 from foretoken.training.recipes import Order
 
 NAMES = sorted(DIVERGENCES)
@@ -200,13 +202,71 @@ def test_distilling_raises_acceptance(on_policy, session, texts, weak_draft, tmp
         assert one == other
 
 
+def test_the_places_with_the_most_to_gain_are_kept_and_ties_with_them():
+    values = torch.tensor([0.1, 0.5, 0.3, 0.5, -1.0])
+    assert largest(values, 0.4).tolist() == [False, True, False, True, False]
+    assert largest(values, 0.2).tolist() == [False, True, False, True, False]
+    assert largest(values, 1.0).all()
+    assert largest(torch.zeros(7), 0.4).all()
+
+
+def test_keeping_every_place_is_forward_divergence_over_all_of_them(session, texts, weak_draft):
+    """The same gradients; and where draft and reference are one, every place is kept."""
+    tokens, batch = torch.arange(session.target.vocab_size), batch_of(texts)
+    whole = objective(session, tokens, 0.0)
+    model = distilling.load_model(weak_draft, dtype=torch.float32)
+    places = whole.places(model, batch, random.Random(0))
+    with torch.enable_grad():
+        log_q = model.lm_head(places.states(model)).log_softmax(-1)
+        truth = DIVERGENCES["fkl"](places.laws, log_q).mean()
+    truth.backward()
+    wanted = {name: w.grad.clone() for name, w in model.named_parameters()}
+    for reference, keep in ((session.target.model, 1.0), (model, 0.4)):
+        model.zero_grad()
+        loss, told = Selected(whole, reference, keep)(model, batch, random.Random(0))
+        loss.backward()
+        torch.testing.assert_close(loss, truth.detach())
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(weight.grad, wanted[name], atol=1e-5, rtol=1e-4)
+    assert abs(float(told["gap"])) < 1e-6
+
+
+def test_a_selection_holds_its_share_and_shifts_as_the_draft_learns(session, texts, weak_draft):
+    """The mean gap to the reference falls while the draft is trained towards it."""
+    tokens, batch = torch.arange(session.target.vocab_size), batch_of(texts)
+    model = distilling.load_model(weak_draft, dtype=torch.float32).train()
+    selected = Selected(objective(session, tokens, 0.0), session.target.model, 0.4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    gaps = []
+    for _ in range(12):
+        loss, told = selected(model, batch, random.Random(0))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        gaps.append(float(told["gap"]))
+    assert gaps[-1] < 0.7 * gaps[0]
+
+
+def test_adaspec_raises_acceptance_and_keeps_its_reference(session, texts, weak_draft, tmp_path):
+    config = AdaspecConfig(
+        epochs=8.0, reference_epochs=4.0, minutes=None, tokens=512, row_tokens=64, evaluations=2,
+        held_out=8, precision="no", vector_rate=2e-3, embedding_rate=2e-3,
+    )  # fmt: skip
+    order = Order(session, config, tmp_path, texts, weak_draft, (), "tiny", False)
+    notes = selecting.run(order)
+    best = max(told["acceptance"] for _, told in notes["measured"])
+    assert best > notes["before"]["acceptance"] + 0.03
+    assert (next((tmp_path / "training").iterdir()) / "reference").is_dir()
+    assert notes["recipe"] == "adaspec"
+
+
 def test_a_draft_of_another_vocabulary_is_refused(session, texts, make_llama, tmp_path):
     make_llama(99).save_pretrained(tmp_path / "other")
     order = Order(session, DistillConfig(), tmp_path, texts, tmp_path / "other", (), "tiny", False)
     with pytest.raises(ConfigError, match="99 tokens and the target"):
         distilling.run(order)
     with pytest.raises(ConfigError, match="without a draft"):
-        distilling.student(Order(session, DistillConfig(), tmp_path, texts, None, (), "", False))
+        distilling.read_draft(Order(session, DistillConfig(), tmp_path, texts, None, (), "", False))
 
 
 @pytest.mark.parametrize("wrong", [{"divergence": "kl"}, {"on_policy": 1.5}, {"new_tokens": 0}])

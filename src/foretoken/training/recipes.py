@@ -63,6 +63,14 @@ RECIPES = {
             run="training.drafts.distilling:run",
             needs_texts=True,
         ),
+        Recipe(
+            "adaspec",
+            "a draft model",
+            "a draft that exists, on the places where it has most to gain (AdaSPEC)",
+            config="training.drafts.selecting:AdaspecConfig",
+            run="training.drafts.selecting:run",
+            needs_texts=True,
+        ),
     )
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from foretoken.training.drafts.writing import write_draft
 from foretoken.training.objectives.distilled import Distilled
 from foretoken.training.objectives.divergence import DIVERGENCES
 from foretoken.training.recipes import Order
+from foretoken.training.trainer import Objective
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,39 +51,68 @@ class DistillConfig(Learning):
 
 def run(order: Order) -> dict[str, Any]:
     """Distil `order.draft`; the notes of its card."""
-    config, session, data = order.config, order.session, order.data
-    assert data is not None, "its row says that it needs texts"
-    model, tokens = student(order)
-    work = run_folder(order.out, config, order.draft)
-    cost = cost_of(session, order.draft)
-    prompts = held_out(data, config.held_out)
-    measure = EngineAcceptance(session, prompts, tokens, cost)
-    before = measure(model)
-    objective = Distilled(
-        session.target, tokens, DIVERGENCES[config.divergence], config.on_policy,
-        config.new_tokens, tuple(sorted(session.eos)),
-    )  # fmt: skip
-    progress = fit(
-        model, objective, config, data, work / "run", measure, packed=False, show=order.show
-    )
-    counts = mass(data, session.target.vocab_size)
-    notes = {
-        "recipe": "distill",
-        "target": order.source,
-        "draft": str(order.draft),
-        "shape": {
-            "hidden": model.config.hidden_size,
-            "layers": model.config.num_hidden_layers,
-            "parameters": model.num_parameters(),
-        },
-        "cost": cost,
-        "vocabulary": {"tokens": len(tokens), "of": len(counts), "mass": covered(counts, tokens)},
-        "before": before,
-        **told(progress),
-        "settings": asdict(config),
-    }
-    write_draft(order.out, model, session, tokens, notes, work / "run" / "loss.png")
-    return notes
+    student = Student.of(order)
+    return student.taught(student.objective, "distill")
+
+
+@dataclass(frozen=True, slots=True)
+class Student:
+    """A draft that is to be taught, and all that its teaching needs."""
+
+    order: Order
+    data: Path
+    model: Any
+    tokens: Tensor  # that it scores
+    work: Path
+    cost: float  # of a forward, as a share of the target's
+    measure: EngineAcceptance
+    objective: Distilled
+
+    @classmethod
+    def of(cls, order: Order) -> Student:
+        config, session, data = order.config, order.session, order.data
+        assert data is not None, "its row says that it needs texts"
+        model, tokens = read_draft(order)
+        work = run_folder(order.out, config, order.draft)
+        cost = cost_of(session, order.draft)
+        measure = EngineAcceptance(session, held_out(data, config.held_out), tokens, cost)
+        objective = Distilled(
+            session.target, tokens, DIVERGENCES[config.divergence], config.on_policy,
+            config.new_tokens, tuple(sorted(session.eos)),
+        )  # fmt: skip
+        return cls(order, data, model, tokens, work, cost, measure, objective)
+
+    def taught(self, objective: Objective, recipe: str) -> dict[str, Any]:
+        """Teach the draft and write it down; the notes of its card."""
+        order, model, session = self.order, self.model, self.order.session
+        before = self.measure(model)
+        run = self.work / "run"
+        progress = fit(
+            model, objective, order.config, self.data, run, self.measure, packed=False,
+            show=order.show,
+        )  # fmt: skip
+        counts = mass(self.data, session.target.vocab_size)
+        notes = {
+            "recipe": recipe,
+            "target": order.source,
+            "draft": str(order.draft),
+            "shape": {
+                "hidden": model.config.hidden_size,
+                "layers": model.config.num_hidden_layers,
+                "parameters": model.num_parameters(),
+            },
+            "cost": self.cost,
+            "vocabulary": {
+                "tokens": len(self.tokens),
+                "of": len(counts),
+                "mass": covered(counts, self.tokens),
+            },
+            "before": before,
+            **told(progress),
+            "settings": asdict(order.config),
+        }
+        write_draft(order.out, model, session, self.tokens, notes, run / "loss.png")
+        return notes
 
 
 def cost_of(session: Any, draft: Any) -> float:
@@ -95,7 +126,7 @@ def cost_of(session: Any, draft: Any) -> float:
         return ratio(one, asked)
 
 
-def student(order: Order) -> tuple[PreTrainedModel, Tensor]:
+def read_draft(order: Order) -> tuple[PreTrainedModel, Tensor]:
     """The draft to be taught, in float32, and the tokens it scores."""
     if order.draft is None:
         raise ConfigError(

@@ -34,6 +34,21 @@ class OnlyTokens(LogitsProcessor):
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """The n places of a batch where somebody answered."""
+
+    ids: Tensor  # [B T]
+    told: Tensor  # [B T], where the answers are
+    laws: Tensor  # [n V], the target's log-probabilities among the tokens that the draft scores
+    lengths: list[int]  # of the answers
+
+    def states(self, model: Any) -> Tensor:
+        """The last hidden states [n H] of a model that says the answers."""
+        hidden: Tensor = model.base_model(input_ids=self.ids, use_cache=False).last_hidden_state
+        return hidden[self.told.roll(-1, 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class Distilled:
     """`of` between the laws of `target` and of the draft, at the answers of a batch.
 
@@ -51,19 +66,18 @@ class Distilled:
     def __call__(
         self, model: Any, batch: dict[str, Tensor], rng: random.Random
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        places = self.places(model, batch, rng)
+        each = [torch.full((length,), 1.0 / length) for length in places.lengths]
+        weights = torch.cat(each) / len(each)
+        return divergence(model, places.states(model), self.tokens, places.laws, weights, self.of)
+
+    def places(self, model: Any, batch: dict[str, Tensor], rng: random.Random) -> Places:
+        """Answers of the batch or of the draft, and the target's laws along them."""
         prompts, answers = parts(batch)
         if rng.random() < self.on_policy:
             answers = self.sampled(model, prompts)
-        ids, told = joined(prompts, answers)
         laws = restricted(target_logits(self.target, prompts, answers), self.tokens)
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        states = hidden[told.roll(-1, 1)]
-        weights = torch.cat([torch.full((len(a),), 1.0 / len(a)) for a in answers])
-        table = model.get_output_embeddings().weight[self.tokens]
-        divergence: Any = PiecedDivergence.apply
-        loss, figures = divergence(states, table, laws, weights / len(answers), self.of)
-        accepted, agreed = figures / len(states)
-        return loss, {"loss": loss.detach(), "overlap": accepted, "agreement": agreed}
+        return Places(*joined(prompts, answers), laws, [len(answer) for answer in answers])
 
     @torch.no_grad()
     def sampled(self, model: Any, prompts: list[list[int]]) -> list[list[int]]:
@@ -82,6 +96,17 @@ class Distilled:
         )[:, longest:].tolist()  # fmt: skip
         model.train(training)
         return [ended(text, self.eos) for text in found]
+
+
+def divergence(
+    model: Any, states: Tensor, tokens: Tensor, laws: Tensor, weights: Tensor, of: Divergence
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum over places, and what of the target's laws the draft shares."""
+    table = model.get_output_embeddings().weight[tokens]
+    pieced: Any = PiecedDivergence.apply
+    loss, figures = pieced(states, table, laws, weights, of)
+    accepted, agreed = figures / len(states)
+    return loss, {"loss": loss.detach(), "overlap": accepted, "agreement": agreed}
 
 
 def ended(text: list[int], eos: tuple[int, ...]) -> list[int]:
