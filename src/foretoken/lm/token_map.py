@@ -52,12 +52,13 @@ def map_tokens(target: Any, draft: Any, width: int, draft_width: int, name: str)
             same.setdefault(i, theirs.roles[role])
     unshared = [i for i in range(min(width, len(ours.text))) if i not in same]
     least = min(len(ours.by_bytes()), len(theirs.by_bytes()))
-    if len(same) < max(1, LEAST_SHARED * least):
+    texts = sum(i < len(ours.text) and ours.text[i] is not None for i in same)
+    if texts < max(1, LEAST_SHARED * least):
         shown = [repr((ours.text[i] or b"").decode(errors="replace")) for i in unshared[:EXAMPLES]]
         raise ConfigError(
             f"the draft {name} was asked for, which has a tokenizer of its own.",
-            f"{len(same)} of the target's {len(ours.text):,} tokens have its text as one token of "
-            f"the draft ({len(same) / max(1, len(ours.text)):.1%}); not, for instance, "
+            f"{texts} of the target's {len(ours.text):,} tokens have their text as one token of "
+            f"the draft ({texts / max(1, len(ours.text)):.1%}); not, for instance, "
             f"{', '.join(shown)}.",
             "use a draft whose tokenizer has more words of the target's, or method prompt-lookup.",
         )
