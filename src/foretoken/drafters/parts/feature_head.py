@@ -19,7 +19,8 @@ from torch import Tensor
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead
 from foretoken.lm.draft_vocabulary import chosen_rows
-from foretoken.lm.views.few_rows import FewUnembedded, is_silenced
+from foretoken.lm.views.few_rows import is_silenced
+from foretoken.lm.views.few_unembedded import FewUnembedded
 from foretoken.trees.masks import ancestors, depths
 from foretoken.types import DecodeState, FinalNorm, Ragged, Rows, Scores, Taps
 

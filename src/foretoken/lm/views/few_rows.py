@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.contract import LanguageModel
 from foretoken.lm.draft_vocabulary import OutputRows
-from foretoken.lm.few_rows import RowsOfOutput, rows_of_output
 from foretoken.lm.views.view import TargetView
 from foretoken.types import Draft, Few, Ragged, Rows, SamplingParams, Scores, Taps
 
@@ -53,33 +51,11 @@ class FewRows(TargetView):
         return changed
 
 
-class FewUnembedded(TargetView):
-    """A target whose output layer is read at some rows, for heads that draft on its states."""
-
-    def __init__(self, lm: LanguageModel, rows: OutputRows) -> None:
-        super().__init__(lm)
-        self.output_rows = rows
-        model = getattr(self.base, "model", None)  # a table has no layers
-        self.part: RowsOfOutput | None = None
-        if model is not None:
-            self.output_rows = rows = rows.to(model.device)
-            self.part = rows_of_output(model, rows.rows)
-            with torch.inference_mode():
-                self.head = self.base._head
-
-    def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
-        if self.part is None:
-            return self.output_rows.spread(self.lm.unembed(hidden)[:, self.output_rows.rows])
-        self.part.follow()
-        with torch.inference_mode():
-            return self.output_rows.spread(self.head.shaped(self.part.few(hidden)))
-
-
 def is_silenced(lm: Any, params: SamplingParams) -> bool:
     """Whether a text's options ban every token that a draft scores: it has no law then."""
-    if not isinstance(lm, FewRows | FewUnembedded) or not (
-        params.banned_tokens or params.logit_bias
-    ):
+    rows = getattr(lm, "output_rows", None)  # of views that score few tokens alone
+    if rows is None or not (params.banned_tokens or params.logit_bias):
         return False
     banned = params.banned_tokens | {t for t, bias in params.logit_bias.items() if bias == -inf}
-    return banned.issuperset(lm.output_rows.tokens.tolist())
+    silenced: bool = banned.issuperset(rows.tokens.tolist())
+    return silenced
