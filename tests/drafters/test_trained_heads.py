@@ -22,6 +22,8 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.heads.decoder_layer import DecoderLayer, causal
 from foretoken.heads.table import HEADS, Head, HeadConfig
+from foretoken.lm import draft_vocabulary
+from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
 from foretoken.types import FinalNorm
 from foretoken.verifiers.block import Block
@@ -209,6 +211,43 @@ def test_the_law_is_the_targets_whatever_grows_trees_of_a_feature_head(grower, r
 
     gap = law.law_gap(build, TableLM.random(3, seed=21), {"temperature": 0.8})
     assert gap.variation <= law.BOUND and gap.law.drafted > 0
+
+
+def reduced(target, tokens):
+    """A feature head whose folder lists the tokens that it scores."""
+    folder = random_head("toy-feature", target.vocab_size, target.hidden_size)
+    draft_vocabulary.write(folder / draft_vocabulary.NAME, tokens, target.vocab_size)
+    return FeatureHead(target, "toy-feature", FeatureHead.Config(draft_head=folder))
+
+
+@pytest.mark.parametrize(
+    ("grower", "rule"), [(Chain, Block), (SampledTree, Recursive), (BestFirst, Point)]
+)
+def test_the_law_is_the_targets_where_a_head_scores_some_tokens_only(grower, rule):
+    def build():
+        lm = TableLM.random(3, seed=21)
+        return Engine(
+            lm, grower(reduced(lm, [0, 2])), rule(), Fixed(Fixed.Config(depth=2, nodes=3))
+        )
+
+    gap = law.law_gap(build, TableLM.random(3, seed=21), {"temperature": 0.8})
+    assert gap.variation <= law.BOUND and gap.law.drafted > 0
+
+
+def test_a_reduced_head_reads_rows_of_the_targets_own_layer_as_it_is_now(make_llama, row):
+    model = make_llama(40)
+    with open_lm(model) as target:
+        whole, some = feature(target), reduced(target, [3, 7, 30])
+        hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(2))
+        for _ in range(2):
+            expected = target.unembed(hidden)
+            found = some.laws(hidden)
+            assert torch.allclose(found[:, [3, 7, 30]], expected[:, [3, 7, 30]], atol=1e-5)
+            assert found.isfinite().sum() == 15
+            with torch.no_grad():
+                model.lm_head.weight *= 1.5
+            target.refresh()
+        assert whole.laws(hidden).isfinite().all()
 
 
 def test_the_law_is_the_targets_below_parallel_heads():

@@ -114,8 +114,6 @@ class Models:
             forward = {k: v for k, v in options.items() if k in (*FORWARD_OPTIONS, OF_DRAFT)}
             draft_lm = self.own("draft", forward)
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
-        if spec.needs_draft:
-            check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
         check_vocabulary(engine, self.tokenizer)
         if engine.controller.needs_costs:
             if spec.label not in self._costs:
@@ -204,7 +202,15 @@ class Models:
         if role != "draft":
             return open_lm(self._take(role), name=role, **options)
         words = options.pop(OF_DRAFT, self._draft_vocabulary)
-        return opened_draft(self._take(role), self._sources[role], words, **options)
+        width = self.own("target").vocab_size
+        return opened_draft(
+            self._take(role),
+            self._sources[role],
+            words,
+            tokenizer=self.tokenizer,
+            width=width,
+            **options,
+        )
 
     def draft_vocabularies(self) -> list[str]:
         """Drafts that score part of their tokens only, such as 8,192 of 49,152."""

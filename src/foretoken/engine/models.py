@@ -76,7 +76,7 @@ def engine_over(
     **parts: Any,
 ) -> tuple[Any, Any]:
     """The engine over a loaded target, and its draft (None for a method that needs none)."""
-    from foretoken.lm.load import load_model, load_tokenizer
+    from foretoken.lm.load import load_model
     from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
 
     with ExitStack() as refused:
@@ -86,23 +86,53 @@ def engine_over(
         if needs_draft(method_row(method)):
             forward = {k: v for k, v in (lm_options or {}).items() if k in FORWARD_OPTIONS}
             draft_lm = opened_draft(
-                load_model(draft, **(loading or {})), draft, draft_vocabulary, **forward
+                load_model(draft, **(loading or {})),
+                draft,
+                draft_vocabulary,
+                tokenizer=tokenizer,
+                width=target_lm.vocab_size,
+                **forward,
             )
             refused.callback(draft_lm.close)
         engine = assemble(method, target_lm, draft_lm, **parts)
-        if draft_lm is not None:
-            check_tokenizers(tokenizer, draft, load_tokenizer)
         check_vocabulary(engine, tokenizer)
         refused.pop_all()  # what was opened stays open
     return engine, draft_lm
 
 
-def opened_draft(model: Any, source: Any, vocabulary: Any = None, **forward: Any) -> Any:
-    """A loaded draft, opened with the tokens it is to score (`lm.draft_vocabulary`)."""
+def opened_draft(
+    model: Any,
+    source: Any,
+    vocabulary: Any = None,
+    *,
+    tokenizer: Any = None,
+    width: int | None = None,
+    **forward: Any,
+) -> Any:
+    """A loaded draft, opened with the tokens it is to score (`lm.draft_vocabulary`).
+
+    `tokenizer` and `width` are the target's: a draft that gives ids other meanings, or has another
+    number of them, is told what they stand for.
+    """
     from foretoken.lm.draft_vocabulary import chosen_rows
     from foretoken.lm.opening import open_draft
 
     words = model.get_output_embeddings()
     size = 0 if words is None else words.weight.shape[0]
     rows = chosen_rows(vocabulary, shipped.resolve(source), size) if size else None
-    return open_draft(model, rows, **forward)
+    tokens = translation(tokenizer, source, width, size) if width is not None and size else None
+    if tokens is not None:
+        rows = tokens.rows.among(rows)
+    return open_draft(model, rows, tokens, **forward)
+
+
+def translation(tokenizer: Any, source: Any, width: int, size: int) -> Any:
+    """How ids of the target are told to a draft; None where they are the same."""
+    from foretoken.lm.load import load_tokenizer
+    from foretoken.lm.token_map import map_tokens
+
+    other = None if tokenizer is None else load_tokenizer(source)
+    if other is None or (other.get_vocab() == tokenizer.get_vocab() and width == size):
+        return None
+    name = str(source) if isinstance(source, str | Path) else type(source).__name__
+    return map_tokens(tokenizer, other, width, size, name)

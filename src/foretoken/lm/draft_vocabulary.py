@@ -53,6 +53,13 @@ class OutputRows:
         whole = logits.new_full((len(logits), self.width), -torch.inf)
         return whole.index_copy_(1, self.tokens, logits)
 
+    def among(self, kept: OutputRows | None) -> OutputRows:
+        """Those whose id of the draft is among the rows that are kept (None: all are)."""
+        if kept is None:
+            return self
+        both = torch.isin(self.rows, kept.rows)
+        return OutputRows(self.rows[both], self.tokens[both], self.width)
+
     def to(self, device: torch.device) -> OutputRows:
         return OutputRows(self.rows.to(device), self.tokens.to(device), self.width)
 

@@ -73,6 +73,14 @@ def with_few_rows(model: Any, rows: Int[Tensor, "n"]) -> tuple[Any, RowsOfOutput
     return copied, part
 
 
+def rows_of_output(model: Any, rows: Int[Tensor, "n"]) -> RowsOfOutput:
+    """Rows of a model's own output layer; CapabilityError for one that is not plainly linear."""
+    whole = model.get_output_embeddings()
+    if not isinstance(whole, nn.Linear):
+        raise refusal(model, f"its output layer is a {type(whole).__name__}")
+    return RowsOfOutput(whole, rows)
+
+
 def enough(rows: Int[Tensor, "n"], all_of_them: int) -> Int[Tensor, "n"]:
     """The rows, and behind them others where there are fewer than LEAST."""
     if len(rows) >= min(LEAST, all_of_them):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,9 @@ from foretoken.lm.kernels.native import Unavailable, library
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.family import describe
 from foretoken.lm.runtime.probe import choose_plan, disagreement
+from foretoken.lm.token_map import TokenMap
 from foretoken.lm.views.few_rows import FewRows
+from foretoken.lm.views.mapped_tokens import MappedTokens
 
 COMPILE = ("auto", "max", "off")
 FORWARD_OPTIONS = ("kernels", "compile")  # what a draft model takes as well
@@ -61,14 +64,22 @@ def open_lm(
     return lm
 
 
-def open_draft(model: Any, rows: OutputRows | None, **options: Any) -> CachedLM | FewRows:
-    """A draft that computes `rows` of its output layer (None: all); its model stays as it is."""
+def open_draft(
+    model: Any, rows: OutputRows | None, tokens: TokenMap | None = None, **options: Any
+) -> CachedLM | FewRows:
+    """A draft that computes `rows` of its output layer (None: all); its model stays as it is.
+
+    `tokens` tell the target's ids to a draft of another tokenizer, whose rows are then theirs.
+    """
     if rows is None:
         return open_lm(model, name="draft", **options)
     rows = rows.to(model.device)
     head = model.get_output_embeddings()
     reduced, part = with_few_rows(model, enough(rows.rows, len(head.weight)))
-    return FewRows(open_lm(reduced, name="draft", **options), rows, part.follow)
+    lm = open_lm(reduced, name="draft", **options)
+    if tokens is None or tokens.one_to_one:
+        return FewRows(lm, rows, part.follow)
+    return MappedTokens(lm, replace(tokens, rows=rows), part.follow)
 
 
 def capturing(compile: str, kernels: str) -> bool:

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead
+from foretoken.lm.draft_vocabulary import chosen_rows
+from foretoken.lm.views.few_rows import is_silenced
+from foretoken.lm.views.few_unembedded import FewUnembedded
 from foretoken.trees.masks import ancestors, depths
 from foretoken.types import DecodeState, FinalNorm, Ragged, Rows, Scores, Taps
 
@@ -60,6 +63,9 @@ class FeatureHead(TrainedHead):
 
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
         super().__init__(target, kind, config)
+        reduced = chosen_rows(None, (config or self.Config()).draft_head, target.vocab_size)
+        if reduced is not None:  # its folder lists the tokens that it scores
+            target = FewUnembedded(target, reduced)
         self.target, self.hidden_size = target, target.hidden_size
         self.dtype = target.embed([0]).dtype  # of the output head's weights as well
         weight = next(self.head.parameters())
@@ -69,6 +75,8 @@ class FeatureHead(TrainedHead):
     @torch.inference_mode()
     def open(self, row: DecodeState, features: Features | None) -> bool:
         assert features is not None, "the engine asks for the taps"
+        if is_silenced(self.target, row.params):
+            return False
         before = torch.cat([self.start, features[:, 0].to(self.start)])
         row.private[self] = known = Followed(self.nothing, before)
         while len(known.before) > CHUNK:

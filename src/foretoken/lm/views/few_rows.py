@@ -53,7 +53,9 @@ class FewRows(TargetView):
 
 def is_silenced(lm: Any, params: SamplingParams) -> bool:
     """Whether a text's options ban every token that a draft scores: it has no law then."""
-    if not isinstance(lm, FewRows) or not (params.banned_tokens or params.logit_bias):
+    rows = getattr(lm, "output_rows", None)  # of views that score few tokens alone
+    if rows is None or not (params.banned_tokens or params.logit_bias):
         return False
     banned = params.banned_tokens | {t for t, bias in params.logit_bias.items() if bias == -inf}
-    return banned.issuperset(lm.output_rows.tokens.tolist())
+    silenced: bool = banned.issuperset(rows.tokens.tolist())
+    return silenced
