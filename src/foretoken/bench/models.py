@@ -42,7 +42,7 @@ def check_rows(specs: Sequence[RowSpec], draft: Any, requests: int = 1) -> None:
             FORMS[spec.method].check_options(spec)
         else:
             check_options(spec.method, **spec.method_options)
-        if spec.needs_draft and draft is None:
+        if spec.needs_draft and draft is None and spec.draft is None:
             raise ConfigError(
                 f"the row {spec.label} was asked for without a draft model.",
                 f"{spec.method} guesses with a second, smaller model of the same vocabulary.",
@@ -80,6 +80,7 @@ class Models:
         self.dtype = str(first.dtype).removeprefix("torch.")
         self.device = first.device
         self._spare = {"target": first}
+        self._named: dict[str, str] = {}  # drafts that rows name -> their roles
         self.room = self.requests = 1  # tokens of the longest text, texts at once: the bench knows
         self.interpreters: Mapping[str, Interpreter] = {}
         self._open = ExitStack()
@@ -95,13 +96,13 @@ class Models:
             draft = self.clean("draft") if spec.needs_draft else None
             return peers.FORMS[spec.method](spec, self.clean("target"), draft)
         target = self.own("target", spec.model_options)
-        draft_lm = None
+        draft_lm, role = None, self._draft_of(spec)
         if spec.needs_draft:
             forward = {k: v for k, v in spec.model_options.items() if k in FORWARD_OPTIONS}
-            draft_lm = self.own("draft", forward)
+            draft_lm = self.own(role, forward)
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
         if spec.needs_draft:
-            check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
+            check_tokenizers(self.tokenizer, self._sources[role], load_tokenizer)
         check_vocabulary(engine, self.tokenizer)
         if engine.controller.needs_costs:
             if spec.label not in self._costs:
@@ -112,6 +113,15 @@ class Models:
         if self.device.type == "cuda":
             engine.target = Waiting(engine.target)  # type: ignore[assignment]
         return OwnRow(spec, engine)
+
+    def _draft_of(self, spec: RowSpec) -> str:
+        """The role of the draft that a row guesses with: the bench's, or one that it names."""
+        if spec.draft is None:
+            return "draft"
+        if spec.draft not in self._named:
+            role = self._named[spec.draft] = f"draft {len(self._named) + 2}"
+            self._sources[role] = spec.draft
+        return self._named[spec.draft]
 
     def renew(self, row: Row) -> None:
         """Let a row that learns from its answers forget them, as a new session would.
@@ -183,7 +193,7 @@ class Models:
         options = dict(options or {})
         key = (role, *sorted(options.items()))
         if key not in self._own:
-            self._own[key] = open_lm(self._take(role), name=role, **options)
+            self._own[key] = open_lm(self._take(role), name=role.split()[0], **options)
         return self._own[key]
 
     def clean(self, role: str) -> Any:

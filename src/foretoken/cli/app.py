@@ -21,7 +21,9 @@ TYPED = "foretoken.typed"  # where a context keeps the arguments behind its comm
 class Commands(TyperGroup):
     """Shows every error a user can cause as its three parts, without a traceback."""
 
-    order = ("generate", "chat", "bench", "audit", "train", "datastore", "methods", "minis")
+    order = (
+        "generate", "chat", "tune", "bench", "audit", "train", "datastore", "methods", "minis",
+    )  # fmt: skip
 
     def list_commands(self, ctx: Any) -> list[str]:
         """What most people want first."""
