@@ -167,15 +167,17 @@ def test_help_is_quick_and_shows_an_example():
 
 
 COMMANDS = {
-    "generate": "target draft method set max-new-tokens temperature top-k top-p min-p "
+    "generate": "target draft method set tuned max-new-tokens temperature top-k top-p min-p "
     "repetition-penalty presence-penalty frequency-penalty stop seed show device dtype exact-bits "
     "allow-pickle trust-remote-code no-generation-config json file messages",
-    "chat": "target draft method set max-new-tokens temperature top-k top-p min-p "
+    "chat": "target draft method set tuned max-new-tokens temperature top-k top-p min-p "
     "repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
     "allow-pickle trust-remote-code no-generation-config system",
-    "bench": "target draft methods tasks limit repetitions requests max-new-tokens temperature "
-    "top-k top-p seed ignore-eos out resume threads llama-python vllm-python device dtype "
-    "allow-pickle trust-remote-code json",
+    "tune": "target prompts drafts datastores minutes max-new-tokens temperature seed out device "
+    "dtype allow-pickle trust-remote-code json",
+    "bench": "target draft tuned methods tasks limit repetitions requests max-new-tokens "
+    "temperature top-k top-p seed ignore-eos out resume threads llama-python vllm-python device "
+    "dtype allow-pickle trust-remote-code json",
     "audit": "methods mutate acceptance target draft out json",
     "methods": "markdown model dtype json",
     "datastore build": "out traffic seed target dense dims dtype layer json",
@@ -383,6 +385,56 @@ def test_a_bench_with_a_failed_row_says_so_in_its_exit_status(models, tmp_path):
 )
 def test_benches_that_cannot_be_are_refused_before_any_work(flags, said, tmp_path):
     refused(run("bench", *flags, "--out", tmp_path / "out"), said)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def tuned(pair_folders, tmp_path_factory):
+    """What `foretoken tune` wrote for the tiny target, and how that went."""
+    out = tmp_path_factory.mktemp("tuned")
+    prompts = out / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": PROMPT * n}) + "\n" for n in (1, 2, 3)))
+    flags = ["--target", pair_folders[0], "--prompts", prompts, "--minutes", 0.15]
+    return run("tune", *flags, "--max-new-tokens", 8, "--out", out / "found"), out / "found"
+
+
+def test_tune_writes_a_configuration_that_the_other_commands_take(tuned, models, tmp_path):
+    ran, found = tuned
+    assert ran.exit_code == 0, ran.output
+    assert "is the one to use" in ran.stdout or "is the fastest" in ran.stdout
+    assert "page.html" in ran.stdout
+    written = run("generate", PROMPT, "--tuned", found, "--max-new-tokens", 8, "--json")
+    plain = run("generate", PROMPT, *models, "--method", "plain", "--max-new-tokens", 8, "--json")
+    assert json.loads(written.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+    method = json.loads((found / "tuned.json").read_text())["method"]
+    assert json.loads(written.stdout)["method"] == method
+    assert run("chat", "--tuned", found, input="/exit\n").exit_code == 0
+
+    tasks = found.parent / "prompts.jsonl"
+    flags = ["--tuned", found, "--tasks", tasks, "--repetitions", 1, "--max-new-tokens", 8]
+    assert run("bench", *flags, "--methods", "plain,suffix", "--out", tmp_path).exit_code == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert {"plain", "suffix"} <= set(rows) and method in {row["method"] for row in rows.values()}
+
+
+def test_options_win_over_the_tuned_file_and_another_target_is_refused(tuned, models):
+    found = tuned[1]
+    flags = ["--method", "suffix", "--max-new-tokens", 4, "--json"]
+    assert json.loads(run("generate", "x", "--tuned", found, *flags).stdout)["method"] == "suffix"
+    refused(run("generate", "x", "--tuned", found, "--target", "text-target"), "another one")
+    refused(run("bench", "--tuned", found, "--target", "text-target"), "another one")
+    refused(run("generate", "x", "--tuned", found / "none.json"), "cannot be read")
+
+
+def test_tune_refuses_what_it_cannot_use(tmp_path, models):
+    refused(run("tune", *models[:2]), "without prompts", "--prompts FILE")
+    refused(run("tune", *models[:2], "--prompts", tmp_path / "none.jsonl"), "cannot be read")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    refused(run("tune", *models[:2], "--prompts", tmp_path / "empty.jsonl"), "holds no lines")
+    (tmp_path / "one.jsonl").write_text('{"prompt": "fine"}\n')
+    flags = ["--prompts", tmp_path / "one.jsonl", "--out", tmp_path / "out"]
+    refused(run("tune", *models[:2], *flags, "--minutes", 0), "minutes=0")
+    refused(run("tune", *models[:2], *flags, "--datastores", tmp_path), "datastore build")
     assert not (tmp_path / "out").exists()
 
 

@@ -68,7 +68,7 @@ class RowSpec:
         return {k: v for k, v in self.options.items() if k not in others}
 
 
-def default_methods(draft: Any) -> list[str]:
+def default_methods(draft: Any) -> list[str | RowSpec]:
     """What is compared where no rows are named: the default ones that this pair can run."""
     return [name for name in DEFAULT_METHODS if draft is not None or not needs_draft(name)]
 
@@ -190,6 +190,6 @@ def _written(value: Any) -> str:
     """A value as a label shows it; of a path only the last name, for results travel."""
     if isinstance(value, str) and os.sep in value:
         return Path(value).name
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "x".join(str(size) for size in value)
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

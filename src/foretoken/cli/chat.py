@@ -32,10 +32,12 @@ Ctrl-C  ends the answer that is being written, and keeps what is there"""
 
 @app.command(epilog="Example: `foretoken chat --target ./model --draft ./small --temperature 0.7`")
 def chat(
+    context: typer.Context,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
     method: o.MethodName = None,
     set_: o.Settings = None,
+    tuned: o.TunedFile = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: o.MaxNewTokens = 512,
     temperature: o.Temperature = None,
@@ -80,6 +82,8 @@ def chat(
         draft=draft,
         method=method,
         given=set_,
+        tuned=tuned,
+        context=context,
         device=device,
         dtype=dtype,
         exact_bits=exact_bits,

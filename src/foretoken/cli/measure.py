@@ -14,6 +14,7 @@ from foretoken.errors import ConfigError
 if TYPE_CHECKING:
     from foretoken.audit.report import AuditReport
     from foretoken.audit.yardstick import Yardstick
+    from foretoken.bench.rows import RowSpec
     from foretoken.bench.tasks import Task
 
 Requests = Annotated[int, typer.Option(help="Prompts continued at once, by our rows and vllm:*.")]
@@ -35,8 +36,10 @@ VllmPython = Annotated[
 
 @app.command(epilog="Example: `foretoken bench --methods plain,chain,chain[depth=8],hf:assisted`")
 def bench(
+    context: typer.Context,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
+    tuned: o.TunedFile = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -74,19 +77,26 @@ def bench(
 ) -> None:
     """Compare methods, and transformers' own, on the same prompts; JSON, Markdown, plots, HTML.
 
+    With --tuned its configuration is a row beside the others (without --methods: beside plain).
     Exit status 1 if a row failed; the reports are written all the same and say why.
     """
     from foretoken.bench.rows import parse_methods
 
-    whole, small = o.pair(target, draft)
     if methods is not None:
         parse_methods(methods)  # a misspelt row is refused before torch is imported
+    whole: Any
+    if tuned is None:
+        rows: Any = methods
+        whole, small = o.pair(target, draft)
+    else:
+        whole, rows, kind = with_tuned(tuned, o.asked_for(context, "target", target), methods)
+        small, dtype = draft, dtype or kind
     from foretoken.bench.run import BenchConfig, run_bench
 
     config = BenchConfig(
         target=whole,
         draft=small,
-        methods=methods,
+        methods=rows,
         out=out,
         repetitions=repetitions,
         requests=requests,
@@ -110,6 +120,20 @@ def bench(
     show_results(results, out, json_)
     if any(row["failed"] for row in results["rows"].values()):
         raise typer.Exit(1)
+
+
+def with_tuned(tuned: Path, target: Any, methods: str | None) -> tuple[Any, list[RowSpec], str]:
+    """Target, rows and precision of a bench with what was tuned; a row asked for comes once."""
+    from foretoken.bench.rows import parse_methods, row_of
+    from foretoken.engine.loading import complete
+
+    found = complete(tuned, {"target": target})
+    options = {k: v for k, v in found.items() if k not in ("target", "method", "dtype", "draft")}
+    named = {"draft": found["draft"]} if found["draft"] else {}
+    mine = row_of(found["method"], named | options)
+    asked = parse_methods(methods or "plain")
+    rows = [*asked, *([] if mine.label in {row.label for row in asked} else [mine])]
+    return found["target"], rows, found["dtype"]
 
 
 def bench_tasks(tasks: str, limit: int, seed: int) -> list[Task]:

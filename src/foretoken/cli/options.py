@@ -41,6 +41,13 @@ Settings = Annotated[
         help="An option of the method, see `foretoken methods NAME`; repeatable.",
     ),
 ]
+TunedFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tuned",
+        help="What `foretoken tune` found, tuned.json or its folder; other options win.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: the model's.")]
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16, float16; default: float32 on a CPU.")
@@ -95,6 +102,12 @@ def pair(target: str, draft: str | None) -> tuple[str | Path, str | Path | None]
     return source(target), None if draft is None else source(draft)
 
 
+def asked_for(context: typer.Context, name: str, value: Any) -> Any:
+    """The value of an option that was passed; None where it is only the default."""
+    source = context.get_parameter_source(name)
+    return value if source is not None and source.name != "DEFAULT" else None
+
+
 def settings(given: list[str] | None) -> dict[str, Any]:
     """`key=value` pairs with numbers, truth values and shapes read as such."""
     taken = ("target", "method", "draft", "device", "dtype", "tokenizer")
@@ -135,21 +148,30 @@ def open_session(
     given: list[str] | None,
     quiet: bool = False,
     no_generation_config: bool = False,
+    tuned: Path | None = None,
+    context: typer.Context,
     **loading: Any,
 ) -> Session:
-    """The session the options describe, with a sign of life while weights are read."""
+    """The session the options describe, with a sign of life while weights are read.
+
+    With a tuned file the target is the file's, unless one was passed.
+    """
     from foretoken.methods import method as method_row
 
     config = settings(given)
     if method is not None:
         method_row(method)  # an unknown name is refused before torch is imported
-    whole, small = pair(target, draft)
+    whole: Any
+    if tuned is None:
+        whole, small = pair(target, draft)
+    else:
+        whole, small = asked_for(context, "target", target), draft
     from foretoken.engine.loading import load
 
     # What has a flag of its own may be set either way, as in Python.
     config = {**loading, "generation_config": False if no_generation_config else None, **config}
-    with stage(f"loading {target}", quiet):
-        session = load(whole, method, small, **config)
+    with stage(f"loading {target if tuned is None else tuned}", quiet):
+        session = load(whole, method, small, tuned=tuned, **config)
         session.prepare()
     return session
 

@@ -29,6 +29,7 @@ BEAM_FIELDS = ("sequences", "scores", "texts", "finish_reasons")
     epilog="Example: `foretoken generate 'Once upon a time' --target ./llama --draft ./small`"
 )
 def generate(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads stdin.")] = None,
     file: Annotated[
         Path | None, typer.Option(help="Read the prompt from a text file in UTF-8.")
@@ -41,6 +42,7 @@ def generate(
     draft: o.Draft = None,
     method: o.MethodName = None,
     set_: o.Settings = None,
+    tuned: o.TunedFile = None,
     max_new_tokens: o.MaxNewTokens = None,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
@@ -86,6 +88,8 @@ def generate(
         draft=draft,
         method=method,
         given=set_,
+        tuned=tuned,
+        context=context,
         quiet=json_,
         device=device,
         dtype=dtype,

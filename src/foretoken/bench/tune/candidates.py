@@ -40,7 +40,11 @@ def candidates(drafts: Sequence[str], datastores: Sequence[str]) -> list[RowSpec
             found.append(labelled(method, {"draft": path}, {"draft": name}))
             if "datastore" in config_fields(method):
                 found += [
-                    labelled(method, {"draft": path, "datastore": at}, {"draft": name, "datastore": store})
+                    labelled(
+                        method,
+                        {"draft": path, "datastore": at},
+                        {"draft": name, "datastore": store},
+                    )
                     for at, store in stores.items()
                     if has_texts(at)
                 ]

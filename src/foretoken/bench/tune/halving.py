@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from statistics import fmean
 
 PLAIN = "plain"
-USUAL, WEIGHT = 0.15, 2.0  # spread of differences before any is seen, and how many prompts it counts
+USUAL, WEIGHT = (
+    0.15,
+    2.0,
+)  # spread of differences before any is seen, and how many prompts it counts
 WIDTH = 2.0  # standard errors on each side of a mean
 ENOUGH = 6  # prompts without which nothing is decided before the time is over
 EQUAL = math.log(1.02)  # two candidates closer than this are as good as each other
+CLOSE = math.log(1.04)  # ends of an interval within which no further prompt is spent on the gap
 
 Gain = Mapping[str, float]  # by prompt
 Gains = Mapping[str, Gain]  # by candidate
@@ -40,7 +44,7 @@ class Gap:
     @property
     def closed(self) -> bool:
         """Whether more prompts would change nothing: one is faster, or both are as good."""
-        return not self.open or -EQUAL <= self.low <= self.high <= EQUAL
+        return not self.open or -CLOSE <= self.low <= self.high <= CLOSE
 
 
 def gap(ahead: Gain, behind: Gain) -> Gap:
@@ -92,13 +96,20 @@ def decided(gains: Gains, alive: Sequence[str], enough: int = ENOUGH) -> bool:
     return all(one.closed and one.prompts >= enough for one in gaps)
 
 
+def level(gains: Gains, alive: Sequence[str], enough: int = ENOUGH) -> bool:
+    """Whether all that are left are as good as the leader, as far as can be seen."""
+    first = leader(gains, alive)
+    gaps = [gap(gains[first], gains[label]) for label in alive if label != first]
+    return all(one.mean <= EQUAL and one.prompts >= enough for one in gaps)
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The configuration to use, and what is known about those next to it."""
 
     label: str
     fastest: str  # on average; another one where a simpler one is as good
-    unsure: tuple[str, ...]  # those that may be faster than the chosen one
+    unsure: tuple[str, ...]  # measured about as long, those that may be faster than the chosen one
 
 
 def choose(gains: Gains, alive: Sequence[str], simplest: Sequence[str]) -> Choice:
@@ -117,5 +128,8 @@ def choose(gains: Gains, alive: Sequence[str], simplest: Sequence[str]) -> Choic
     ]
     chosen = min(as_good, key=simplest.index)
     to_chosen = {label: gap(gains[chosen], gains[label]) for label in gains if label != chosen}
-    unsure = tuple(label for label, one in to_chosen.items() if one.prompts and one.low <= 0.0)
+    many = len(gains[chosen])
+    unsure = tuple(
+        label for label, one in to_chosen.items() if one.low <= 0.0 and 2 * one.prompts > many
+    )
     return Choice(chosen, first, unsure)

@@ -104,9 +104,7 @@ def tiles(results: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def table_row(
-    label: str, columns: list[str], cells: list[str], results: Mapping[str, Any]
-) -> str:
+def table_row(label: str, columns: list[str], cells: list[str], results: Mapping[str, Any]) -> str:
     """One candidate: its group's colour, and why it was not measured if so."""
     row = results["rows"][label]
     own = group(row["method"])

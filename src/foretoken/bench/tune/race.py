@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from time import perf_counter
 from typing import Any
 
-from foretoken.bench.models import Models
-from foretoken.bench.own import OwnRow
+from foretoken.bench.own import Outcome, Row
 from foretoken.bench.progress import Bar
 from foretoken.bench.prompts import TimedPrompt
 from foretoken.bench.run import FAILURES, reason
@@ -32,12 +31,14 @@ Params = Callable[[TimedPrompt], SamplingParams]
 class Clock:
     """The time limit: what was spent since the beginning, and what fits."""
 
-    def __init__(self, seconds: float, spent: float = 0.0) -> None:
-        self.seconds, self.began = seconds, perf_counter() - spent
+    def __init__(
+        self, seconds: float, spent: float = 0.0, now: Callable[[], float] = perf_counter
+    ) -> None:
+        self.seconds, self.now, self.began = seconds, now, now() - spent
 
     @property
     def spent(self) -> float:
-        return perf_counter() - self.began
+        return self.now() - self.began
 
     def fits(self, seconds: float, share: float = 1.0) -> bool:
         """Whether so many seconds more end within a share of the limit."""
@@ -61,8 +62,8 @@ class Record:
 class Race:
     """Candidates, what they were measured at, and the rounds so far."""
 
-    rows: dict[str, OwnRow]  # by label, plain among them
-    models: Models
+    rows: dict[str, Row]  # by label, plain among them
+    renew: Callable[[Row], None]  # lets a row forget what it learned
     prompts: PromptsInTurn
     params: Params
     clock: Clock
@@ -104,12 +105,14 @@ class Race:
         return alive
 
     def decided(self, alive: Sequence[str]) -> bool:
-        """Whether more prompts could not change the choice; few are enough where there are few."""
-        gains = self.gains
-        enough = ENOUGH
-        if self.prompts.passes > 1:
-            enough = min(enough, max(len(gains[label]) for label in alive))
-        return decided(gains, alive, enough)
+        """Whether more prompts could not change the choice."""
+        return decided(self.gains, alive, self.enough)
+
+    @property
+    def enough(self) -> int:
+        """Prompts that a decision stands on: few where there are only few."""
+        seen = len(self.records[PLAIN].gains) if PLAIN in self.records else ENOUGH
+        return min(ENOUGH, seen) if self.prompts.passes > 1 else ENOUGH
 
     def round(self, alive: Sequence[str], until: float, share: float) -> int:
         """Prompt after prompt until the round's time is spent; how many were finished by all."""
@@ -139,7 +142,7 @@ class Race:
         order = together(alive)
         self.turn += 1
         at = self.turn % len(order)
-        found: dict[str, Any] = {}
+        found: dict[str, Outcome] = {}
         for label in order[at:] + order[:at]:
             if label not in self.rows or not self.clock.fits(self.usual(label), share):
                 continue
@@ -162,7 +165,7 @@ class Race:
         """Seconds that a candidate takes for a text; 0 before its first."""
         return fmean(self.records[label].seconds[-4:]) if label in self.records else 0.0
 
-    def note(self, prompt: TimedPrompt, found: dict[str, Any]) -> None:
+    def note(self, prompt: TimedPrompt, found: dict[str, Outcome]) -> None:
         """One text of every candidate, all on the same prompt."""
         plain = found[PLAIN]
         self.texts = [*self.texts, (prompt.ids, plain.tokens)][-KEPT:]
@@ -186,7 +189,7 @@ class Race:
     def forget(self) -> None:
         """What drafters learned from answers that they are about to write again."""
         for row in self.rows.values():
-            self.models.renew(row)
+            self.renew(row)
 
     def close_round(self, alive: Sequence[str], leaving: Sequence[str]) -> None:
         """The standings at the end of a round, for the page."""

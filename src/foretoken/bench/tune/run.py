@@ -1,4 +1,4 @@
-"""`foretoken tune`: everything at hand is tried within a time limit; the fastest is written down."""
+"""`foretoken tune`: all that is at hand is tried within a time limit; the fastest is kept."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""The search for the fastest configuration: prepare the candidates, race them, refine the winner."""
+"""The search for what is fastest: prepare the candidates, race them, refine the winner."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from foretoken.bench.models import Models
-from foretoken.bench.own import OwnRow
+from foretoken.bench.own import OwnRow, Row
 from foretoken.bench.progress import Bar
 from foretoken.bench.prompts import TimedPrompt
 from foretoken.bench.rows import RowSpec
 from foretoken.bench.run import FAILURES, reason
 from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tune.candidates import ALWAYS, simplest, sizes
-from foretoken.bench.tune.halving import PLAIN, Choice, choose
+from foretoken.bench.tune.halving import PLAIN, Choice, choose, level
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.bench.tune.race import Clock, Race
 from foretoken.bench.tune.worth import certainty
@@ -58,29 +58,42 @@ class Search:
         self.race = self.raced(self.prepared(first))
         alive = self.race.run(list(self.race.rows), RACING)
         self.check_time()
-        if not self.race.stopped and not self.race.decided(alive):
+        if not self.race.stopped and not self.settled(alive):
             alive = self.race.run(alive, LAST)
         self.choice = choose(self.race.gains, alive, simplest(list(self.specs.values())))
-        if not self.race.stopped and self.choice.label != PLAIN:
-            self.refine(self.choice.label)
-        if not self.stopped:
-            texts = self.race.texts if self.clock.fits(0.0, LAST) else self.race.texts[:1]
-            self.certainty = certainty(target, texts)
+        try:
+            if not self.race.stopped and self.choice.label != PLAIN:
+                self.refine(self.choice.label)
+            if not self.stopped:
+                self.certainty = certainty(target, self.texts())
+        except KeyboardInterrupt:  # what was found before stands
+            self.race.stopped = True
+
+    def texts(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """What plain decoding wrote: one text, and more while there is time."""
+        for number, text in enumerate(self.race.texts):
+            if number == 0 or self.clock.fits(0.0):
+                yield text
+
+    def settled(self, alive: Sequence[str]) -> bool:
+        """Whether the rest of the time is better spent on the winner's sizes than on who wins."""
+        race = self.race
+        return race.decided(alive) or level(race.gains, alive, race.enough)
 
     @property
     def stopped(self) -> bool:
         """Whether the user has ended it."""
         return self.race.stopped or (self.sized is not None and self.sized.stopped)
 
-    def raced(self, rows: dict[str, OwnRow]) -> Race:
+    def raced(self, rows: Mapping[str, Row]) -> Race:
         def params(prompt: TimedPrompt) -> SamplingParams:
             return self.params(prompt.max_new_tokens, self.models.eos)
 
-        return Race(rows, self.models, self.prompts, params, self.clock, self.bar)
+        return Race(dict(rows), self.models.renew, self.prompts, params, self.clock, self.bar)
 
-    def prepared(self, prompt: TimedPrompt) -> dict[str, OwnRow]:
+    def prepared(self, prompt: TimedPrompt) -> dict[str, Row]:
         """Every candidate loaded and warm; one that cannot run is left out and says why."""
-        rows: dict[str, OwnRow] = {}
+        rows: dict[str, Row] = {}
         self.bar.begin("preparing candidates", len(self.specs))
         for label, spec in self.specs.items():
             self.bar.say(f"preparing {label}")
@@ -91,7 +104,7 @@ class Search:
             self.bar.advance()
         return rows
 
-    def prepare(self, spec: RowSpec, prompt: TimedPrompt, rows: dict[str, OwnRow]) -> None:
+    def prepare(self, spec: RowSpec, prompt: TimedPrompt, rows: dict[str, Row]) -> None:
         """A row whose shapes were run once, and which remembers nothing of it."""
         try:
             row = self.models.row(spec)
@@ -127,8 +140,9 @@ class Search:
         The default follows measured costs and goes on learning, so another size has to be clearly
         faster.
         """
-        row = self.race.rows[winner]
-        rows = {PLAIN: self.race.rows[PLAIN], winner: row}
+        rows = {label: self.race.rows[label] for label in (PLAIN, winner)}
+        row = rows[winner]
+        assert isinstance(row, OwnRow)
         first = self.prompts.first()
         for spec in sizes(self.specs[winner], row.engine.drafter.traits.shape):
             if not self.clock.fits(3 * (len(rows) + 1) * self.race.usual(winner), LAST):

@@ -8,7 +8,7 @@ the deeper they go: the table says what can be hoped for, not what will be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -82,7 +82,9 @@ def needed(goal: float, share: float, cost: Cost) -> float | None:
 
 
 @torch.inference_mode()
-def certainty(lm: LanguageModel, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Any:
+def certainty(
+    lm: LanguageModel, texts: Iterable[tuple[Sequence[int], Sequence[int]]]
+) -> dict[str, float] | None:
     """How sure the target was of its own texts (prompt, answer), means over their tokens.
 
     top: the probability of its likeliest token, which is how often a draft that knew the law would
