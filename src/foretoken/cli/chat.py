@@ -78,12 +78,11 @@ def chat(
         seed=seed,
     )
     session = o.open_session(
-        target=target,
+        target=o.named_target(context, target, tuned),
         draft=draft,
         method=method,
         given=set_,
         tuned=tuned,
-        context=context,
         device=device,
         dtype=dtype,
         exact_bits=exact_bits,

@@ -84,13 +84,8 @@ def bench(
 
     if methods is not None:
         parse_methods(methods)  # a misspelt row is refused before torch is imported
-    whole: Any
-    if tuned is None:
-        rows: Any = methods
-        whole, small = o.pair(target, draft)
-    else:
-        whole, rows, kind = with_tuned(tuned, o.asked_for(context, "target", target), methods)
-        small, dtype = draft, dtype or kind
+    asked = o.named_target(context, target, tuned)
+    whole, small, rows, dtype = compared(asked, draft, methods, dtype, tuned)
     from foretoken.bench.run import BenchConfig, run_bench
 
     config = BenchConfig(
@@ -122,18 +117,27 @@ def bench(
         raise typer.Exit(1)
 
 
-def with_tuned(tuned: Path, target: Any, methods: str | None) -> tuple[Any, list[RowSpec], str]:
-    """Target, rows and precision of a bench with what was tuned; a row asked for comes once."""
+def compared(
+    target: str | None,
+    draft: str | None,
+    methods: str | None,
+    dtype: str | None,
+    tuned: Path | None,
+) -> tuple[Any, Any, str | list[RowSpec] | None, str | None]:
+    """Target, draft, rows and precision of a bench; a tuned row that was asked for comes once."""
+    if tuned is None:
+        assert target is not None  # only a tuned file makes up for a missing one
+        return *o.pair(target, draft), methods, dtype
     from foretoken.bench.rows import parse_methods, row_of
     from foretoken.engine.loading import complete
 
-    found = complete(tuned, {"target": target})
+    found = complete(tuned, {"target": target, "dtype": dtype})
     options = {k: v for k, v in found.items() if k not in ("target", "method", "dtype", "draft")}
     named = {"draft": found["draft"]} if found["draft"] else {}
     mine = row_of(found["method"], named | options)
-    asked = parse_methods(methods or "plain")
-    rows = [*asked, *([] if mine.label in {row.label for row in asked} else [mine])]
-    return found["target"], rows, found["dtype"]
+    rows = parse_methods(methods or "plain")
+    rows += [] if mine.label in {row.label for row in rows} else [mine]
+    return found["target"], draft, rows, found["dtype"]
 
 
 def bench_tasks(tasks: str, limit: int, seed: int) -> list[Task]:

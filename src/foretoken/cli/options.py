@@ -102,10 +102,11 @@ def pair(target: str, draft: str | None) -> tuple[str | Path, str | Path | None]
     return source(target), None if draft is None else source(draft)
 
 
-def asked_for(context: typer.Context, name: str, value: Any) -> Any:
-    """The value of an option that was passed; None where it is only the default."""
-    source = context.get_parameter_source(name)
-    return value if source is not None and source.name != "DEFAULT" else None
+def named_target(context: typer.Context, target: str, tuned: Path | None) -> str | None:
+    """The target that was passed, or the default one; None where a tuned file names it."""
+    source = context.get_parameter_source("target")
+    left_out = source is None or source.name == "DEFAULT"
+    return None if tuned is not None and left_out else target
 
 
 def settings(given: list[str] | None) -> dict[str, Any]:
@@ -142,35 +143,30 @@ def setting(text: str) -> Any:
 
 def open_session(
     *,
-    target: str,
+    target: str | None,
     draft: str | None,
     method: str | None,
     given: list[str] | None,
     quiet: bool = False,
     no_generation_config: bool = False,
     tuned: Path | None = None,
-    context: typer.Context,
     **loading: Any,
 ) -> Session:
     """The session the options describe, with a sign of life while weights are read.
 
-    With a tuned file the target is the file's, unless one was passed.
+    What a tuned file says of a target stands where none is passed.
     """
     from foretoken.methods import method as method_row
 
     config = settings(given)
     if method is not None:
         method_row(method)  # an unknown name is refused before torch is imported
-    whole: Any
-    if tuned is None:
-        whole, small = pair(target, draft)
-    else:
-        whole, small = asked_for(context, "target", target), draft
+    whole, small = (None, draft) if target is None else pair(target, draft)
     from foretoken.engine.loading import load
 
     # What has a flag of its own may be set either way, as in Python.
     config = {**loading, "generation_config": False if no_generation_config else None, **config}
-    with stage(f"loading {target if tuned is None else tuned}", quiet):
+    with stage(f"loading {target or tuned}", quiet):
         session = load(whole, method, small, tuned=tuned, **config)
         session.prepare()
     return session

@@ -84,12 +84,11 @@ def generate(
         seed=seed,
     )
     session = o.open_session(
-        target=target,
+        target=o.named_target(context, target, tuned),
         draft=draft,
         method=method,
         given=set_,
         tuned=tuned,
-        context=context,
         quiet=json_,
         device=device,
         dtype=dtype,

@@ -58,18 +58,13 @@ def load(
         "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code,
     }
+    lm_options = {"exact_bits": exact_bits, "kernels": kernels, "compile": compile}
+    parts = {"controller": controller, "verifier": verifier, "max_rows": max_rows}
     if tuned is not None:
         asked = {"target": target, "method": method, "draft": draft, "tokenizer": tokenizer}
-        parts = {"controller": controller, "verifier": verifier, "max_rows": max_rows}
-        lm = {"exact_bits": exact_bits, "kernels": kernels, "compile": compile}
-        asked |= {**loading, **parts, **lm, "generation_config": generation_config, **config}
-        return load(**complete(tuned, asked))
-    if target is None:
-        raise ConfigError(
-            "load was called without a target.",
-            "a target is a directory, a hub name or a loaded model; a tuned file names one, too.",
-            "write for example load('./model'), or load(tuned='./tuned').",
-        )
+        asked |= {**loading, **lm_options, **parts, "generation_config": generation_config}
+        return load(**complete(tuned, {**asked, **config}))
+    check_given(target)
     method = default_method(draft) if method is None else method
     check_options(method, controller=controller, verifier=verifier, **config)
     from foretoken.lm.load import check_source, load_model, load_tokenizer
@@ -86,10 +81,8 @@ def load(
         draft,
         tokenizer=vocabulary,
         loading=loading,
-        lm_options={"exact_bits": exact_bits, "kernels": kernels, "compile": compile},
-        controller=controller,
-        verifier=verifier,
-        max_rows=max_rows,
+        lm_options=lm_options,
+        **parts,
         **config,
     )
     for lm in (engine.target, draft_lm):
@@ -103,6 +96,16 @@ def load(
         eos=end_tokens(model, vocabulary, generation_config),
         generation=generation,
     )
+
+
+def check_given(target: Any) -> None:
+    """Refuse a load of nothing."""
+    if target is None:
+        raise ConfigError(
+            "load was called without a target.",
+            "a target is a directory, a hub name or a loaded model; a tuned file names one, too.",
+            "write for example load('./model'), or load(tuned='./tuned').",
+        )
 
 
 def complete(tuned: str | Path, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from foretoken.bench.tune.halving import (
     EQUAL,
     PLAIN,
     choose,
+    clearly_faster,
     decided,
     gap,
     leader,
@@ -105,6 +106,15 @@ def test_a_simple_candidate_measured_on_few_prompts_does_not_win_by_doubt() -> N
 def test_plain_is_chosen_where_nothing_pays() -> None:
     speeds = {PLAIN: 1.0, "a": 0.9, "b": 0.7}
     assert choose(table(speeds, 10), list(speeds), list(speeds)).label == PLAIN
+
+
+def test_another_size_has_to_be_clearly_faster() -> None:
+    speeds = {"usual": 1.5, "other": 1.6, "same": 1.51}
+    assert clearly_faster(table(speeds, 40), list(speeds), "usual") == "other"
+    assert clearly_faster(table(speeds, 2), list(speeds), "usual") is None, "two prompts are few"
+    assert clearly_faster(table(speeds, 4000), ["usual", "same"], "usual") is None, "not felt"
+    assert clearly_faster(table({"a": 1.5, "b": 1.4}, 40), ["a", "b"], "a") is None
+    assert clearly_faster(table(speeds, 40), ["other"], "it failed") is None
 
 
 def test_the_leader_is_judged_on_prompts_that_all_have() -> None:

@@ -133,3 +133,12 @@ def choose(gains: Gains, alive: Sequence[str], simplest: Sequence[str]) -> Choic
         label for label, one in to_chosen.items() if one.low <= 0.0 and 2 * one.prompts > many
     )
     return Choice(chosen, first, unsure)
+
+
+def clearly_faster(gains: Gains, alive: Sequence[str], usual: str) -> str | None:
+    """The fastest of those in the race, if it is ahead of `usual` beyond doubt and to be felt."""
+    if usual not in gains:
+        return None
+    first = leader(gains, [label for label in alive if label in gains])
+    ahead = gap(gains[first], gains[usual])
+    return first if first != usual and ahead.low > 0.0 and ahead.mean > EQUAL else None

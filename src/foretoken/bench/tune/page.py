@@ -18,6 +18,8 @@ GUIDE = {
     "over plain": "tokens per second over plain decoding's on the same prompt: geometric mean over "
     "prompts; in brackets the 95 % bootstrap interval over prompts. The prompt's own forward is "
     "counted.",
+    "tokens/s": "plain decoding's over all prompts times this ratio: candidates were measured on "
+    "different numbers of prompts.",
     "rounds": "all candidates write the same prompts in turn; after each round the better half "
     "stays, ranked by how fast they may still be. Whoever left early was measured on few prompts.",
     "the choice": "the fastest; where a simpler candidate is as good (not told apart, and less "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from foretoken import shipped
@@ -72,16 +72,26 @@ def row_record(search: Search, label: str) -> dict[str, Any]:
     }
     if not records:
         return found
-    rates = [fmean(values) for record in records for values in record.rates.values()]
+    over = over_plain(search.gains_of(label))
     forwards, texts = sum(r.forwards for r in records), sum(r.texts for r in records)
     notes = [race.rows[label].note for race in races(search) if label in race.rows]
     return found | {
-        "speedup": {} if label == PLAIN else {PLAIN: over_plain(search.gains_of(label))},
-        "tokens_per_second": median(rates),
+        "speedup": {} if label == PLAIN else {PLAIN: over},
+        "tokens_per_second": plain_rate(search) * over["value"],
         "accepted_length": sum(r.tokens for r in records) / forwards if forwards else None,
         "same_text": {"equal": sum(r.same for r in records), "of": texts},
         "note": notes[-1] if notes else "",
     }
+
+
+def plain_rate(search: Search) -> float:
+    """Tokens per second of plain decoding: geometric mean over all prompts.
+
+    Candidates wrote about different numbers of prompts, so their own rates could not be compared.
+    """
+    found = [race.records[PLAIN].rates for race in races(search) if PLAIN in race.records]
+    rates = [math.log(value) for by in found for values in by.values() for value in values]
+    return math.exp(fmean(rates))
 
 
 def races(search: Search) -> list[Race]:

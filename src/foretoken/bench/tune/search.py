@@ -16,7 +16,7 @@ from foretoken.bench.rows import RowSpec
 from foretoken.bench.run import FAILURES, reason
 from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tune.candidates import ALWAYS, simplest, sizes
-from foretoken.bench.tune.halving import PLAIN, Choice, choose, level
+from foretoken.bench.tune.halving import PLAIN, Choice, choose, clearly_faster, level
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.bench.tune.race import Clock, Race
 from foretoken.bench.tune.worth import certainty
@@ -157,12 +157,9 @@ class Search:
         sized = [label for label in rows if label != PLAIN]
         alive = self.sized.run(sized, LAST)
         gains = {label: found for label, found in self.sized.gains.items() if label != PLAIN}
-        if gains:
-            order = simplest([self.specs[label] for label in sized])
-            found = choose(gains, alive, order)
-            if found.label != winner:
-                unsure = tuple(dict.fromkeys((*found.unsure, *self.choice.unsure)))
-                self.choice = Choice(found.label, found.fastest, unsure)
+        best = clearly_faster(gains, alive, winner)
+        if best is not None:
+            self.choice = choose(gains, [best], simplest([self.specs[label] for label in sized]))
 
     def gains_of(self, label: str) -> list[float]:
         """A candidate's mean gain on every prompt that it wrote."""
