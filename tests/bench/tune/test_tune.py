@@ -5,6 +5,7 @@ import re
 import resource
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.bench.tune.race import Clock
 from foretoken.bench.tune.run import TuneConfig, run_tune
 from foretoken.bench.tune.search import Search
+from foretoken.datastore.store import Datastore
+from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.engine.tuned import NAME, read_tuned
 from foretoken.errors import CheckpointError, ConfigError
 
@@ -105,7 +108,7 @@ def test_the_page_is_self_contained_and_shows_every_round(finished) -> None:
     assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)""", page) and "http" not in page
     assert page.count("<svg") == len(list((out / "plots").glob("*.svg")))
     for number in range(1, len(results["rounds"]) + 1):
-        assert f"Round {number}: " in page and (out / "plots" / f"round-{number}.svg").exists()
+        assert f"Round {number}, " in page and (out / "plots" / f"round-{number}.svg").exists()
     assert "chain[draft=draft]" in page and "Cost of scoring n nodes" in page
 
 
@@ -152,6 +155,18 @@ def test_options_of_the_file_reach_the_session_and_explicit_ones_win(tuned, pair
         assert session.method == "plain" and not hasattr(session.engine.drafter, "model")
     with foretoken.load(tuned=tuned, dtype="bfloat16") as session:
         assert session.engine.target.model.dtype is torch.bfloat16
+
+
+def test_sources_and_a_datastore_go_through_the_file(tuned, byte_tokenizer, tmp_path) -> None:
+    store = tmp_path / "texts"
+    ids = byte_tokenizer(PROMPT * 3)["input_ids"]
+    Datastore.build(store, Vocabulary.of(byte_tokenizer.get_vocab()), [ids])
+    spec = next(spec for spec in candidates((), (str(store),)) if spec.method == "fused")
+    found = replace(read_tuned(tuned), method="fused", draft=None, options=spec.options)
+    tuned.write_text(found.to_json())
+    with foretoken.load(tuned=tuned) as session:
+        assert session.method == "fused" and len(session.engine.drafter.members) == 4
+        assert session.generate(PROMPT, 6).tokens
 
 
 def test_a_loaded_model_is_taken_as_it_is(tuned, tiny_pair, pair_folders) -> None:

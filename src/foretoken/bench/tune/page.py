@@ -34,7 +34,7 @@ def pictures_of(results: Mapping[str, Any]) -> dict[str, Picture]:
     rows = {label: row for label, row in results["rows"].items() if "tokens_per_second" in row}
     made = {
         "speedup": speedups(rows),
-        "progress": progress(results["rounds"]),
+        "progress": progress([one for one in results["rounds"] if one["of"] == "candidates"]),
         "scoring": scoring_costs(results["scoring"]),
     }
     for number, one in enumerate(results["rounds"], 1):
@@ -45,7 +45,7 @@ def pictures_of(results: Mapping[str, Any]) -> dict[str, Picture]:
         }
         drawn = speedups(standing)
         if drawn is not None:
-            title = f"Round {number}: {one['prompts']} prompts, after {one['seconds']:.0f} s"
+            title = f"Round {number}, {one['of']}: {one['prompts']} prompts"
             made[f"round-{number}"] = replace(drawn, title=title)
     return {name: picture for name, picture in made.items() if picture is not None}
 

@@ -47,7 +47,10 @@ def results_of(search: Search, config: TuneConfig, tasks: Sequence[Task]) -> dic
         "fastest": search.choice.fastest,
         "unsure": list(search.choice.unsure),
         "rows": {label: row_record(search, label) for label in search.specs},
-        "rounds": rounds(search.race) + (rounds(search.sized) if search.sized else []),
+        "rounds": [
+            *rounds(search.race, "candidates"),
+            *(rounds(search.sized, "sizes") if search.sized else []),
+        ],
         "scoring": search.scoring,
         "worth": worth(search.scoring, search.certainty, best["value"]),
         "minutes": {
@@ -104,10 +107,11 @@ def over_plain(gains: Sequence[float]) -> dict[str, Any]:
     return {"value": math.exp(fmean(gains)), "interval": span, "prompts": len(gains)}
 
 
-def rounds(race: Race) -> list[dict[str, Any]]:
-    """The standings after each round."""
+def rounds(race: Race, what: str) -> list[dict[str, Any]]:
+    """The standings after each round, and what was raced: candidates, or sizes of the winner."""
     return [
         {
+            "of": what,
             **{name: value for name, value in one.items() if name != "gains"},
             "standings": {label: over_plain(found) for label, found in one["gains"].items()},
         }
