@@ -51,7 +51,7 @@ def test_every_draft_and_datastore_is_tried(store) -> None:
 def test_what_the_user_brought_is_prepared_before_the_rest(store) -> None:
     labels = [spec.label for spec in candidates(("small",), (store,))]
     assert labels.index("tree[draft=small]") < labels.index("suffix")
-    assert labels.index("rest[datastore=texts]") < labels.index("suffix")
+    assert labels.index("rest[datastore=texts]") < labels.index("fused") < labels.index("suffix")
 
 
 @pytest.mark.parametrize("name", [*untrained(), *drafting()])

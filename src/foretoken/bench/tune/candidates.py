@@ -31,7 +31,8 @@ SIZES: dict[Shape, tuple[dict[str, Any], ...]] = {
 def candidates(drafts: Sequence[str], datastores: Sequence[str]) -> list[RowSpec]:
     """Rows with their default settings, in the order in which they are prepared.
 
-    Plain and auto first; then what the user brought, which must not fall to a short time limit.
+    Plain and auto first; then what the user brought, which must not fall to a short time limit;
+    then methods made of several others before these.
     """
     small, stores = named(drafts), named(datastores)
     found = [row_of(name, {}) for name in ALWAYS]
@@ -56,7 +57,8 @@ def candidates(drafts: Sequence[str], datastores: Sequence[str]) -> list[RowSpec
             found.append(labelled("fused", options, {"sources": "all", "datastore": name}))
         if has_keys(path):
             found.append(labelled("retrieval-dense", {"keys": path}, {"keys": name}))
-    found += [row_of(name, {}) for name in untrained() if name not in ALWAYS]
+    rest = [name for name in untrained() if name not in ALWAYS]
+    found += [row_of(name, {}) for name in sorted(rest, key=lambda name: not METHODS[name].inner)]
     return found
 
 
