@@ -17,6 +17,7 @@ from foretoken.cli.catalogue import page
 from foretoken.engine.promise import promise_of_row
 from foretoken.heads.table import HEADS
 from foretoken.methods import METHODS
+from foretoken.training.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent.parent
 PROMPT = "the cat is in the "
@@ -167,13 +168,15 @@ def test_help_is_quick_and_shows_an_example():
 
 
 COMMANDS = {
-    "generate": "target draft method set draft-vocabulary max-new-tokens temperature top-k top-p "
-    "min-p repetition-penalty presence-penalty frequency-penalty stop seed show device dtype "
+    "generate": "target draft method set tuned draft-vocabulary max-new-tokens temperature top-k "
+    "top-p min-p repetition-penalty presence-penalty frequency-penalty stop seed show device dtype "
     "exact-bits allow-pickle trust-remote-code no-generation-config json file messages",
-    "chat": "target draft method set draft-vocabulary max-new-tokens temperature top-k top-p "
+    "chat": "target draft method set tuned draft-vocabulary max-new-tokens temperature top-k top-p "
     "min-p repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
     "allow-pickle trust-remote-code no-generation-config system",
-    "bench": "target draft draft-vocabulary methods tasks limit repetitions requests "
+    "tune": "target prompts drafts datastores minutes max-new-tokens temperature seed out device "
+    "dtype allow-pickle trust-remote-code json",
+    "bench": "target draft draft-vocabulary tuned methods tasks limit repetitions requests "
     "max-new-tokens temperature top-k top-p seed ignore-eos out resume threads llama-python "
     "vllm-python device dtype allow-pickle trust-remote-code json",
     "audit": "methods mutate acceptance target draft draft-vocabulary out json",
@@ -387,6 +390,56 @@ def test_benches_that_cannot_be_are_refused_before_any_work(flags, said, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture(scope="module")
+def tuned(pair_folders, tmp_path_factory):
+    """What `foretoken tune` wrote for the tiny target, and how that went."""
+    out = tmp_path_factory.mktemp("tuned")
+    prompts = out / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": PROMPT * n}) + "\n" for n in (1, 2, 3)))
+    flags = ["--target", pair_folders[0], "--prompts", prompts, "--minutes", 0.15]
+    return run("tune", *flags, "--max-new-tokens", 8, "--out", out / "found"), out / "found"
+
+
+def test_tune_writes_a_configuration_that_the_other_commands_take(tuned, models, tmp_path):
+    ran, found = tuned
+    assert ran.exit_code == 0, ran.output
+    assert "is the one to use" in ran.stdout or "is the fastest" in ran.stdout
+    assert "page.html" in ran.stdout
+    written = run("generate", PROMPT, "--tuned", found, "--max-new-tokens", 8, "--json")
+    plain = run("generate", PROMPT, *models, "--method", "plain", "--max-new-tokens", 8, "--json")
+    assert json.loads(written.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
+    method = json.loads((found / "tuned.json").read_text())["method"]
+    assert json.loads(written.stdout)["method"] == method
+    assert run("chat", "--tuned", found, input="/exit\n").exit_code == 0
+
+    tasks = found.parent / "prompts.jsonl"
+    flags = ["--tuned", found, "--tasks", tasks, "--repetitions", 1, "--max-new-tokens", 8]
+    assert run("bench", *flags, "--methods", "plain,suffix", "--out", tmp_path).exit_code == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert {"plain", "suffix"} <= set(rows) and method in {row["method"] for row in rows.values()}
+
+
+def test_options_win_over_the_tuned_file_and_another_target_is_refused(tuned, models):
+    found = tuned[1]
+    flags = ["--method", "suffix", "--max-new-tokens", 4, "--json"]
+    assert json.loads(run("generate", "x", "--tuned", found, *flags).stdout)["method"] == "suffix"
+    refused(run("generate", "x", "--tuned", found, "--target", "text-target"), "another one")
+    refused(run("bench", "--tuned", found, "--target", "text-target"), "another one")
+    refused(run("generate", "x", "--tuned", found / "none.json"), "cannot be read")
+
+
+def test_tune_refuses_what_it_cannot_use(tmp_path, models):
+    refused(run("tune", *models[:2]), "without prompts", "--prompts FILE")
+    refused(run("tune", *models[:2], "--prompts", tmp_path / "none.jsonl"), "cannot be read")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    refused(run("tune", *models[:2], "--prompts", tmp_path / "empty.jsonl"), "holds no lines")
+    (tmp_path / "one.jsonl").write_text('{"prompt": "fine"}\n')
+    flags = ["--prompts", tmp_path / "one.jsonl", "--out", tmp_path / "out"]
+    refused(run("tune", *models[:2], *flags, "--minutes", 0), "minutes=0")
+    refused(run("tune", *models[:2], *flags, "--datastores", tmp_path), "datastore build")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_audit_of_no_methods_is_refused():
     refused(run("audit", "--methods", ""), "method")
 
@@ -464,7 +517,8 @@ def test_training_options_are_checked_before_any_work(training, tmp_path):
 
 def test_heads_and_their_options_are_listed():
     for command in (["train"], ["train", "--list"]):
-        assert {row["head"] for row in json.loads(run(*command, "--json").stdout)} == set(HEADS)
+        found = {row["name"] for row in json.loads(run(*command, "--json").stdout)}
+        assert found == {*HEADS, *RECIPES}
         assert "specdec++" in run(*command).stdout
     rows = json.loads(run("train", "decision", "--list", "--json").stdout)
     assert {key: value for key, value in rows[4].items() if key != "meaning"} == {

@@ -49,7 +49,7 @@ def check_rows(specs: Sequence[RowSpec], draft: Any, requests: int = 1) -> None:
             FORMS[spec.method].check_options(spec)
         else:
             check_options(spec.method, **spec.method_options)
-        if spec.needs_draft and draft is None:
+        if spec.needs_draft and draft is None and spec.draft is None:
             raise ConfigError(
                 f"the row {spec.label} was asked for without a draft model.",
                 f"{spec.method} guesses with a second, smaller model of the same vocabulary.",
@@ -93,6 +93,7 @@ class Models:
         self.dtype = str(first.dtype).removeprefix("torch.")
         self.device = first.device
         self._spare = {"target": first}
+        self._named: dict[str, str] = {}  # drafts that rows name -> their roles
         self.room = self.requests = 1  # tokens of the longest text, texts at once: the bench knows
         self.interpreters: Mapping[str, Interpreter] = {}
         self._open = ExitStack()
@@ -112,7 +113,7 @@ class Models:
         draft_lm = None
         if spec.needs_draft:
             forward = {k: v for k, v in options.items() if k in (*FORWARD_OPTIONS, OF_DRAFT)}
-            draft_lm = self.own("draft", forward)
+            draft_lm = self.own(self._draft_of(spec), forward)
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
         check_vocabulary(engine, self.tokenizer)
         if engine.controller.needs_costs:
@@ -124,6 +125,15 @@ class Models:
         if self.device.type == "cuda":
             engine.target = Waiting(engine.target)  # type: ignore[assignment]
         return OwnRow(spec, engine)
+
+    def _draft_of(self, spec: RowSpec) -> str:
+        """The role of the draft that a row guesses with: the bench's, or one that it names."""
+        if spec.draft is None:
+            return "draft"
+        if spec.draft not in self._named:
+            role = self._named[spec.draft] = f"draft {len(self._named) + 2}"
+            self._sources[role] = spec.draft
+        return self._named[spec.draft]
 
     def renew(self, row: Row) -> None:
         """Let a row that learns from its answers forget them, as a new session would.
@@ -199,7 +209,7 @@ class Models:
         return self._own[key]
 
     def _opened(self, role: str, options: dict[str, Any]) -> Any:
-        if role != "draft":
+        if role == "target":
             return open_lm(self._take(role), name=role, **options)
         words = options.pop(OF_DRAFT, self._draft_vocabulary)
         width = self.own("target").vocab_size

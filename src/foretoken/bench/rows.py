@@ -59,19 +59,29 @@ class RowSpec:
         return {k: v for k, v in self.options.items() if k in LANGUAGE_MODEL_OPTIONS}
 
     @property
+    def draft(self) -> str | None:
+        """The draft model of its own that the row names; None: it takes the bench's."""
+        return self.options.get("draft") if self.needs_draft else None
+
+    @property
     def method_options(self) -> dict[str, Any]:
-        return {k: v for k, v in self.options.items() if k not in LANGUAGE_MODEL_OPTIONS}
+        others = (*LANGUAGE_MODEL_OPTIONS, *(["draft"] if self.draft else []))
+        return {k: v for k, v in self.options.items() if k not in others}
 
 
-def default_methods(draft: Any) -> list[str]:
+def default_methods(draft: Any) -> list[str | RowSpec]:
     """What is compared where no rows are named: the default ones that this pair can run."""
     return [name for name in DEFAULT_METHODS if draft is not None or not needs_draft(name)]
 
 
-def parse_methods(text: str | Sequence[str]) -> list[RowSpec]:
-    """Rows from "plain,chain[depth=4],hf:plain" (or a list of such names)."""
-    names = _split(text) if isinstance(text, str) else [str(name).strip() for name in text]
-    specs = [spec for name in names if name for spec in _parse(name)]
+def parse_methods(text: str | Sequence[str | RowSpec]) -> list[RowSpec]:
+    """Rows from "plain,chain[depth=4],hf:plain", or a list of such names and of rows."""
+    names = _split(text) if isinstance(text, str) else text
+    specs = [
+        spec
+        for name in names
+        for spec in ([name] if isinstance(name, RowSpec) else _parse(name.strip()))
+    ]
     if not specs:
         raise ConfigError(
             "a bench without methods was asked for.",
@@ -94,7 +104,9 @@ def _split(text: str) -> list[str]:
 
 
 def _parse(name: str) -> list[RowSpec]:
-    """The row of a name with its options, or all rows of a family."""
+    """The row of a name with its options, or all rows of a family; none of an empty name."""
+    if not name:
+        return []
     match = re.fullmatch(r"([\w:+-]+)(?:\[(.*)\])?", name)
     if match is None or match.group(1) not in KNOWN:
         asked = match.group(1) if match else name
@@ -115,10 +127,11 @@ def _parse(name: str) -> list[RowSpec]:
         options[key.strip()] = value_of(value.strip())
     if match.group(1) in FAMILIES:
         return _family(match.group(1), options)
-    return [_row(match.group(1), options)]
+    return [row_of(match.group(1), options)]
 
 
-def _row(name: str, options: Mapping[str, Any]) -> RowSpec:
+def row_of(name: str, options: Mapping[str, Any]) -> RowSpec:
+    """The row of a method with options, labelled as it is written."""
     label = name
     if options:
         label += "[" + ",".join(f"{k}={_written(v)}" for k, v in options.items()) + "]"
@@ -137,15 +150,16 @@ def _family(name: str, given: Mapping[str, Any]) -> list[RowSpec]:
                 f"write for example {name}[datastore=./store], or name single rows.",
             )
     return [
-        _row(row, {need: given[need] for need in several})
-        for row, several in wanted.items()
-        if given.keys() >= set(several) and not needs_draft(row)
+        row_of(name, {need: given[need] for need in several})
+        for name, several in wanted.items()
+        if given.keys() >= set(several) and not needs_draft(name)
     ]
 
 
-def left_out(text: str | Sequence[str]) -> list[str]:
+def left_out(text: str | Sequence[str | RowSpec]) -> list[str]:
     """Which rows of the families in "training-free,chain" are left out, and why."""
-    names = _split(text) if isinstance(text, str) else list(text)
+    given = _split(text) if isinstance(text, str) else text
+    names = [name for name in given if isinstance(name, str)]
     asked = {spec.method for spec in parse_methods(text)}
     told = []
     for family in (name for name in names if name.split("[")[0] in FAMILIES):
@@ -177,6 +191,6 @@ def _written(value: Any) -> str:
     """A value as a label shows it; of a path only the last name, for results travel."""
     if isinstance(value, str) and os.sep in value:
         return Path(value).name
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "x".join(str(size) for size in value)
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

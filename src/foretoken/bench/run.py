@@ -53,7 +53,9 @@ class BenchConfig:
     draft: Any = None
     draft_vocabulary: Any = None  # tokens that the draft scores; None: as its directory says
     tokenizer: Any = None
-    methods: str | Sequence[str] | None = None  # None: the common ones that this pair can run
+    methods: str | Sequence[str | RowSpec] | None = (
+        None  # None: the common ones that this pair can run
+    )
     out: Path = Path("bench-results")
     repetitions: int = 3
     requests: int = 1  # continued at once: more are one cell, of rows that can

@@ -24,6 +24,7 @@ class Commands(TyperGroup):
     order = (
         "generate",
         "chat",
+        "tune",
         "bench",
         "audit",
         "train",

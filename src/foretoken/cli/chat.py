@@ -32,11 +32,13 @@ Ctrl-C  ends the answer that is being written, and keeps what is there"""
 
 @app.command(epilog="Example: `foretoken chat --target ./model --draft ./small --temperature 0.7`")
 def chat(
+    context: typer.Context,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
     draft_vocabulary: o.DraftVocabulary = None,
     method: o.MethodName = None,
     set_: o.Settings = None,
+    tuned: o.TunedFile = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: o.MaxNewTokens = 512,
     temperature: o.Temperature = None,
@@ -77,11 +79,12 @@ def chat(
         seed=seed,
     )
     session = o.open_session(
-        target=target,
+        target=o.named_target(context, target, tuned),
         draft=draft,
         draft_vocabulary=draft_vocabulary,
         method=method,
         given=set_,
+        tuned=tuned,
         device=device,
         dtype=dtype,
         exact_bits=exact_bits,

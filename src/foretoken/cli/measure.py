@@ -14,6 +14,7 @@ from foretoken.errors import ConfigError
 if TYPE_CHECKING:
     from foretoken.audit.report import AuditReport
     from foretoken.audit.yardstick import Yardstick
+    from foretoken.bench.rows import RowSpec
     from foretoken.bench.tasks import Task
 
 Requests = Annotated[int, typer.Option(help="Prompts continued at once, by our rows and vllm:*.")]
@@ -35,9 +36,11 @@ VllmPython = Annotated[
 
 @app.command(epilog="Example: `foretoken bench --methods plain,chain,chain[depth=8],hf:assisted`")
 def bench(
+    context: typer.Context,
     target: o.Target = o.DEFAULT_TARGET,
     draft: o.Draft = None,
     draft_vocabulary: o.DraftVocabulary = None,
+    tuned: o.TunedFile = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -75,20 +78,22 @@ def bench(
 ) -> None:
     """Compare methods, and transformers' own, on the same prompts; JSON, Markdown, plots, HTML.
 
+    With --tuned its configuration is a row beside the others (without --methods: beside plain).
     Exit status 1 if a row failed; the reports are written all the same and say why.
     """
     from foretoken.bench.rows import parse_methods
 
-    whole, small = o.pair(target, draft)
     if methods is not None:
         parse_methods(methods)  # a misspelt row is refused before torch is imported
+    asked = o.named_target(context, target, tuned)
+    whole, small, rows, dtype = compared(asked, draft, methods, dtype, tuned)
     from foretoken.bench.run import BenchConfig, run_bench
 
     config = BenchConfig(
         target=whole,
         draft=small,
         draft_vocabulary=draft_vocabulary,
-        methods=methods,
+        methods=rows,
         out=out,
         repetitions=repetitions,
         requests=requests,
@@ -112,6 +117,29 @@ def bench(
     show_results(results, out, json_)
     if any(row["failed"] for row in results["rows"].values()):
         raise typer.Exit(1)
+
+
+def compared(
+    target: str | None,
+    draft: str | None,
+    methods: str | None,
+    dtype: str | None,
+    tuned: Path | None,
+) -> tuple[Any, Any, str | list[RowSpec] | None, str | None]:
+    """Target, draft, rows and precision of a bench; a tuned row that was asked for comes once."""
+    if tuned is None:
+        assert target is not None  # only a tuned file makes up for a missing one
+        return *o.pair(target, draft), methods, dtype
+    from foretoken.bench.rows import parse_methods, row_of
+    from foretoken.engine.loading import complete
+
+    found = complete(tuned, {"target": target, "dtype": dtype})
+    options = {k: v for k, v in found.items() if k not in ("target", "method", "dtype", "draft")}
+    named = {"draft": found["draft"]} if found["draft"] else {}
+    mine = row_of(found["method"], named | options)
+    rows = parse_methods(methods or "plain")
+    rows += [] if mine.label in {row.label for row in rows} else [mine]
+    return found["target"], draft, rows, found["dtype"]
 
 
 def bench_tasks(tasks: str, limit: int, seed: int) -> list[Task]:

@@ -48,6 +48,13 @@ Settings = Annotated[
         help="An option of the method, see `foretoken methods NAME`; repeatable.",
     ),
 ]
+TunedFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tuned",
+        help="What `foretoken tune` found, tuned.json or its folder; other options win.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: the model's.")]
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16, float16; default: float32 on a CPU.")
@@ -102,6 +109,13 @@ def pair(target: str, draft: str | None) -> tuple[str | Path, str | Path | None]
     return source(target), None if draft is None else source(draft)
 
 
+def named_target(context: typer.Context, target: str, tuned: Path | None) -> str | None:
+    """The target that was passed, or the default one; None where a tuned file names it."""
+    source = context.get_parameter_source("target")
+    left_out = source is None or source.name == "DEFAULT"
+    return None if tuned is not None and left_out else target
+
+
 def settings(given: list[str] | None) -> dict[str, Any]:
     """`key=value` pairs with numbers, truth values and shapes read as such."""
     taken = ("target", "method", "draft", "device", "dtype", "tokenizer")
@@ -136,27 +150,31 @@ def setting(text: str) -> Any:
 
 def open_session(
     *,
-    target: str,
+    target: str | None,
     draft: str | None,
     method: str | None,
     given: list[str] | None,
     quiet: bool = False,
     no_generation_config: bool = False,
+    tuned: Path | None = None,
     **loading: Any,
 ) -> Session:
-    """The session the options describe, with a sign of life while weights are read."""
+    """The session the options describe, with a sign of life while weights are read.
+
+    What a tuned file says of a target stands where none is passed.
+    """
     from foretoken.methods import method as method_row
 
     config = settings(given)
     if method is not None:
         method_row(method)  # an unknown name is refused before torch is imported
-    whole, small = pair(target, draft)
+    whole, small = (None, draft) if target is None else pair(target, draft)
     from foretoken.engine.loading import load
 
     # What has a flag of its own may be set either way, as in Python.
     config = {**loading, "generation_config": False if no_generation_config else None, **config}
-    with stage(f"loading {target}", quiet):
-        session = load(whole, method, small, **config)
+    with stage(f"loading {target or tuned}", quiet):
+        session = load(whole, method, small, tuned=tuned, **config)
         session.prepare()
     return session
 

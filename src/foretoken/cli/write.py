@@ -29,6 +29,7 @@ BEAM_FIELDS = ("sequences", "scores", "texts", "finish_reasons")
     epilog="Example: `foretoken generate 'Once upon a time' --target ./llama --draft ./small`"
 )
 def generate(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads stdin.")] = None,
     file: Annotated[
         Path | None, typer.Option(help="Read the prompt from a text file in UTF-8.")
@@ -42,6 +43,7 @@ def generate(
     draft_vocabulary: o.DraftVocabulary = None,
     method: o.MethodName = None,
     set_: o.Settings = None,
+    tuned: o.TunedFile = None,
     max_new_tokens: o.MaxNewTokens = None,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
@@ -83,11 +85,12 @@ def generate(
         seed=seed,
     )
     session = o.open_session(
-        target=target,
+        target=o.named_target(context, target, tuned),
         draft=draft,
         draft_vocabulary=draft_vocabulary,
         method=method,
         given=set_,
+        tuned=tuned,
         quiet=json_,
         device=device,
         dtype=dtype,

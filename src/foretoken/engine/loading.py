@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,21 @@ from foretoken.engine.load_log import log_model
 from foretoken.engine.models import check_request, end_tokens, engine_over
 from foretoken.engine.requests import SAMPLING, check_sampling
 from foretoken.engine.session import Session, session_class
+from foretoken.engine.tuned import identity, read_tuned
+from foretoken.errors import ConfigError
 from foretoken.methods import default_method
 from foretoken.methods import method as method_row
 
 
 def load(
-    target: Any,
+    target: Any = None,
     method: str | None = None,
     draft: Any = None,
     tokenizer: Any = None,
     device: Any = None,
     dtype: Any = None,
     *,
+    tuned: str | Path | None = None,
     controller: str | None = None,
     verifier: str | None = None,
     exact_bits: bool = False,
@@ -49,7 +53,23 @@ def load(
 
     The model's generation config is honoured as `generate` does: explicit options win. A
     GenerationConfig may be passed in its place, or False to leave all but its end tokens aside.
+
+    `tuned` is a file of `foretoken tune`, or its folder: it says what is not asked for here.
     """
+    loading = {
+        "device": device,
+        "dtype": dtype,
+        "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code,
+    }
+    lm_options = {"exact_bits": exact_bits, "kernels": kernels, "compile": compile}
+    parts = {"controller": controller, "verifier": verifier, "max_rows": max_rows}
+    if tuned is not None:
+        asked = {"target": target, "method": method, "draft": draft, "tokenizer": tokenizer}
+        asked |= {**loading, **lm_options, **parts, "generation_config": generation_config}
+        asked["draft_vocabulary"] = draft_vocabulary
+        return load(**complete(tuned, {**asked, **config}))
+    check_given(target)
     method = default_method(draft) if method is None else method
     check_options(method, controller=controller, verifier=verifier, **config)
     from foretoken.lm.draft_vocabulary import check_asked
@@ -59,13 +79,6 @@ def load(
     if isinstance(target, str | Path):
         check_source(target, allow_pickle)
     check_request(method, draft, max_rows)
-
-    loading = {
-        "device": device,
-        "dtype": dtype,
-        "allow_pickle": allow_pickle,
-        "trust_remote_code": trust_remote_code,
-    }
     model = load_model(target, **loading)
     vocabulary = load_tokenizer(target, tokenizer)
     generation = generation_defaults(model, generation_config)
@@ -75,11 +88,9 @@ def load(
         draft,
         tokenizer=vocabulary,
         loading=loading,
-        lm_options={"exact_bits": exact_bits, "kernels": kernels, "compile": compile},
+        lm_options=lm_options,
         draft_vocabulary=draft_vocabulary,
-        controller=controller,
-        verifier=verifier,
-        max_rows=max_rows,
+        **parts,
         **config,
     )
     for lm in (engine.target, draft_lm):
@@ -93,6 +104,31 @@ def load(
         eos=end_tokens(model, vocabulary, generation_config),
         generation=generation,
     )
+
+
+def check_given(target: Any) -> None:
+    """Refuse a load of nothing."""
+    if target is None:
+        raise ConfigError(
+            "load was called without a target.",
+            "a target is a directory, a hub name or a loaded model; a tuned file names one, too.",
+            "write for example load('./model'), or load(tuned='./tuned').",
+        )
+
+
+def complete(tuned: str | Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What `load` takes, with what a tuned file says of the rest; another target is refused."""
+    from foretoken.lm.load import load_tokenizer, target_config
+
+    found = read_tuned(tuned)
+    whole = found.completing(asked)
+    config = target_config(
+        whole["target"],
+        allow_pickle=bool(whole.get("allow_pickle")),
+        trust_remote_code=bool(whole.get("trust_remote_code")),
+    )
+    found.check_target(identity(config, load_tokenizer(whole["target"], asked.get("tokenizer"))))
+    return whole
 
 
 def generate(

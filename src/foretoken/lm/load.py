@@ -70,6 +70,18 @@ def load_model(
     return loaded
 
 
+def target_config(
+    source: Any, *, allow_pickle: bool = False, trust_remote_code: bool = False
+) -> Any:
+    """The configuration of a model that is loaded, or would be: no weight is read."""
+    if isinstance(source, PreTrainedModel):
+        return source.config
+    where = check_source(source, allow_pickle)
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": isinstance(where, Path)}
+    with quiet():
+        return read_config(where, options)
+
+
 def check_source(source: Any, allow_pickle: bool) -> Path | str:
     """Where a model lies: a directory that can be loaded, or a hub name."""
     where = locate(source, "model")

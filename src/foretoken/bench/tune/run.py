@@ -1,0 +1,91 @@
+"""`foretoken tune`: all that is at hand is tried within a time limit; the fastest is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.bench import environment
+from foretoken.bench.files import writable
+from foretoken.bench.models import Models
+from foretoken.bench.progress import shown
+from foretoken.bench.run import settled_heap, warned
+from foretoken.bench.tasks import Task
+from foretoken.bench.tune.candidates import candidates, check_datastores
+from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
+from foretoken.bench.tune.race import Clock
+from foretoken.bench.tune.report import write_reports
+from foretoken.bench.tune.results import results_of, tuned_of
+from foretoken.bench.tune.search import Search
+from foretoken.errors import check_values
+from foretoken.lm.load import check_source
+from foretoken.types import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuneConfig:
+    """For whom, with what, and for how long."""
+
+    target: str | Path  # directory or hub name
+    drafts: tuple[str, ...] = ()
+    datastores: tuple[str, ...] = ()
+    minutes: float = 15.0
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    out: Path = Path("tuned")
+    device: str | None = None
+    dtype: str | None = None
+    quiet: bool = False
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        above = self.minutes > 0 and math.isfinite(self.minutes)
+        check_values(self, ("minutes", above, "a number above 0"))
+        self.params(self.max_new_tokens, frozenset())  # raises for what cannot be
+
+    def params(self, cap: int, eos: frozenset[int]) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=cap, temperature=self.temperature, seed=self.seed, eos=eos
+        )
+
+
+def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -> dict[str, Any]:
+    """Measure until the choice is made or the time is over; writes into `config.out`.
+
+    `spent` seconds of the limit were over before. Ctrl-C ends it early, with the best so far.
+    """
+    clock = Clock(60.0 * config.minutes, spent)
+    for source in (config.target, *config.drafts):
+        check_source(source, config.allow_pickle)
+    check_datastores(config.datastores)
+    out = writable(config.out)
+    started = environment.describe()
+    warnings = warned(started, few(tasks), config.quiet)
+    models = Models(
+        config.target,
+        device=config.device,
+        dtype=config.dtype,
+        allow_pickle=config.allow_pickle,
+        trust_remote_code=config.trust_remote_code,
+    )
+    most = models.own("target").max_length
+    prompts = PromptsInTurn(tasks, models.tokenizer, config.max_new_tokens, most)
+    with shown(config.quiet) as bar, settled_heap():
+        search = Search(models, prompts, config.params, clock, bar)
+        search.run(candidates(config.drafts, config.datastores))
+    results = results_of(search, config, tasks)
+    results |= {"environment": started, "warnings": warnings}
+    write_reports(results, tuned_of(search, config, results), out)
+    return results
+
+
+def few(tasks: Sequence[Task]) -> list[str]:
+    """A warning where prompts are too few to tell much."""
+    if sum(len(task.turns) for task in tasks) > 1:
+        return []
+    return ["there is one prompt only: what is fastest on it may be slow on the next"]

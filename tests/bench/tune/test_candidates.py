@@ -1,0 +1,85 @@
+"""What is tried."""
+
+import pytest
+
+from foretoken.bench.rows import row_of
+from foretoken.bench.tune.candidates import (
+    candidates,
+    check_datastores,
+    drafting,
+    named,
+    simplest,
+    sizes,
+    untrained,
+)  # fmt: skip
+from foretoken.datastore.store import Datastore
+from foretoken.datastore.vocabulary import Vocabulary
+from foretoken.engine.assemble import check_options
+from foretoken.errors import ConfigError
+from foretoken.types import Shape
+
+
+@pytest.fixture
+def store(tmp_path):
+    folder = tmp_path / "texts"
+    Datastore.build(folder, Vocabulary.of_ids(9), [[1, 2, 3, 4]])
+    return str(folder)
+
+
+def test_plain_and_auto_are_never_missing_and_nothing_needs_what_is_not_there() -> None:
+    labels = [spec.label for spec in candidates((), ())]
+    assert labels[:2] == ["plain", "auto"]
+    assert {"prompt-lookup", "suffix", "fused", "token-recycling"} < set(labels)
+    assert not {"chain", "rest", "medusa", "beam-sampling", "specee"} & set(labels)
+    assert len(labels) == len(set(labels))
+
+
+def test_every_draft_and_datastore_is_tried(store) -> None:
+    found = candidates(("a/small", "b/small", "other"), (store,))
+    labels = [spec.label for spec in found]
+    for name in ("a-small", "b-small", "other"):
+        assert {f"chain[draft={name}]", f"tree[draft={name}]", f"rasd[draft={name}]"} < set(labels)
+        assert f"rasd[draft={name},datastore=texts]" in labels
+    assert "rest[datastore=texts]" in labels and "fused[sources=all,datastore=texts]" in labels
+    assert not any("retrieval-dense" in label or "specdec" in label for label in labels)
+    for spec in found:
+        check_options(spec.method, **spec.method_options)  # none is refused for its options
+    chain = next(spec for spec in found if spec.label == "chain[draft=a-small]")
+    assert chain.draft == "a/small" and chain.method_options == {}
+
+
+def test_what_the_user_brought_is_prepared_before_the_rest(store) -> None:
+    labels = [spec.label for spec in candidates(("small",), (store,))]
+    assert labels.index("tree[draft=small]") < labels.index("suffix")
+    assert labels.index("rest[datastore=texts]") < labels.index("fused") < labels.index("suffix")
+
+
+@pytest.mark.parametrize("name", [*untrained(), *drafting()])
+def test_sizes_are_options_that_the_method_has(name) -> None:
+    for shape in Shape:
+        for spec in sizes(row_of(name, {}), shape):
+            check_options(spec.method, **spec.method_options)
+            assert spec.label.startswith(f"{name}[")
+
+
+def test_the_simplest_asks_least_of_who_runs_it(store) -> None:
+    specs = [*candidates(("small",), (store,)), row_of("suffix", {"depth": 4})]
+    order = simplest(specs[::-1])
+    assert order[0] == "plain"
+    for less, more in (
+        ("suffix", "fused"), ("prompt-lookup", "auto"), ("suffix", "suffix[depth=4]"),
+        ("fused", "rest[datastore=texts]"), ("rest[datastore=texts]", "chain[draft=small]"),
+        ("chain[draft=small]", "rasd[draft=small,datastore=texts]"),
+    ):  # fmt: skip
+        assert order.index(less) < order.index(more), (less, more)
+
+
+def test_folders_without_a_datastore_are_refused(tmp_path, store) -> None:
+    check_datastores((store,))
+    with pytest.raises(ConfigError, match=r"neither datastore\.json nor keys\.json"):
+        check_datastores((store, str(tmp_path)))
+
+
+def test_names_are_short_and_tell_apart() -> None:
+    assert named(("x/a", "y/b", "x/a")) == {"x/a": "a", "y/b": "b"}
+    assert set(named(("x/a", "y/a")).values()) == {"x-a", "y-a"}
