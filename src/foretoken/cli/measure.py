@@ -98,21 +98,11 @@ def bench(
         repetitions=repetitions,
         requests=requests,
         max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-        llama_python=llama_python,
-        vllm_python=vllm_python,
-        resume=resume,
-        quiet=json_,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-    )
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, ignore_eos=ignore_eos,
+        device=device, dtype=dtype, threads=threads,
+        llama_python=llama_python, vllm_python=vllm_python, resume=resume, quiet=json_,
+        allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     results = run_bench(config, bench_tasks(tasks, limit, seed))
     show_results(results, out, json_)
     if any(row["failed"] for row in results["rows"].values()):

@@ -74,16 +74,10 @@ def generate(
     text = read_prompt(prompt, file, messages)
     sampling = o.sampling(
         stop,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-    )
+        max_new_tokens=max_new_tokens, temperature=temperature, seed=seed,
+        top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+    )  # fmt: skip
     session = o.open_session(
         target=o.named_target(context, target, tuned),
         draft=draft,

@@ -63,7 +63,9 @@ def load(
         "trust_remote_code": trust_remote_code,
     }
     lm_options = {"exact_bits": exact_bits, "kernels": kernels, "compile": compile}
-    parts = {"controller": controller, "verifier": verifier, "max_rows": max_rows}
+    parts: dict[str, Any] = {
+        "controller": controller, "verifier": verifier, "max_rows": max_rows,
+    }  # fmt: skip
     if tuned is not None:
         asked = {"target": target, "method": method, "draft": draft, "tokenizer": tokenizer}
         asked |= {**loading, **lm_options, **parts, "generation_config": generation_config}
@@ -73,25 +75,33 @@ def load(
     method = default_method(draft) if method is None else method
     check_options(method, controller=controller, verifier=verifier, **config)
     from foretoken.lm.draft_vocabulary import check_asked
-    from foretoken.lm.load import check_source, load_model, load_tokenizer
+    from foretoken.lm.load import check_source
 
     check_asked(draft_vocabulary)
     if isinstance(target, str | Path):
         check_source(target, allow_pickle)
     check_request(method, draft, max_rows)
+    parts |= {"lm_options": lm_options, "draft_vocabulary": draft_vocabulary, **config}
+    return session_over(target, method, draft, tokenizer, loading, generation_config, parts)
+
+
+def session_over(
+    target: Any,
+    method: str,
+    draft: Any,
+    tokenizer: Any,
+    loading: dict[str, Any],
+    generation_config: Any,
+    parts: dict[str, Any],
+) -> Session:
+    """Read the weights and put the parts around them; options were checked by `load`."""
+    from foretoken.lm.load import load_model, load_tokenizer
+
     model = load_model(target, **loading)
     vocabulary = load_tokenizer(target, tokenizer)
     generation = generation_defaults(model, generation_config)
     engine, draft_lm = engine_over(
-        model,
-        method,
-        draft,
-        tokenizer=vocabulary,
-        loading=loading,
-        lm_options=lm_options,
-        draft_vocabulary=draft_vocabulary,
-        **parts,
-        **config,
+        model, method, draft, tokenizer=vocabulary, loading=loading, **parts
     )
     for lm in (engine.target, draft_lm):
         if lm is not None:
