@@ -9,6 +9,7 @@ from pathlib import Path
 from foretoken.errors import CheckpointError, ConfigError, nearest
 
 NAMES = ("text-target", "text-draft")
+TRAINED = ("smollm2-135m-draft",)  # drafts for fetched models, by `foretoken train draft`
 FETCHED = ("smollm2-135m",)  # `foretoken minis get NAME` writes their folders
 RECORD = "contents.json"  # in a fetched folder: its files with their sizes and checksums
 _WEIGHTS = Path(__file__).parent / "minis" / "weights"
@@ -18,8 +19,8 @@ def path(name: str) -> Path:
     """The folder of a model of this table, for any ``from_pretrained``."""
     if name in FETCHED:
         return _fetched(name)
-    if name not in NAMES:
-        known = (*NAMES, *FETCHED)
+    if name not in (*NAMES, *TRAINED):
+        known = (*NAMES, *TRAINED, *FETCHED)
         raise ConfigError(
             asked=f"the mini {name!r}",
             possible=", ".join(known),
@@ -34,7 +35,8 @@ def resolve(source: object) -> object:
     The bare name always means the model of this table; a folder of that name is written
     ./text-target.
     """
-    return path(source) if isinstance(source, str) and source in (*NAMES, *FETCHED) else source
+    known = isinstance(source, str) and source in (*NAMES, *TRAINED, *FETCHED)
+    return path(str(source)) if known else source
 
 
 def cache() -> Path:

@@ -9,6 +9,7 @@ from foretoken.audit.greedy import ROUNDING, first_difference
 from foretoken.lm.load import load_model, load_tokenizer
 
 NAME = "smollm2-135m"
+DRAFT = "smollm2-135m-draft"
 TOKENS = 40
 QUESTIONS = (
     "Repeat this sentence twice: the old man and the sea met in 1952.",
@@ -59,10 +60,25 @@ def margin(model, before: list[int], one: int, other: int) -> tuple[float, float
     return float(logits.max()) - lesser, ROUNDING[logits.dtype] * float(logits.abs().max())
 
 
+@pytest.fixture(scope="module")
+def drafting(judged):
+    with foretoken.load(NAME, method="chain", draft=DRAFT, dtype=judged[0]) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("method", ["chain", "tree", "rasd"])
+def test_greedy_text_with_the_trained_draft_is_that_of_generate(method, judged, drafting) -> None:
+    check_greedy(method, judged, drafting)
+
+
 @pytest.mark.parametrize(
     "method", ["plain", "prompt-lookup", "suffix", "token-recycling", "layerskip", "auto"]
 )
 def test_greedy_text_is_that_of_generate(method, judged, session) -> None:
+    check_greedy(method, judged, session)
+
+
+def check_greedy(method, judged, session) -> None:
     """Token for token; where rounding decides, between tokens that are as good as equal."""
     dtype, model, tokenizer, wanted = judged
     using, equal = session.using(method), 0
