@@ -44,11 +44,23 @@ class Allowance:
 
     share: float
     left: float = 0.0
+    earned: float = 0.0  # in all
     spent: float = 0.0  # in all
+    listening: float = 0.0  # of these, for listening
     last: dict[str, float] = field(default_factory=dict)  # seconds of the last slice of a name
+
+    def earn(self, seconds: float) -> None:
+        """Decoding took so long."""
+        self.left += self.share * seconds
+        self.earned += self.share * seconds
 
     def allows(self, name: str) -> bool:
         return self.share >= 1 or self.left >= self.last.get(name, 0.0)
+
+    @property
+    def may_listen(self) -> bool:
+        """Whether half of the time is left for learning; else only some steps are listened to."""
+        return self.share >= 1 or self.listening <= 0.5 * self.earned
 
     def charge(self, seconds: float) -> None:
         self.left -= seconds
@@ -137,9 +149,12 @@ class OnlineDraft:
         if self.frozen or step.rows[0].rehearsal:
             return
         began = perf_counter()
-        self.allowance.left += self.settings.share * (step.times.whole + step.times.prefill)
-        self.guarded(lambda: self.note(self.evidence.read(step)))
-        self.allowance.charge(perf_counter() - began)
+        allowance = self.allowance
+        allowance.earn(step.times.whole + step.times.prefill)
+        self.guarded(lambda: self.note(self.evidence.read(step, allowance.may_listen)))
+        listened = perf_counter() - began
+        allowance.charge(listened)
+        allowance.listening += listened
         self.guarded(self.advance)
 
     def note(self, heard: list[Heard]) -> None:

@@ -19,6 +19,7 @@ from foretoken.training.dataset.records import Laws
 from foretoken.types import DecodeState, Draft, Step
 
 MOST_PLACES = 1024  # of one text; the oldest leave
+TOGETHER = 16  # places whose likeliest tokens are looked for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,20 @@ class Buffer:
 
 @dataclass(slots=True)
 class Notes:
-    """What was seen of a row so far."""
+    """What was seen of a row so far; `logits` are those of the last places, without laws yet."""
 
     places: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     laws: deque[Laws] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
+    logits: list[Tensor] = field(default_factory=list)
     accepted: int = 0
     judged: int = 0  # guesses up to and with the first rejected one of each step
+
+    def settle(self, size: int) -> None:
+        """Keep the likeliest tokens of the logits that wait."""
+        if self.logits:
+            laws = likeliest(torch.stack(self.logits), size)
+            self.laws.extend(laws[i : i + 1] for i in range(len(self.logits)))
+            self.logits = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +104,21 @@ class Evidence:
         self.size, self.window, self.share = laws, window, accepted
         self.rng = random.Random(seed)
 
-    def read(self, step: Step) -> list[Heard]:
-        """Note what a step says of every row."""
+    def read(self, step: Step, keep: bool = True) -> list[Heard]:
+        """Note what a step says of every row; without `keep` no places, only how guesses fared."""
         heard = []
         for at, row in enumerate(step.rows):
             if row.rehearsal:
                 continue
             notes: Notes = row.private.setdefault(self, Notes())
-            self.note(notes, step, at)
+            self.note(notes, step, at, keep)
             if row.finish is not None:
+                notes.settle(self.size)
                 lessons = parted(row.tokens, notes, self.window)
                 heard.append(Heard(row, lessons, notes.accepted, notes.judged))
         return heard
 
-    def note(self, notes: Notes, step: Step, at: int) -> None:
+    def note(self, notes: Notes, step: Step, at: int, keep: bool) -> None:
         """Keep the places of one row that are learned from."""
         row, draft, path = step.rows[at], step.drafts[at], step.verdicts[at].path
         emitted = len(step.emitted[at])
@@ -119,11 +129,12 @@ class Evidence:
         notes.judged += accepted + refused
         kept = [i for i in range(accepted) if self.share and self.rng.random() < self.share]
         kept += [len(path)] if refused else []
-        if kept:
+        if kept and keep:
             first = len(row.tokens) - emitted
             notes.places.extend(first + i for i in kept)
-            laws = likeliest(step.scores[at].logits, [saying[i] for i in kept], self.size)
-            notes.laws.extend(laws[i : i + 1] for i in range(len(kept)))
+            notes.logits += [step.scores[at].logits[saying[i]].clone() for i in kept]
+            if len(notes.logits) >= TOGETHER:
+                notes.settle(self.size)
 
 
 def was_refused(draft: Draft, node: int) -> bool:
@@ -131,12 +142,12 @@ def was_refused(draft: Draft, node: int) -> bool:
     return node in draft.tree.parents
 
 
-def likeliest(logits: Tensor, nodes: Sequence[int], size: int) -> Laws:
-    """The `size` likeliest tokens of the laws at some nodes of a tree, before temperature."""
-    found = logits[list(nodes)].float()
+def likeliest(logits: Tensor, size: int) -> Laws:
+    """The `size` likeliest tokens of each law, before temperature."""
+    found = logits.float()
     best, tokens = found.topk(min(size, found.shape[-1]), -1)
     log_probs = best - found.logsumexp(-1, keepdim=True)
-    return Laws(tokens.int().cpu().clone(), log_probs.half().cpu().clone())
+    return Laws(tokens.int().cpu(), log_probs.half().cpu())
 
 
 def parted(tokens: Sequence[int], notes: Notes, window: int) -> list[Lesson]:

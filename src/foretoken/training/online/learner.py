@@ -61,7 +61,7 @@ class Learner:
         batch = {name: part.to(self.device) for name, part in collated(lessons).items()}
         loss, _ = self.objective(self.model, batch, random.Random(0))
         part = loss * (sum(len(lesson.places) for lesson in lessons) / places)
-        part.backward()
+        torch.autograd.backward(part)
         return float(part.detach())
 
     def step(self, loss: float) -> None:
@@ -82,7 +82,8 @@ class Learner:
     @property
     def nbytes(self) -> int:
         """Of the weights, their gradients and the two moments of AdamW."""
-        return 4 * sum(weight.nbytes for weight in self.model.parameters())
+        weights: int = sum(weight.nbytes for weight in self.model.parameters())
+        return 4 * weights
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on, as plain values and tensors."""

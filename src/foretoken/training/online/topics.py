@@ -60,7 +60,8 @@ def hashed(prompt: Sequence[int]) -> Tensor:
     """How often tokens of each bucket occur, damped: a vector of length 1."""
     buckets = torch.tensor(list(prompt), dtype=torch.long) * 2654435761 % BUCKETS
     counts = torch.bincount(buckets, minlength=BUCKETS).float().log1p()
-    return counts / counts.norm().clamp(min=1e-9)
+    length: Tensor = counts.norm().clamp(min=1e-9)
+    return counts / length
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
