@@ -87,7 +87,7 @@ def test_a_bonus_token_and_an_empty_draft_are_no_errors():
 
 
 def test_a_long_text_comes_in_parts_and_no_place_twice():
-    notes, places = Notes(), [0, 1, 5, 30, 31, 70, 99]
+    notes, places = Notes(random.Random(0)), [0, 1, 5, 30, 31, 70, 99]
     notes.places.extend(places)
     notes.laws.extend(Laws(torch.tensor([[p]]), torch.zeros(1, 1)) for p in places)
     text = list(range(100, 200))

@@ -73,6 +73,7 @@ class Buffer:
 class Notes:
     """What was seen of a row so far; `logits` are those of the last places, without laws yet."""
 
+    rng: random.Random
     places: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     laws: deque[Laws] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     logits: list[Tensor] = field(default_factory=list)
@@ -101,8 +102,7 @@ class Evidence:
     """Reads steps of an engine; `read` returns the rows that ended with them."""
 
     def __init__(self, laws: int, window: int, accepted: float, seed: int) -> None:
-        self.size, self.window, self.share = laws, window, accepted
-        self.rng = random.Random(seed)
+        self.size, self.window, self.share, self.seed = laws, window, accepted, seed
 
     def read(self, step: Step, keep: bool = True) -> list[Heard]:
         """Note what a step says of every row; without `keep` no places, only how guesses fared."""
@@ -110,7 +110,10 @@ class Evidence:
         for at, row in enumerate(step.rows):
             if row.rehearsal:
                 continue
-            notes: Notes = row.private.setdefault(self, Notes())
+            notes: Notes | None = row.private.get(self)
+            if notes is None:  # what is drawn follows from the prompt: a resumed run draws the same
+                rng = random.Random(hash((self.seed, *row.tokens[: row.prompt_len])))
+                notes = row.private[self] = Notes(rng)
             self.note(notes, step, at, keep)
             if row.finish is not None:
                 notes.settle(self.size)
@@ -127,7 +130,7 @@ class Evidence:
         accepted = min(len(path), emitted)
         notes.accepted += accepted
         notes.judged += accepted + refused
-        kept = [i for i in range(accepted) if self.share and self.rng.random() < self.share]
+        kept = [i for i in range(accepted) if self.share and notes.rng.random() < self.share]
         kept += [len(path)] if refused else []
         if kept and keep:
             first = len(row.tokens) - emitted

@@ -13,9 +13,9 @@ class OnlineSettings:
     """When a draft learns from live traffic, from how much of it, and how fast."""
 
     interval: int = 8  # requests of a topic between two times it learns
-    updates: int = 4  # optimizer steps each time
-    texts: int = 16  # parts of texts in a step: what is new, then older ones at random
-    rate: float = 3e-4  # of AdamW
+    updates: int = 1  # optimizer steps each time
+    texts: int = 8  # parts of texts in a step: what is new, then older ones at random
+    rate: float = 1e-3  # of AdamW
     share: float = 0.05  # of decoding time that learning may take; 1: all that is due, at once
     accepted: float = 0.1  # share of the accepted places learned beside the rejected: less drift
     laws: int = 16  # likeliest tokens kept of every law
