@@ -25,7 +25,7 @@ from foretoken.trees.build import chain
 from foretoken.types import Draft, Draw, SamplingParams, Scores, Step, StepTimes, Verdict
 
 PROMPTS = [[random.Random(i).randrange(20) for _ in range(6)] for i in range(60)]
-NOW = OnlineSettings(share=1.0, rate=1e-3, interval=4, accepted=0.0)
+NOW = OnlineSettings(share=1.0, rate=1e-3, interval=4, updates=4, texts=16, accepted=0.0)
 
 
 def disturbed(model, size, seed=3):
@@ -209,7 +209,7 @@ def test_acceptance_rises_falls_with_the_topic_and_recovers(pair):
     """Two domains of prompts; the frozen draft stays where it was in both."""
     one = [ids for ids in PROMPTS[:2] for _ in range(24)]
     other = [[token + 30 for token in ids] for ids in one]
-    settings = OnlineSettings(share=1.0, rate=1e-3, interval=4)
+    settings = OnlineSettings(share=1.0, rate=1e-3, interval=4, updates=4, texts=16)
     with chains(pair) as session:
         frozen = [accepted_by(session, some) for some in (one[-12:], other[-12:])]
         losses = []
@@ -355,7 +355,7 @@ def test_another_number_of_topics_and_an_empty_folder(pair, tmp_path):
 
 
 def test_topics_learn_apart_and_texts_of_a_mixed_batch_stay(pair, truth):
-    settings = OnlineSettings(share=1.0, rate=1e-3, interval=4, topics=2)
+    settings = OnlineSettings(share=1.0, rate=1e-3, interval=4, updates=4, topics=2)
     with (
         chains(pair) as session,
         OnlineDraft(session, settings, router=lambda ids: ids[0] % 2) as online,
@@ -373,7 +373,7 @@ def test_two_drafts_and_a_router_beat_one_draft_where_a_domain_comes_back(pair):
     found, steps = {}, {}
     for topics in (1, 2):
         settings = OnlineSettings(
-            share=1.0, rate=2e-3, interval=4, topics=topics, buffer=4, accepted=0.0
+            share=1.0, rate=2e-3, interval=4, updates=4, topics=topics, buffer=4, accepted=0.0
         )
         with (
             chains(pair) as session,

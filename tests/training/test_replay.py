@@ -19,7 +19,8 @@ from foretoken.training.recipes import Order
 
 TEXTS = tuple(f"the {n} train in the rain" for n in range(12))
 QUICK = {
-    "share": 1.0, "accepted": 0.3, "rate": 1e-3, "interval": 2, "new_tokens": 12, "save_every": 4, "depth": 3,
+    "share": 1.0, "accepted": 0.3, "rate": 1e-3, "interval": 2, "new_tokens": 12,
+    "save_every": 4, "depth": 3,
 }  # fmt: skip
 
 
