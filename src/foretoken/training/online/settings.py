@@ -16,7 +16,7 @@ class OnlineSettings:
     updates: int = 1  # optimizer steps each time
     texts: int = 8  # parts of texts in a step: what is new, then older ones at random
     rate: float = 1e-3  # of AdamW
-    share: float = 0.05  # of decoding time that learning may take; 1: all that is due, at once
+    share: float = 0.03  # of decoding time that learning may take; 1: all that is due, at once
     accepted: float = 0.1  # share of the accepted places learned beside the rejected: less drift
     laws: int = 16  # likeliest tokens kept of every law
     window: int = 192  # tokens of a part of a text

@@ -35,7 +35,8 @@ class Fared:
 
 
 def total(some: Sequence[Fared], name: str) -> float:
-    return sum(getattr(one, name) for one in some)
+    found: float = sum(getattr(one, name) for one in some)
+    return found
 
 
 def acceptance(some: Sequence[Fared]) -> float:
