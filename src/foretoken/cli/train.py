@@ -32,7 +32,7 @@ def train(
         Path | None,
         typer.Option(
             help="For a draft: texts that `train data` made. Else prompts: a text file of "
-            "passages, or .jsonl with a prompt each."
+            "passages, or .jsonl with a prompt each; `online` takes either."
         ),
     ] = None,
     set_: Annotated[
@@ -120,7 +120,9 @@ def cook_recipe(
     if fresh:
         clear(out)
     given: tuple[str, ...] = ()
-    if not RECIPES[name].needs_texts and (data is not None or target == o.DEFAULT_TARGET):
+    row, own = RECIPES[name], data is not None or target == o.DEFAULT_TARGET
+    texts = row.needs_texts or (row.reads_texts and data is not None and data.is_dir())
+    if own and not texts:
         given = tuple(prompts(data, "train", config.chats, seed=config.seed))
     start = o.pair(target, draft)[1]
     with o.open_session(

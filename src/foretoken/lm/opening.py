@@ -78,7 +78,7 @@ def open_draft(
     reduced, part = with_few_rows(model, enough(rows.rows, len(head.weight)))
     lm = open_lm(reduced, name="draft", **options)
     if tokens is None or tokens.one_to_one:
-        return FewRows(lm, rows, part.follow)
+        return FewRows(lm, rows, part.follow, model)
     return MappedTokens(lm, replace(tokens, rows=rows), part.follow)
 
 

@@ -20,6 +20,7 @@ class Recipe:
     config: str  # its options, "module:Class"
     run: str  # "module:function", which takes an Order and returns the notes of a card
     needs_texts: bool  # learns from a folder that `train data` made, passed as --data
+    reads_texts: bool = False  # takes the prompts of such a folder, or a file of prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,15 @@ RECIPES = {
             config="training.drafts.selecting:AdaspecConfig",
             run="training.drafts.selecting:run",
             needs_texts=True,
+        ),
+        Recipe(
+            "online",
+            "a draft model",
+            "a draft that exists, from prompts replayed as live traffic, while it serves (OSD)",
+            config="training.online.replay:OnlineConfig",
+            run="training.online.replay:run",
+            needs_texts=False,
+            reads_texts=True,
         ),
     )
 }

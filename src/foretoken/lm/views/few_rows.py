@@ -18,14 +18,18 @@ from foretoken.types import Draft, Few, Ragged, Rows, SamplingParams, Scores, Ta
 class FewRows(TargetView):
     """Laws of `lm`, whose first logits are those of `rows`, over all tokens of the target.
 
-    `follow(full)` lets the rows follow their weights.
+    `follow(full)` lets the rows follow their weights, which are those of the model `whole`.
     """
 
     def __init__(
-        self, lm: LanguageModel, rows: OutputRows, follow: Callable[[bool], None] | None = None
+        self,
+        lm: LanguageModel,
+        rows: OutputRows,
+        follow: Callable[[bool], None] | None = None,
+        whole: Any = None,
     ) -> None:
         super().__init__(lm)
-        self.output_rows, self.follow = rows, follow
+        self.output_rows, self.follow, self.whole = rows, follow, whole
         self.vocab_size = rows.width
 
     def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:

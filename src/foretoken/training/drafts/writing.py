@@ -25,19 +25,24 @@ def write_draft(
     tokens: Tensor,
     notes: dict[str, Any],
     curve: Path | None = None,
+    about: str | None = None,
 ) -> None:
-    """A model directory: weights in bfloat16, tokenizer, the tokens it scores, its card."""
+    """A model directory: weights in bfloat16, tokenizer, the tokens it scores, its card.
+
+    `about` is what its page says; without it, what `page` makes of the notes.
+    """
     model.set_attn_implementation("sdpa")
     partial = out / ".partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:
         with quiet():
             model.eval().to(torch.bfloat16).save_pretrained(partial)
-        session.tokenizer.save_pretrained(partial)
+        if session.tokenizer is not None:
+            session.tokenizer.save_pretrained(partial)
         words = partial / draft_vocabulary.NAME
         draft_vocabulary.write(words, tokens.tolist(), model.config.vocab_size)
         (partial / "card.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
-        (partial / "README.md").write_text(page(notes), encoding="utf-8")
+        (partial / "README.md").write_text(about or page(notes), encoding="utf-8")
         if curve is not None:
             shutil.copyfile(curve, partial / curve.name)
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):

@@ -1,0 +1,137 @@
+"""A draft in training beside the one that serves: float32 weights, an optimizer, a buffer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.training.dataset.records import Laws
+from foretoken.training.objectives.sparse_laws import SparseLaws
+from foretoken.training.online.evidence import Buffer, Lesson, collated
+from foretoken.training.online.settings import OnlineSettings
+
+MOST_NORM = 1.0  # of the gradients
+
+
+class Learner:
+    """Takes steps of AdamW on the forward divergence from the target's laws in its buffer."""
+
+    def __init__(self, model: Any, tokens: Tensor | None, settings: OnlineSettings) -> None:
+        check_linear(model)
+        width = model.config.vocab_size
+        scored = torch.arange(width) if tokens is None else tokens.cpu()
+        self.model, self.settings = model.requires_grad_(True), settings
+        self.device = next(model.parameters()).device
+        self.objective = SparseLaws.over(scored, width)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+        self.buffer = Buffer(settings.buffer, int(settings.buffer_mib * 2**20))
+        self.requests = 0  # since the last update was due
+        self.steps = 0
+        self.loss = float("nan")  # of the last step, before it
+
+    @property
+    def due(self) -> bool:
+        """Whether enough requests have ended since the last time."""
+        return self.requests >= self.settings.interval and len(self.buffer) > 0
+
+    def updates(self, count: int) -> Iterator[str]:
+        """`count` steps in slices; yields the name of the slice that comes next."""
+        self.requests = 0
+        for _ in range(count):
+            rng = random.Random(f"{self.settings.seed}/{self.steps}")
+            lessons = self.buffer.draw(self.settings.texts, rng)
+            places = sum(len(lesson.places) for lesson in lessons)
+            loss = 0.0
+            self.optimizer.zero_grad()
+            for part in slices(lessons, self.settings.slice_tokens):
+                yield "gradients"
+                loss += self.gradients(part, places)
+            yield "step"
+            self.step(loss)
+
+    def gradients(self, lessons: Sequence[Lesson], places: int) -> float:
+        """Add the gradients of some lessons, each of `places` places counting the same."""
+        batch = {name: part.to(self.device) for name, part in collated(lessons).items()}
+        loss, _ = self.objective(self.model, batch, random.Random(0))
+        part = loss * (sum(len(lesson.places) for lesson in lessons) / places)
+        torch.autograd.backward(part)
+        return float(part.detach())
+
+    def step(self, loss: float) -> None:
+        """Move the weights, unless a gradient is no number: then they stay as they are."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MOST_NORM)
+        if not bool(torch.isfinite(norm)):
+            self.optimizer.zero_grad()
+            raise ConfigError(
+                f"step {self.steps + 1} of a draft that learns while it serves was asked for.",
+                f"its gradients are no numbers (norm {float(norm)}, loss {loss}).",
+                f"pass a rate below {self.settings.rate:g}.",
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+        self.loss = loss
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights, their gradients and the two moments of AdamW."""
+        weights: int = sum(weight.nbytes for weight in self.model.parameters())
+        return 4 * weights
+
+    def state(self) -> dict[str, Any]:
+        """All that is needed to go on, as plain values and tensors."""
+        lessons = [
+            (one.tokens, one.places, one.laws.tokens, one.laws.log_probs)
+            for one in self.buffer.lessons
+        ]
+        return {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps, "requests": self.requests, "fresh": self.buffer.fresh,
+            "lessons": lessons,
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps, self.requests = state["steps"], state["requests"]
+        self.buffer = Buffer(self.buffer.most, self.buffer.room)
+        for tokens, places, *laws in state["lessons"]:
+            self.buffer.add(Lesson(tokens, places, Laws(*laws)))
+        self.buffer.fresh = min(state["fresh"], len(self.buffer))
+
+
+def slices(lessons: Sequence[Lesson], tokens: int) -> Iterator[list[Lesson]]:
+    """Lessons in groups of at most so many tokens, padding included, or of one lesson."""
+    group: list[Lesson] = []
+    for lesson in sorted(lessons, key=lambda one: len(one.tokens)):
+        if group and (len(group) + 1) * len(lesson.tokens) > tokens:
+            yield group
+            group = []
+        group.append(lesson)
+    if group:
+        yield group
+
+
+@torch.no_grad()
+def check_linear(model: Any) -> None:
+    """CapabilityError for a draft whose logits are more than its output layer's product."""
+    ids = torch.arange(3, device=next(model.parameters()).device)[None]
+    logits = model(input_ids=ids, use_cache=False).logits
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    plain = states @ model.get_output_embeddings().weight.T
+    near = logits.shape == plain.shape and torch.allclose(logits, plain, atol=1e-2, rtol=1e-2)
+    if not near:
+        raise CapabilityError(
+            f"learning while it serves was asked of a draft, {type(model).__name__}.",
+            "its logits are not the product of its last states and its output layer: they are "
+            "scaled, capped or shifted, and its loss would be another model's.",
+            "use a draft that is a plain Llama, Qwen or SmolLM, as `foretoken train draft` makes.",
+        )

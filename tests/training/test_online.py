@@ -1,0 +1,422 @@
+"""A draft that learns while it serves: what it hears, what it learns, and that texts stay."""
+
+import copy
+import random
+import threading
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.audit.law import BOUND, SETTINGS, law_gap
+from foretoken.coins import SeededCoins
+from foretoken.engine.assemble import assemble
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.table import TableLM
+from foretoken.row import make_row
+from foretoken.training.dataset.records import Laws
+from foretoken.training.online.draft import OnlineDraft
+from foretoken.training.online.evidence import Buffer, Evidence, Lesson, Notes, collated, parted
+from foretoken.training.online.learner import Learner, slices
+from foretoken.training.online.served import RoutedDrafts
+from foretoken.training.online.settings import OnlineSettings
+from foretoken.training.online.topics import Centroids
+from foretoken.trees.build import chain
+from foretoken.types import Draft, Draw, SamplingParams, Scores, Step, StepTimes, Verdict
+
+PROMPTS = [[random.Random(i).randrange(20) for _ in range(6)] for i in range(60)]
+NOW = OnlineSettings(share=1.0, rate=1e-3, interval=4, updates=4, texts=16, accepted=0.0)
+
+
+def disturbed(model, size, seed=3):
+    made = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight += size * torch.randn(weight.shape, generator=generator)
+    return made
+
+
+@pytest.fixture(scope="module")
+def pair(make_llama):
+    target = make_llama(64, 0)
+    return target, disturbed(target, 0.04)
+
+
+@pytest.fixture(scope="module")
+def truth(pair):
+    with foretoken.load(pair[0], "plain") as plain:
+        return [plain.generate(ids, 24, temperature=0.0).tokens for ids in PROMPTS]
+
+
+def chains(pair, method="chain", **options):
+    return foretoken.load(pair[0], method, draft=pair[1], depth=3, **options)
+
+
+def heard_of(draft, path, token, logits, accepted=0.0, prompt=(1, 2, 3)):
+    """What evidence there is in one step behind a prompt that ends its row."""
+    emitted = [*(draft.tree.tokens[node] for node in path), token]
+    params = SamplingParams(max_new_tokens=len(emitted))
+    row = make_row(list(prompt), params, SeededCoins(0), logits.shape[-1])
+    row.extend(emitted)
+    times = StepTimes(1, len(draft.tree), len(row.tokens), 0.0, 0.0, 0.0)
+    step = Step((row,), (draft,), (Scores(logits),), (Verdict(path, token),), (emitted,), times)
+    [heard] = Evidence(4, 64, accepted, 0).read(step)
+    return heard
+
+
+def test_a_rejection_is_kept_with_the_law_that_said_the_corrected_token():
+    """Node 1 was accepted, node 2 rejected: the law is node 1's, its token the last of the text."""
+    logits = torch.randn(3, 9)
+    logits[1, 7] = 20.0
+    heard = heard_of(Draft(chain(3, [4, 5]), Draw.POINT), (1,), 7, logits)
+    [lesson] = heard.lessons
+    assert lesson.tokens.tolist() == [1, 2, 3, 4, 7] and lesson.places.tolist() == [4]
+    assert int(lesson.laws.tokens[0, 0]) == 7
+    best = logits[1].log_softmax(-1).sort(descending=True)[0][:4]
+    torch.testing.assert_close(lesson.laws.log_probs[0].float(), best, atol=2e-2, rtol=2e-3)
+    assert (heard.accepted, heard.judged) == (1, 2)
+
+
+def test_a_bonus_token_and_an_empty_draft_are_no_errors():
+    logits = torch.randn(3, 9)
+    assert heard_of(Draft(chain(3, [4, 5]), Draw.POINT), (1, 2), 7, logits).lessons == []
+    assert heard_of(Draft(chain(3, []), Draw.POINT), (), 7, logits).lessons == []
+    [lesson] = heard_of(Draft(chain(3, [4, 5]), Draw.POINT), (1, 2), 7, logits, 1.0).lessons
+    assert lesson.places.tolist() == [3, 4]  # accepted places, where those are asked for
+
+
+def test_a_long_text_comes_in_parts_and_no_place_twice():
+    notes, places = Notes(random.Random(0)), [0, 1, 5, 30, 31, 70, 99]
+    notes.places.extend(places)
+    notes.laws.extend(Laws(torch.tensor([[p]]), torch.zeros(1, 1)) for p in places)
+    text = list(range(100, 200))
+    found = []
+    for lesson in parted(text, notes, 16):
+        assert len(lesson.tokens) <= 16
+        told = lesson.tokens[lesson.places.long()] - 100
+        assert told.tolist() == lesson.laws.tokens[:, 0].tolist()
+        assert bool((lesson.places >= 8).all()) or int(lesson.tokens[0]) == 100
+        found += told.tolist()
+    assert found == places[1:]
+
+
+def lesson_of(tokens, place, token, size=64):
+    law = torch.full((size,), -30.0)
+    law[token] = 0.0
+    return Lesson(
+        torch.tensor(tokens, dtype=torch.int32),
+        torch.tensor([place], dtype=torch.int32),
+        Laws(torch.arange(size)[None], law[None]),
+    )
+
+
+def chances(model, tokens):
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0].softmax(-1)
+
+
+def test_the_token_after_the_context_is_learned_not_the_one_behind_it(pair):
+    """A teacher that says 7 after 3: q(7 | ... 3) rises, at the following place it does not."""
+    model = copy.deepcopy(pair[1])
+    learner = Learner(model, None, OnlineSettings(rate=1e-3))
+    learner.buffer.add(lesson_of([1, 2, 3, 7], 3, 7))
+    before = chances(model, [1, 2, 3, 7])
+    list(learner.updates(1))
+    after = chances(model, [1, 2, 3, 7])
+    assert after[2, 7] > 1.2 * before[2, 7]
+    assert after[2, 7] / before[2, 7] > 1.1 * after[3, 7] / before[3, 7]
+
+
+def test_gradients_come_from_the_kept_places_alone(pair):
+    """In padded company and in slices they are those of the plain loss at these places."""
+    model = copy.deepcopy(pair[1])
+    learner = Learner(model, None, OnlineSettings())
+    lessons = [lesson_of([1, 2, 3, 7], 3, 7), lesson_of([4, 5, 6, 8, 9, 10, 11], 2, 20)]
+    for part in slices(lessons, 4):
+        learner.gradients(part, 2)
+    found = {name: w.grad.clone() for name, w in model.named_parameters()}
+    model.zero_grad()
+    learner.gradients(lessons, 2)  # both in one batch, the short one padded
+    torch.testing.assert_close(found, {n: w.grad for n, w in model.named_parameters()})
+    model.zero_grad()
+    for tokens, at, token in (([1, 2, 3], 2, 7), ([4, 5], 1, 20)):  # nothing behind is looked at
+        law = model(torch.tensor([tokens])).logits[0, at].log_softmax(-1)
+        (-law[token] / 2).backward()
+    wanted = {name: w.grad for name, w in model.named_parameters()}
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-3)
+
+
+def test_a_buffer_keeps_the_newest_within_its_bounds():
+    lessons = [lesson_of([i, 1, 2], 1, 5) for i in range(40)]
+    few, small = Buffer(10, 2**30), Buffer(1000, 5 * lessons[0].nbytes)
+    for lesson in lessons:
+        few.add(lesson)
+        small.add(lesson)
+    assert [int(one.tokens[0]) for one in few.lessons] == list(range(30, 40))
+    assert len(small) == 5 and small.nbytes == 5 * lessons[0].nbytes
+    few.draw(10, random.Random(0))
+    few.add(lessons[0])
+    drawn = few.draw(4, random.Random(0))
+    assert len(drawn) == 4 and drawn[-1] is lessons[0]
+    batch = collated(drawn)
+    assert batch["weights"].sum() == 4
+
+
+@pytest.mark.parametrize("method", ["chain", "tree", "pearl"])
+@pytest.mark.parametrize("vocabulary", [None, list(range(60))])
+def test_greedy_texts_stay_while_the_draft_learns(pair, truth, method, vocabulary):
+    weights = copy.deepcopy(pair[1].state_dict())
+    with (
+        chains(pair, method, draft_vocabulary=vocabulary) as session,
+        OnlineDraft(session, NOW) as online,
+    ):
+        first = [session.generate(ids, 24, temperature=0.0).tokens for ids in PROMPTS[:20]]
+        rows = session.generate(PROMPTS[20:], 24, temperature=0.0)  # swaps while rows are written
+        assert [*first, *(row.tokens for row in rows)] == truth
+        assert online.steps > 20 and online.failure is None
+        served = online.served.drafts[0].model.get_input_embeddings().weight
+        assert not torch.equal(served, weights["model.embed_tokens.weight"])
+        assert online.served.topics == {}, "rows that ended are held"
+        online.learn(1)
+        assert session.generate(PROMPTS[0], 24, temperature=0.0).tokens == truth[0]
+    for name, weight in pair[1].state_dict().items():
+        assert torch.equal(weight, weights[name]), "the caller's draft was changed"
+
+
+def test_learned_weights_serve_as_if_they_had_been_loaded(pair):
+    """Packed copies, rows of a reduced output layer and caches follow: the same drafts."""
+    given = copy.deepcopy(pair[1])
+    with chains(pair, draft_vocabulary=list(range(60))) as session:
+        online = OnlineDraft(session, NOW)
+        session.generate(PROMPTS, 24, temperature=0.0)
+        online.freeze()
+        steps = online.steps
+        learned = session.generate(PROMPTS[0], 24, temperature=0.0).steps
+        assert online.steps == steps > 0, "a frozen draft learns"
+        online.give(given)
+        online.close()
+    with chains((pair[0], given), draft_vocabulary=list(range(60))) as session:
+        assert session.generate(PROMPTS[0], 24, temperature=0.0).steps == learned
+
+
+def accepted_by(session, prompts):
+    lengths = [session.generate(ids, 24, temperature=0.0).stats for ids in prompts]
+    return sum(one.tokens for one in lengths) / sum(one.target_steps for one in lengths)
+
+
+def test_acceptance_rises_falls_with_the_topic_and_recovers(pair):
+    """Two domains of prompts; the frozen draft stays where it was in both."""
+    one = [ids for ids in PROMPTS[:2] for _ in range(24)]
+    other = [[token + 30 for token in ids] for ids in one]
+    settings = OnlineSettings(share=1.0, rate=1e-3, interval=4, updates=4, texts=16)
+    with chains(pair) as session:
+        frozen = [accepted_by(session, some) for some in (one[-12:], other[-12:])]
+        losses = []
+        with OnlineDraft(session, settings) as online:
+            rising = [accepted_by(session, one[at : at + 12]) for at in range(0, 48, 12)]
+            for at in range(0, 48, 12):
+                rising.append(accepted_by(session, other[at : at + 12]))
+                losses.append(online.learners[0].loss)
+    assert rising[3] > frozen[0] + 0.5 and rising[3] > rising[0] + 0.2
+    assert rising[4] < rising[3]  # the topic has changed
+    assert rising[7] > frozen[1] + 0.5 and rising[7] > rising[4] + 0.2
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("setting", ["temperature 1", "temperature 0.7, top-p 0.8"])
+def test_the_law_is_exact_where_the_draft_changes_between_steps(setting):
+    """Every coin enumerated: after each step the draft is another table, its cache made anew."""
+    target = TableLM.random(3, 2, seed=1)
+    tables = [TableLM.random(3, 2, seed=seed).logits for seed in (5, 6, 7, 8)]
+
+    def build():
+        draft = TableLM(tables[0])
+        routed = RoutedDrafts([draft], lambda prompt: 0, draft)
+        engine = assemble("chain", TableLM(target.logits), routed, depth=2, controller="fixed")
+
+        waiting = iter(tables[1:])
+
+        def swap(step):
+            draft.logits = next(waiting)
+            rows = [row for row in step.rows if row.finish is None]
+            routed.drafts[0].free(rows)
+            routed.drafts[0].prefill(rows)
+
+        engine.listeners.append(swap)
+        return engine
+
+    assert law_gap(build, target, SETTINGS[setting]).variation < BOUND
+
+
+def test_sampled_texts_follow_the_targets_law_while_the_draft_learns(make_llama):
+    """Frequencies over many texts, rows of a batch going on across swaps."""
+    target, draft = make_llama(6, seed=1), make_llama(6, seed=2)
+    with torch.no_grad():
+        for model in (target, draft):
+            model.lm_head.weight /= 3.0
+        law = target(torch.tensor([[1, 2]])).logits[0, -1].softmax(-1)
+        second = torch.stack(
+            [target(torch.tensor([[1, 2, t]])).logits[0, -1].softmax(-1) for t in range(6)]
+        )
+    joint = law[:, None] * second
+    count = 3000
+    settings = OnlineSettings(share=1.0, rate=3e-3, interval=60, updates=1, texts=8)
+    with (
+        foretoken.load(target, "chain", draft, kernels="dense", depth=2) as session,
+        OnlineDraft(session, settings) as online,
+    ):
+        texts = session.generate([[1, 2]] * count, 2, temperature=1.0, seed=0)
+        assert online.steps > 20
+    seen = torch.zeros(6, 6)
+    for text in texts:
+        seen[tuple(text.tokens)] += 1 / count
+    assert 0.5 * float((seen - joint).abs().sum()) < 0.06
+
+
+def test_threads_write_the_right_texts_while_weights_are_swapped(pair, truth):
+    found = {}
+    with chains(pair) as session, OnlineDraft(session, NOW) as online:
+
+        def write(first):
+            for at in range(first, len(PROMPTS), 3):
+                found[at] = session.generate(PROMPTS[at], 24, temperature=0.0).tokens
+
+        threads = [threading.Thread(target=write, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        idle = 0
+        while any(thread.is_alive() for thread in threads):
+            idle += online.learn(1)
+        for thread in threads:
+            thread.join()
+        assert online.failure is None and idle > 0
+    assert [found[at] for at in range(len(PROMPTS))] == truth
+
+
+def test_learning_that_fails_leaves_serving_as_it_is_and_says_so(pair, truth, caplog):
+    with chains(pair) as session, OnlineDraft(session, NOW) as online:
+        learner = online.learners[0]
+        session.generate(PROMPTS[:8], 24, temperature=0.0)
+        good, steps = copy.deepcopy(learner.model.state_dict()), learner.steps
+        learner.model.model.norm.weight.register_hook(lambda slope: slope * float("nan"))
+        texts = [row.tokens for row in session.generate(PROMPTS, 24, temperature=0.0)]
+        assert texts == truth
+        assert isinstance(online.failure, ConfigError) and "no numbers" in str(online.failure)
+        assert "learning has ended" in caplog.text and online.frozen
+        assert learner.steps == steps
+        for name, weight in learner.model.state_dict().items():
+            assert torch.equal(weight, good[name])
+        served = online.served.drafts[0].model.state_dict()
+        assert torch.equal(served["model.norm.weight"], good["model.norm.weight"])
+
+
+def test_learning_takes_its_share_of_the_time_and_no_more(pair):
+    settings = OnlineSettings(share=0.2, interval=2, rate=1e-3, slice_tokens=64)
+    with chains(pair) as session:
+        prompts = PROMPTS * 2
+        with OnlineDraft(session, settings) as online:
+            rows = [session.generate(ids, 24, temperature=0.0) for ids in prompts]
+            spent = sum(row.stats.seconds for row in rows)
+            allowance = online.allowance
+            assert online.steps > 0
+            longest = max(allowance.last.values())
+            assert allowance.spent <= 0.2 * spent + 3 * longest
+
+
+def test_a_state_goes_on_where_it_was(pair, tmp_path):
+    """Half the requests, save, load, the other half: the weights of one run."""
+    finals = []
+    for stop in (False, True):
+        session = chains(pair)
+        online = OnlineDraft(session, NOW)
+        for at, ids in enumerate(PROMPTS[:16]):
+            if stop and at == 6:
+                online.save(tmp_path)
+                online.close()
+                online = OnlineDraft(session, NOW)
+                assert online.load(tmp_path) and online.requests == 6
+            session.generate(ids, 24, temperature=0.0)
+        finals.append(copy.deepcopy(online.learners[0].model.state_dict()))
+        assert online.requests == 16
+        session.close()
+    for name in finals[0]:
+        torch.testing.assert_close(finals[0][name], finals[1][name])
+
+
+def test_another_number_of_topics_and_an_empty_folder(pair, tmp_path):
+    with chains(pair) as session:
+        with OnlineDraft(session, NOW) as online:
+            assert not online.load(tmp_path / "none")
+            online.save(tmp_path)
+        two = OnlineSettings(topics=2)
+        with OnlineDraft(session, two) as online, pytest.raises(ConfigError, match="2 topics"):
+            online.load(tmp_path)
+
+
+def test_topics_learn_apart_and_texts_of_a_mixed_batch_stay(pair, truth):
+    settings = OnlineSettings(share=1.0, rate=1e-3, interval=4, updates=4, topics=2)
+    with (
+        chains(pair) as session,
+        OnlineDraft(session, settings, router=lambda ids: ids[0] % 2) as online,
+    ):
+        rows = session.generate(PROMPTS, 24, temperature=0.0)
+        assert [row.tokens for row in rows] == truth
+        assert all(learner.steps > 0 for learner in online.learners)
+        one, other = (learner.model.lm_head.weight for learner in online.learners)
+        assert not torch.equal(one, other)
+
+
+def test_two_drafts_and_a_router_beat_one_draft_where_a_domain_comes_back(pair):
+    """The same requests and as many steps in all; one draft forgets what it does not meet."""
+    one, other = [PROMPTS[0]] * 24, [[token + 30 for token in PROMPTS[1]]] * 24
+    found, steps = {}, {}
+    for topics in (1, 2):
+        settings = OnlineSettings(
+            share=1.0, rate=2e-3, interval=4, updates=4, topics=topics, buffer=4, accepted=0.0
+        )
+        with (
+            chains(pair) as session,
+            OnlineDraft(session, settings, router=lambda ids, n=topics: int(ids[0] >= 30) % n) as o,
+        ):
+            accepted_by(session, [*one, *other])
+            found[topics], steps[topics] = accepted_by(session, one[:3]), o.steps
+    assert steps[1] == steps[2]
+    assert found[2] > found[1] + 0.2
+
+
+def test_a_router_that_leaves_the_topics_ends_its_own_request_only(pair, truth):
+    with (
+        chains(pair) as session,
+        OnlineDraft(session, NOW, router=lambda ids: 5 if ids[0] == 63 else 0),
+    ):
+        with pytest.raises(ConfigError, match="topic 5"):
+            session.generate([63, 1, 2], 8, temperature=0.0)
+        assert session.generate(PROMPTS[0], 24, temperature=0.0).tokens == truth[0]
+
+
+def test_prompts_of_two_kinds_are_told_apart_by_their_tokens():
+    rng, route = random.Random(0), Centroids(2)
+    head = [1, 2, 3, 4]
+    kinds = [
+        [*head, *(rng.randrange(10 + 300 * (i % 2), 60 + 300 * (i % 2)) for _ in range(30))]
+        for i in range(60)
+    ]
+    found = [route(ids) for ids in kinds]
+    assert found[10::2] == [found[10]] * 25 and found[11::2] == [1 - found[10]] * 25
+    other = Centroids(2)
+    other.restore(route.state())
+    assert [other(ids) for ids in kinds[:4]] == [route(ids) for ids in kinds[:4]]
+
+
+def test_what_cannot_learn_is_refused(pair, make_llama):
+    with foretoken.load(pair[0], "plain") as session, pytest.raises(CapabilityError, match="chain"):
+        OnlineDraft(session)
+    with chains(pair) as session, OnlineDraft(session), pytest.raises(ConfigError, match="already"):
+        OnlineDraft(session)
+
+
+@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"interval": 0}, {"rate": 0.0}, {"window": 1}])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        OnlineSettings(**wrong)
