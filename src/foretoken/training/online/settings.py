@@ -15,7 +15,7 @@ class OnlineSettings:
     interval: int = 8  # requests of a topic between two times it learns
     updates: int = 1  # optimizer steps each time
     texts: int = 8  # parts of texts in a step: what is new, then older ones at random
-    rate: float = 1e-3  # of AdamW
+    rate: float = 1e-4  # of AdamW; larger ones cost acceptance for a while before they bring some
     share: float = 0.03  # of decoding time that learning may take; 1: all that is due, at once
     accepted: float = 0.1  # share of the accepted places learned beside the rejected: less drift
     laws: int = 16  # likeliest tokens kept of every law
