@@ -61,7 +61,8 @@ def test_stage_a_writes_its_four_files_and_its_verdicts(script, capsys) -> None:
     }
     found = json.loads((out / "stage_a.json").read_text())
     claims = {gate["claim"]: gate for gate in found["gates"]}
-    assert len(claims) == 6
+    # The efficiency of the chain and of our best row: one bound where they are the same.
+    assert len(claims) == (5 if found["best"]["ours"] == "chain" else 6)
     assert claims["plain over hf:plain"]["measured"] == pytest.approx(
         found["rows"]["plain"]["tokens_per_second"]["value"]
         / found["rows"]["hf:plain"]["tokens_per_second"]["value"]
