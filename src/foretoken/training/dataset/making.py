@@ -247,10 +247,8 @@ class LawKeeper:
         """Keep what one step says of one row."""
         row, count = step.rows[at], len(step.emitted[at])
         places = [0, *step.verdicts[at].path][:count]
-        logits = step.scores[at].logits[places].float()
-        best, tokens = logits.topk(min(self.size, logits.shape[-1]), -1)
-        log_probs = best - logits.logsumexp(-1, keepdim=True)
-        self.parts.setdefault(row.uid, []).append(Laws(tokens.int(), log_probs.half()))
+        laws = Laws.likeliest(step.scores[at].logits[places], self.size)
+        self.parts.setdefault(row.uid, []).append(laws)
 
     def of(self, row: DecodeState) -> Laws:
         """The laws at a row's new tokens."""

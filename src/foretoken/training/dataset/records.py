@@ -40,6 +40,14 @@ class Laws:
     log_probs: Tensor  # [n k], of the whole law at temperature 1
 
     @classmethod
+    def likeliest(cls, logits: Tensor, size: int) -> Laws:
+        """The `size` likeliest tokens of laws [n V] given as logits, before temperature."""
+        found = logits.float()
+        best, tokens = found.topk(min(size, found.shape[-1]), -1)
+        log_probs = best - found.logsumexp(-1, keepdim=True)
+        return cls(tokens.int().cpu(), log_probs.half().cpu())
+
+    @classmethod
     def joined(cls, parts: Sequence[Laws]) -> Laws:
         """Several, one behind the other."""
         return cls(

@@ -19,7 +19,7 @@ from foretoken.training.drafts.learning import Learning, fit, held_out, run_fold
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.drafts.shape import Timed, ratio
 from foretoken.training.drafts.words import covered, mass
-from foretoken.training.drafts.writing import write_draft
+from foretoken.training.drafts.writing import shape_of, write_draft
 from foretoken.training.objectives.distilled import Distilled
 from foretoken.training.objectives.divergence import DIVERGENCES
 from foretoken.training.recipes import Order
@@ -96,11 +96,7 @@ class Student:
             "recipe": recipe,
             "target": order.source,
             "draft": str(order.draft),
-            "shape": {
-                "hidden": model.config.hidden_size,
-                "layers": model.config.num_hidden_layers,
-                "parameters": model.num_parameters(),
-            },
+            "shape": shape_of(model),
             "cost": self.cost,
             "vocabulary": {
                 "tokens": len(self.tokens),

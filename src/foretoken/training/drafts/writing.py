@@ -57,6 +57,15 @@ def write_draft(
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def shape_of(model: Any) -> dict[str, int]:
+    """What a card says of a draft's size."""
+    return {
+        "hidden": model.config.hidden_size,
+        "layers": model.config.num_hidden_layers,
+        "parameters": model.num_parameters(),
+    }
+
+
 def page(notes: dict[str, Any]) -> str:
     """What a person wants to know of a draft."""
     shape, words = notes["shape"], notes["vocabulary"]

@@ -83,7 +83,7 @@ class Notes:
     def settle(self, size: int) -> None:
         """Keep the likeliest tokens of the logits that wait."""
         if self.logits:
-            laws = likeliest(torch.stack(self.logits), size)
+            laws = Laws.likeliest(torch.stack(self.logits), size)
             self.laws.extend(laws[i : i + 1] for i in range(len(self.logits)))
             self.logits = []
 
@@ -143,14 +143,6 @@ class Evidence:
 def was_refused(draft: Draft, node: int) -> bool:
     """Whether something was guessed behind a node: a bonus token behind a leaf is no error."""
     return node in draft.tree.parents
-
-
-def likeliest(logits: Tensor, size: int) -> Laws:
-    """The `size` likeliest tokens of each law, before temperature."""
-    found = logits.float()
-    best, tokens = found.topk(min(size, found.shape[-1]), -1)
-    log_probs = best - found.logsumexp(-1, keepdim=True)
-    return Laws(tokens.int().cpu(), log_probs.half().cpu())
 
 
 def parted(tokens: Sequence[int], notes: Notes, window: int) -> list[Lesson]:

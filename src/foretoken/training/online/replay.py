@@ -25,7 +25,7 @@ from foretoken.training.dataset.making import DataConfig, Maker
 from foretoken.training.dataset.records import every_chat, replace_text
 from foretoken.training.drafts.distilling import read_draft
 from foretoken.training.drafts.learning import run_folder
-from foretoken.training.drafts.writing import write_draft
+from foretoken.training.drafts.writing import shape_of, write_draft
 from foretoken.training.online.draft import RECENT, OnlineDraft
 from foretoken.training.online.served import twin
 from foretoken.training.online.settings import OnlineSettings
@@ -174,11 +174,7 @@ def written(order: Order, replay: Replay, tokens: torch.Tensor) -> dict[str, Any
         "recipe": "online",
         "target": order.source,
         "draft": str(order.draft),
-        "shape": {
-            "hidden": model.config.hidden_size,
-            "layers": model.config.num_hidden_layers,
-            "parameters": model.num_parameters(),
-        },
+        "shape": shape_of(model),
         "vocabulary": {"tokens": len(tokens), "of": model.config.vocab_size},
         "steps": online.steps,
         "learning_seconds": online.allowance.spent,
