@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxtyping import Float, Int
@@ -215,6 +216,12 @@ class Prices:
     nodes: tuple[float, ...]  # [n]: scoring n nodes below the root
     step: float  # a target forward that drafts nothing
     second: float = 0.0  # a second of anything else
+
+    def one_more(self, drafted: int) -> float:
+        """A draft forward for one node more than `drafted`, and scoring it; inf: no more may be."""
+        if drafted + 1 >= len(self.nodes):
+            return inf
+        return self.level + self.nodes[drafted + 1] - self.nodes[drafted]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,12 @@ class GoodputPricing:
     minus speed times seconds, where the speed is the one that this choice reaches.
     """
 
-    HOPE = 1.5  # speed-up assumed at first, worth two steps
-    TRIALS = 2.0
-    PRIOR = 4.0  # steps in a text that the pace of all texts counts as
+    # Accepted tokens vary so much that a dozen steps tell little: a belief given up after three
+    # rejections in a row is given up in most texts, and a text of 64 tokens is over before the
+    # next probe.
+    HOPE = 1.5  # speed-up assumed at first
+    TRIALS = 8.0  # steps that this is worth
+    PRIOR = 12.0  # steps in a text that the pace of all texts counts as
     CHANGED = 0.02  # share by which the speed may differ from that of the last offer
     STALE = 8  # steps after which it is renewed
 

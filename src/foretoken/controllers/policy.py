@@ -120,7 +120,7 @@ class Policy:
         self.branching = traits.shape is Shape.TREE  # or a tree was seen
         sizes = limits.max_depth, limits.max_nodes
         self.shapes = Shapes(*sizes, limits.margin, limits.half_life)
-        self.pricing = GoodputPricing(*sizes, limits.half_life / 2.0)
+        self.pricing = GoodputPricing(*sizes, 4.0 * limits.half_life)
         self.probes = Probes(limits.probe_every)
         self.ledger = 0.0  # seconds won against plain decoding
         self.plain = 0  # steps in which nobody was asked

@@ -40,6 +40,7 @@ from foretoken.types import (
     Layer,
     Prices,
     Rows,
+    Scores,
     Step,
     Taps,
     Traits,
@@ -54,12 +55,12 @@ class ExitGrowth(ChainGrowth):
         self.counts, self.confident = counts, confident
         self.chances = [1.0]  # that the target comes as far as each node
 
-    def taken(self, logits: Tensor) -> bool:
+    def taken(self, score: Scores) -> bool:
         """Unless the token was unlikely, before any sampling option: it stays drafted.
 
         What is unlikely was learned at temperature 1, so that is what it is compared with.
         """
-        counts, sure = self.counts, self.sure(logits)
+        counts, sure = self.counts, self.sure(score)
         self.chances.append(self.chances[-1] * counts.chance(sure))
         if not self.confident or not counts.stops:
             return True

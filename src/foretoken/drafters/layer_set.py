@@ -21,11 +21,11 @@ from foretoken.drafters.growers.chain import ChainGrowth
 from foretoken.drafters.growers.grower import Grower, Growth, Opened
 from foretoken.drafters.growers.levels import distinct
 from foretoken.drafters.parts.chances import affordable
+from foretoken.drafters.parts.experience import Experience
 from foretoken.drafters.parts.part_of_target import PartOfTarget
 from foretoken.drafters.parts.skip_search import SkipConfig, SkipSearch
 from foretoken.errors import CapabilityError
 from foretoken.lm.views.wrapping import skipped_layers
-from foretoken.trees.worth import Calibration
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -49,27 +49,6 @@ from foretoken.warp.residual import without
 WIDTHS = ((0.95, 3, 1), (0.8, 5, 3), (0.5, 8, 5), (-1.0, 10, 10))
 
 
-class Experience:
-    """What a draft's confidence was worth, and how often a chain went on where it had stood."""
-
-    FADE = 0.5 ** (1 / 64)
-
-    def __init__(self) -> None:
-        self.calibration = Calibration()
-        self.hits, self.tries = 3.2, 4.0  # a hopeful start
-
-    @property
-    def share(self) -> float:
-        """Of tokens whose predecessors stand."""
-        return self.hits / self.tries
-
-    def tried(self, stood: int, drafted: int) -> None:
-        """A chain of so many tokens, of which the first ones stand."""
-        for at in range(min(stood + 1, drafted)):
-            self.hits = self.hits * self.FADE + (at < stood)
-            self.tries = self.tries * self.FADE + 1.0
-
-
 @dataclass(slots=True)
 class Drafting(Opened):
     """What is known of a row's drafts."""
@@ -90,19 +69,15 @@ class SiblingGrowth(ChainGrowth):
         self.laws_of: list[float] = []  # of every node below the root, before any sampling option
         self.ranks: list[int] = []
 
-    def taken(self, logits: Tensor) -> bool:
+    def taken(self, score: Scores) -> bool:
         """Not after a token that was unlikely before any sampling option; it stays drafted."""
-        sure = self.sure(logits)
-        self.notes.append((sure, logits))
+        sure = self.sure(score)
+        self.notes.append((sure, score.logits[0]))
         self.reached.append(self.reached[-1] * self.chance(sure, 0))
         prices = self.budget.prices
         if prices is None:
             return sure >= self.stop_below
-        drafted = len(self.tokens)
-        if drafted + 1 >= len(prices.nodes):
-            return False
-        price = prices.level + prices.nodes[drafted + 1] - prices.nodes[drafted]
-        return self.reached[-1] * self.known.share >= price
+        return self.reached[-1] * self.known.share >= prices.one_more(len(self.tokens))
 
     def draft(self) -> Draft:
         """The chain and its siblings."""

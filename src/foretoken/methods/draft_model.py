@@ -10,7 +10,7 @@ FAMILY = Family(
         Method(
             "chain",
             "a draft model guesses a few tokens ahead",
-            drafter="drafters.growers.chain:Chain",
+            drafter="drafters.growers.priced_chain:PricedChain",
             model="draft",
             verifier="block",
             verifiers=("recursive",),

@@ -8,6 +8,7 @@ at all is asked first: dropping a token after its draw would change the law.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
 
 from torch import Tensor
 
@@ -39,19 +40,21 @@ class ChainGrowth(Growth):
             return False
         return (
             go is not Go.STOP
-            and self.taken(score.logits[0])
+            and self.taken(score)
             and go is Go.ON
             and len(self.tokens) < self.depth
             and self.tokens[-1] not in self.row.params.eos
         )
 
-    def taken(self, logits: Tensor) -> bool:
-        """Asked after each token taken from `logits` [V]: whether another may follow it."""
+    def taken(self, score: Scores) -> bool:
+        """Asked after each token taken from the scores: whether another may follow it."""
         return True
 
-    def sure(self, logits: Tensor) -> float:
+    def sure(self, score: Scores) -> float:
         """The probability of the last token, before any sampling option."""
-        return float(logits.float().softmax(-1)[self.tokens[-1]])
+        chosen = float(score.logits[0, self.tokens[-1]])
+        told = score.logits if score.few is None else score.few.logits  # the others have none
+        return exp(chosen - float(told[0].float().logsumexp(-1)))
 
     def draw(self, score: Scores, stop: StoppingRule | None) -> Go:
         """One more token unless the rule, asked before any coin, says no: the argmax or a draw."""

@@ -144,11 +144,16 @@ def target_logits(
     target: LanguageModel, prompts: list[list[int]], answers: list[list[int]]
 ) -> Tensor:
     """The target's logits [n, V] at every token of the answers, in order."""
-    found = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        row = make_row(prompt, SamplingParams(), SeededCoins(0), target.vocab_size)
-        target.prefill([row])
-        draft = Draft(chain(prompt[-1], answer[:-1]), Draw.POINT)
-        found.append(target.score([row], [draft])[0].logits.float())
-        target.free([row])
-    return torch.cat(found).clone()
+    rows = [
+        make_row(prompt, SamplingParams(), SeededCoins(0), target.vocab_size) for prompt in prompts
+    ]
+    drafts = [
+        Draft(chain(prompt[-1], answer[:-1]), Draw.POINT)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    target.prefill(rows)
+    try:
+        scores = target.score(rows, drafts)
+        return torch.cat([score.logits.float() for score in scores]).clone()
+    finally:
+        target.free(rows)
