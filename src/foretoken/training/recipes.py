@@ -35,6 +35,7 @@ class Order:
     prompts: tuple[str, ...]  # given ones, for `data`
     source: str  # the target, as it was named
     show: bool
+    texts: tuple[str, ...] = ()  # sources of ordinary text, for `data`
 
 
 RECIPES = {
