@@ -1,7 +1,8 @@
 """`foretoken train data`: prompts that the target makes or that are given, and its answers.
 
-Ordinary text is scored beside them. A shard follows from the seed, its number and the shards before it: a killed run goes on where it
-was. Decoding is our own, with rows joining a full batch; the laws are kept in the same pass.
+Ordinary text is scored beside them. A shard follows from the seed, its number and the shards before
+it: a killed run goes on where it was. Decoding is our own, with rows joining a full batch; laws and
+hidden states are kept in the same pass.
 """
 
 from __future__ import annotations
@@ -195,9 +196,7 @@ class Maker:
             if mine:
                 first = 1_000_003 * config.seed + index * config.shard * turns + turn
                 seeds = [first + i * turns for i in range(len(mine))]
-                rows += writer.rows(
-                    mine, config.new_tokens, temperature=temperature, seed=seeds
-                )
+                rows += writer.rows(mine, config.new_tokens, temperature=temperature, seed=seeds)
         keeper = LawKeeper(config.laws, self.states)
         writer.decode(rows, keeper.watch)
         kinds = [kind for turn in range(turns) for kind, _ in prompts[turn::turns]]

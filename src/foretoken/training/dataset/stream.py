@@ -58,9 +58,10 @@ class ChatStream:
             for number, chat in enumerate(read_chats(path))
         ]
         if not self.places:
+            what = "windows of text" if text else "chats"
             raise ConfigError(
                 f"training on the texts in {folder} was asked for.",
-                f"there are no {'windows of text' if text else 'chats'} of the split {split!r} in it.",
+                f"there are none of the split {split!r} in it, of {what}.",
                 "make some: `foretoken train data --target T --out DIR`.",
             )
         self.loaded: OrderedDict[int, list[Told]] = OrderedDict()
