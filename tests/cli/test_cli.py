@@ -191,7 +191,7 @@ COMMANDS = {
     "minis widen": "out params dtype seed json",
     "minis evaluate": "draft count seed depth json",
     "vocabulary": "target draft data prompts size out device dtype json",
-    "train": "out target draft data set list fresh device dtype json",
+    "train": "out target draft data text set list fresh device dtype json",
 }
 
 

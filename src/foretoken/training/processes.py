@@ -7,9 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def processes() -> int:
+    """How many processes the run has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def several() -> bool:
     """Whether this process is one of several of a run."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return processes() > 1
+
+
+def on_cpu() -> bool:
+    """Whether several processes have to be told that they meet on a CPU: accelerate takes each of
+    them for a run of its own otherwise, where `torchrun` has started them.
+    """
+    import torch
+
+    return several() and not torch.cuda.is_available()
 
 
 def is_main() -> bool:
@@ -25,5 +39,5 @@ def main_first() -> Iterator[bool]:
         return
     from accelerate import PartialState
 
-    with PartialState().main_process_first():
+    with PartialState(cpu=on_cpu()).main_process_first():
         yield is_main()

@@ -29,6 +29,7 @@ from foretoken.errors import CheckpointError, ConfigError
 from . import checkpoint
 from .curve import draw_curve
 from .optimizers import split_optimizers
+from .processes import on_cpu
 from .scalars import Scalars
 from .schedule import cosine
 from .stream import Stream
@@ -122,6 +123,7 @@ class Trainer:
         # Layer dropout leaves weights without a gradient in some steps; DDP must expect that.
         uneven = DistributedDataParallelKwargs(find_unused_parameters=True)
         self.accelerator = Accelerator(
+            cpu=on_cpu(),
             mixed_precision=plan.precision,
             gradient_accumulation_steps=plan.accumulate,
             kwargs_handlers=[uneven],

@@ -18,6 +18,7 @@ from foretoken.training.config import check_types
 from foretoken.training.dataset.records import every_chat
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.measuring import EngineAcceptance
+from foretoken.training.processes import processes
 from foretoken.training.scalars import require_tensorboard
 from foretoken.training.trainer import Objective, Progress, Trainer, TrainingPlan
 
@@ -30,7 +31,7 @@ class Learning:
 
     minutes: float | None = 60.0  # of training; none: as many as the epochs take
     epochs: float = 12.0  # passes over the texts at most
-    tokens: int = 8192  # in a step
+    tokens: int = 8192  # in a step, of each process
     row_tokens: int = 384  # of a row; twice that for longer chats, which are cut there
     matrix_rate: float = 0.02  # peak rate of Muon, for the blocks; 0: AdamW for all
     vector_rate: float = 3e-3  # peak rate of AdamW, for the rest
@@ -91,7 +92,7 @@ def fit(
     }  # fmt: skip
     train = ChatStream(data, "train", tokens=config.tokens, seed=config.seed, **rows)
     valid = ChatStream(data, "valid", tokens=config.tokens, seed=0, **rows)
-    steps = max(1, round(share * config.epochs * train.per_epoch))
+    steps = max(1, round(share * config.epochs * train.per_epoch / processes()))
     every = max(1, steps // config.evaluations)
     plan = TrainingPlan(
         steps=steps,
