@@ -1,4 +1,4 @@
-"""Several processes train as one with the larger batch, and a killed command ends as if unbroken."""
+"""Several processes train as one with the larger batch; a killed command ends as if unbroken."""
 
 import json
 import os
