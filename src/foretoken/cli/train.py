@@ -74,7 +74,7 @@ def train(
         return
     require_extra()
     from foretoken.training.config import configured, options
-    from foretoken.training.heads import run_training, trainable
+    from foretoken.training.heads import trainable
 
     cls = resolve(RECIPES[name].config if name in RECIPES else trainable(name).config)
     if list_:
@@ -88,24 +88,49 @@ def train(
             f"pass --out DIR; `foretoken train {name} --list` tells every other option.",
         )
     check_processes(name)
-    if text and name != "data":
-        raise ConfigError(
-            f"--text was passed to `foretoken train {name}`.",
-            "`foretoken train data` reads it; what learns takes the folder that comes of it.",
-            "run `foretoken train data --text ... --out DIR`, then pass --data DIR.",
-        )
+    check_text(name, text or ())
     if name in RECIPES:
         cook_recipe(
             name, config, out, target=target, draft=draft, data=data, text=text or (), fresh=fresh,
             json_=json_, device=device, dtype=dtype,
         )  # fmt: skip
         return
+    train_head(
+        name, config, out, target=target, draft=draft, data=data, fresh=fresh, json_=json_,
+        device=device, dtype=dtype,
+    )  # fmt: skip
+
+
+def check_text(name: str, text: Sequence[str]) -> None:
+    """ConfigError for ordinary text that is handed to what does not read it."""
+    if text and name != "data":
+        raise ConfigError(
+            f"--text was passed to `foretoken train {name}`.",
+            "`foretoken train data` reads it; what learns takes the folder that comes of it.",
+            "run `foretoken train data --text ... --out DIR`, then pass --data DIR.",
+        )
+
+
+def train_head(
+    name: str,
+    config: Any,
+    out: Path,
+    *,
+    target: str,
+    draft: str | None,
+    data: Path | None,
+    fresh: bool,
+    json_: bool,
+    **loading: Any,
+) -> None:
+    """Train a row of HEADS on what the models say, and tell how good it became."""
+    from foretoken.training.heads import run_training, trainable
+
     row = trainable(name)
     # Drafts of one size, so that a run that goes on draws the texts it would have drawn.
     method, given = ("chain", ["depth=5"]) if "draft" in row.models else (None, None)
     session = o.open_session(
-        target=target, draft=draft, method=method, given=given, quiet=json_,
-        device=device, dtype=dtype,
+        target=target, draft=draft, method=method, given=given, quiet=json_, **loading
     )  # fmt: skip
     some = partial(prompts, data, seed=config.seed)
     with session:
