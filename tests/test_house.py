@@ -137,7 +137,7 @@ def part_of(dotted: str) -> str | None:
 
 def own_part(path: Path) -> str | None:
     first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    return None if first == "__init__" else first
+    return None if first in ("__init__", "__main__") else first
 
 
 def points_down(own: str, dotted: str) -> bool:

@@ -191,7 +191,7 @@ COMMANDS = {
     "minis widen": "out params dtype seed json",
     "minis evaluate": "draft count seed depth json",
     "vocabulary": "target draft data prompts size out device dtype json",
-    "train": "out target draft data set list fresh device dtype json",
+    "train": "out target draft data text set list fresh device dtype json",
 }
 
 
@@ -533,3 +533,17 @@ def test_heads_and_their_options_are_listed():
 def test_specdec_without_a_head_says_how_to_make_one(models):
     ran = run("generate", PROMPT, *models, "--method", "specdec++")
     refused(ran, "without a head", "foretoken train acceptance --out DIR", "head=DIR")
+
+
+def test_text_is_read_by_the_command_that_makes_data(pair_folders, tmp_path):
+    story, out = tmp_path / "story.txt", tmp_path / "texts"
+    story.write_text(" ".join(f"the cat {n} is in the rain" for n in range(40)))
+    flags = ["--target", pair_folders[0], "--set", "chats=0", "--set", "features=final", "--json"]
+    made = run("train", "data", *flags, "--text", story, "--out", out)
+    assert made.exit_code == 0, made.output
+    notes = json.loads(made.stdout)
+    assert notes["text"][0]["source"] == str(story) and notes["features"] == "final"
+    draft = ["train", "draft", "--target", pair_folders[0], "--data", out, "--out", tmp_path / "d"]
+    refused(run(*draft, "--text", story), "`foretoken train data` reads it")
+    refused(run("train", "data", *flags[:4], "--text", tmp_path / "no", "--out", tmp_path / "e"),
+            "no such file")  # fmt: skip

@@ -187,7 +187,7 @@ def test_a_prompt_that_gives_a_text_waits_until_there_is_one():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"chats": 0}, {"temperatures": ()}, {"held_out": 1.0}, {"min_p": 1.0}, {"repeated": 0.0},
+    [{"chats": -1}, {"temperatures": ()}, {"held_out": 1.0}, {"min_p": 1.0}, {"repeated": 0.0},
      {"seed": "one"}],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(wrong):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -35,6 +36,14 @@ def train(
             "passages, or .jsonl with a prompt each; `online` takes either."
         ),
     ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Ordinary text for `data`, beside the chats: a .txt or .jsonl file (a text or "
+            "messages a line), a folder of such, or a data set's name; repeatable.",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A training option; repeatable."),
@@ -50,9 +59,10 @@ def train(
     """Make a draft for a target, or train a method's head, from what the models themselves say.
 
     A draft takes two commands: `train data` has the target write texts, `train draft` learns them.
+    Several processes learn together: `torchrun --nproc-per-node 2 -m foretoken train draft ...`.
     """
     from foretoken.heads.table import HEADS, resolve
-    from foretoken.training.recipes import RECIPES
+    from foretoken.training.recipes import RECIPES, check_processes
 
     if name is None:
         tell([
@@ -64,7 +74,7 @@ def train(
         return
     require_extra()
     from foretoken.training.config import configured, options
-    from foretoken.training.heads import run_training, trainable
+    from foretoken.training.heads import trainable
 
     cls = resolve(RECIPES[name].config if name in RECIPES else trainable(name).config)
     if list_:
@@ -77,18 +87,50 @@ def train(
             "what it makes, its checkpoints and its loss curve are kept in one.",
             f"pass --out DIR; `foretoken train {name} --list` tells every other option.",
         )
+    check_processes(name)
+    check_text(name, text or ())
     if name in RECIPES:
         cook_recipe(
-            name, config, out, target=target, draft=draft, data=data, fresh=fresh, json_=json_,
-            device=device, dtype=dtype,
+            name, config, out, target=target, draft=draft, data=data, text=text or (), fresh=fresh,
+            json_=json_, device=device, dtype=dtype,
         )  # fmt: skip
         return
+    train_head(
+        name, config, out, target=target, draft=draft, data=data, fresh=fresh, json_=json_,
+        device=device, dtype=dtype,
+    )  # fmt: skip
+
+
+def check_text(name: str, text: Sequence[str]) -> None:
+    """ConfigError for ordinary text that is handed to what does not read it."""
+    if text and name != "data":
+        raise ConfigError(
+            f"--text was passed to `foretoken train {name}`.",
+            "`foretoken train data` reads it; what learns takes the folder that comes of it.",
+            "run `foretoken train data --text ... --out DIR`, then pass --data DIR.",
+        )
+
+
+def train_head(
+    name: str,
+    config: Any,
+    out: Path,
+    *,
+    target: str,
+    draft: str | None,
+    data: Path | None,
+    fresh: bool,
+    json_: bool,
+    **loading: Any,
+) -> None:
+    """Train a row of HEADS on what the models say, and tell how good it became."""
+    from foretoken.training.heads import run_training, trainable
+
     row = trainable(name)
     # Drafts of one size, so that a run that goes on draws the texts it would have drawn.
     method, given = ("chain", ["depth=5"]) if "draft" in row.models else (None, None)
     session = o.open_session(
-        target=target, draft=draft, method=method, given=given, quiet=json_,
-        device=device, dtype=dtype,
+        target=target, draft=draft, method=method, given=given, quiet=json_, **loading
     )  # fmt: skip
     some = partial(prompts, data, seed=config.seed)
     with session:
@@ -109,27 +151,34 @@ def cook_recipe(
     target: str,
     draft: str | None,
     data: Path | None,
+    text: Sequence[str],
     fresh: bool,
     json_: bool,
     **loading: Any,
 ) -> None:
     """Make what a row of RECIPES makes, and tell what came of it."""
+    from foretoken.training.processes import is_main, main_first
     from foretoken.training.recipes import RECIPES, Order, check_order, cook
 
     check_order(name, target, data)
-    if fresh:
-        clear(out)
+    with main_first() as first:
+        if fresh and first:
+            clear(out)
     given: tuple[str, ...] = ()
     row, own = RECIPES[name], data is not None or target == o.DEFAULT_TARGET
     texts = row.needs_texts or (row.reads_texts and data is not None and data.is_dir())
     if own and not texts:
         given = tuple(prompts(data, "train", config.chats, seed=config.seed))
-    start = o.pair(target, draft)[1]
+    start = o.pair(target, draft)[1] if row.teaches or draft is not None else None
+    show = is_main() and not json_
     with o.open_session(
-        target=target, draft=None, method="plain", quiet=json_,
+        target=target, draft=None, method="plain", quiet=not show,
         given=[f"max_rows={getattr(config, 'rows', 24)}"], **loading,
     ) as session:  # fmt: skip
-        notes = cook(name, Order(session, config, out, data, start, given, target, not json_))
+        order = Order(session, config, out, data, start, given, target, show, tuple(text))
+        notes = cook(name, order)
+    if not is_main():
+        return
     if json_:
         o.print_json(notes)
         return

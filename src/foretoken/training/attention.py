@@ -45,6 +45,14 @@ def short_rows(
 AttentionInterface.register(NAME, short_rows)
 
 
+def hurried(model: Any) -> bool:
+    """Whether `hurry` knows this model: a Llama with as many key heads as query heads."""
+    config = model.config
+    return bool(
+        config.model_type == "llama" and config.num_key_value_heads == config.num_attention_heads
+    )
+
+
 def hurry(*models: Any) -> None:
     """What makes a training step on a CPU cheap: written-out attention, and compiled layers
     where there is a compiler.

@@ -8,6 +8,7 @@ from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.heads.table import resolve
+from foretoken.training.processes import several
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Recipe:
     run: str  # "module:function", which takes an Order and returns the notes of a card
     needs_texts: bool  # learns from a folder that `train data` made, passed as --data
     reads_texts: bool = False  # takes the prompts of such a folder, or a file of prompts
+    teaches: bool = False  # a draft that exists; the shipped one of a shipped target by default
+    processes: bool = False  # may be run by several
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Order:
     prompts: tuple[str, ...]  # given ones, for `data`
     source: str  # the target, as it was named
     show: bool
+    texts: tuple[str, ...] = ()  # sources of ordinary text, for `data`
 
 
 RECIPES = {
@@ -43,7 +47,8 @@ RECIPES = {
         Recipe(
             "data",
             "training texts",
-            "prompts that the target makes itself, its answers, and its laws at every token",
+            "prompts that the target makes itself, its answers, its laws at every token and at "
+            "those of ordinary text",
             config="training.dataset.making:DataConfig",
             run="training.dataset.making:run",
             needs_texts=False,
@@ -51,10 +56,11 @@ RECIPES = {
         Recipe(
             "draft",
             "a draft model",
-            "a small model of the target's vocabulary, from random weights (FastDraft)",
+            "a small model of the target's vocabulary, from random weights or --draft (FastDraft)",
             config="training.drafts.making:DraftConfig",
             run="training.drafts.making:run",
             needs_texts=True,
+            processes=True,
         ),
         Recipe(
             "distill",
@@ -63,6 +69,8 @@ RECIPES = {
             config="training.drafts.distilling:DistillConfig",
             run="training.drafts.distilling:run",
             needs_texts=True,
+            teaches=True,
+            processes=True,
         ),
         Recipe(
             "adaspec",
@@ -71,6 +79,8 @@ RECIPES = {
             config="training.drafts.selecting:AdaspecConfig",
             run="training.drafts.selecting:run",
             needs_texts=True,
+            teaches=True,
+            processes=True,
         ),
         Recipe(
             "online",
@@ -80,6 +90,7 @@ RECIPES = {
             run="training.online.replay:run",
             needs_texts=False,
             reads_texts=True,
+            teaches=True,
         ),
     )
 }
@@ -105,7 +116,23 @@ def check_order(name: str, source: str, data: Path | None) -> None:
         )
 
 
+def check_processes(name: str) -> None:
+    """ConfigError for several processes that would do the same work, each for itself."""
+    able = [row.name for row in RECIPES.values() if row.processes]
+    if several() and name not in able:
+        raise ConfigError(
+            f"`foretoken train {name}` was asked for in several processes.",
+            f"these are trained by several: {', '.join(able)}.",
+            "start it once, without a launcher.",
+        )
+
+
 def cook(name: str, order: Order) -> dict[str, Any]:
     """Make what the row `name` makes; the notes of its card."""
+    if RECIPES[name].needs_texts:
+        from foretoken.training.dataset.card import check_vocabulary
+
+        assert order.data is not None, "check_order has looked"
+        check_vocabulary(order.data, order.session)
     found: dict[str, Any] = resolve(RECIPES[name].run)(order)
     return found

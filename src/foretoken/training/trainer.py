@@ -3,7 +3,8 @@
 It knows models, objectives and streams only by their calls: an objective maps (model, batch, rng)
 to a loss and some metrics; a stream maps an index to a batch. Everything random is derived from
 (seed, step), so a run that was killed continues to the very same weights. Several processes: start
-it with ``accelerate launch``.
+it with ``accelerate launch``. Where an objective is a mean over places and says by `count(batch)`
+how many there are, a step is the mean over all places of its batches, in whatever process they are.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from foretoken.errors import CheckpointError, ConfigError
 from . import checkpoint
 from .curve import draw_curve
 from .optimizers import split_optimizers
+from .processes import on_cpu
+from .scalars import Scalars
 from .schedule import cosine
 from .stream import Stream
 
@@ -59,6 +62,7 @@ class TrainingPlan:
     seconds: float | None = (
         None  # the schedule is over after this time whatever step it is; not exactly repeatable
     )
+    tensorboard: bool = False  # write figures for TensorBoard, too
     seed: int = 0
 
 
@@ -114,9 +118,12 @@ class Trainer:
             name,
         )
         self.judge, self.measure = held_out_objective or objective, measure
+        self.count: Callable[[dict[str, Tensor]], float] | None = getattr(objective, "count", None)
+        self.scalars: Scalars | None = None
         # Layer dropout leaves weights without a gradient in some steps; DDP must expect that.
         uneven = DistributedDataParallelKwargs(find_unused_parameters=True)
         self.accelerator = Accelerator(
+            cpu=on_cpu(),
             mixed_precision=plan.precision,
             gradient_accumulation_steps=plan.accumulate,
             kwargs_handlers=[uneven],
@@ -139,58 +146,79 @@ class Trainer:
         self._check_folder()
         if resume and (path := checkpoint.latest(self.folder)):
             self._restore(checkpoint.load(path), path)
+        if self.plan.tensorboard and self.accelerator.is_main_process:
+            self.scalars = Scalars(self.folder, self.progress.step)
         self.loss.train()
         with _bar(self.name, self.plan.steps, show and self.accelerator.is_main_process) as advance:
             while not self._over():
                 started = time.monotonic()
                 loss = self._step()
-                self.progress.seconds += self._agreed(time.monotonic() - started)
+                [spent] = self._summed(time.monotonic() - started)
+                self.progress.seconds += spent / self.accelerator.num_processes
                 advance(self.progress, loss)
                 self._look_and_save()
         if self.progress.step:
             self._save(best=False)
+        self.accelerator.wait_for_everyone()  # whoever reads what was saved finds it
         return self.progress
 
     def _step(self) -> float:
         """One optimizer step over `accumulate` batches of this process."""
         plan, progress, accelerator = self.plan, self.progress, self.accelerator
         self._set_rates()
+        turns = [progress.step * plan.accumulate + part for part in range(plan.accumulate)]
+        batches = [self._batch(turn) for turn in turns]
+        counts = [self.count(batch) if self.count else 1 for batch in batches]
+        read = sum(batch["input_ids"].numel() for batch in batches)
+        places, tokens = self._summed(sum(counts), read)
+        mean = places / (plan.accumulate * accelerator.num_processes)
         total = 0.0
-        for part in range(plan.accumulate):
-            turn = progress.step * plan.accumulate + part
-            index = turn * accelerator.num_processes + accelerator.process_index
-            batch = {
-                key: value.to(accelerator.device) for key, value in self.stream.batch(index).items()
-            }
+        for turn, batch, count in zip(turns, batches, counts, strict=True):
+            share = count / mean if mean else 1.0
             self._seed(turn)
             with accelerator.accumulate(self.loss):
                 loss, metrics = self.loss(batch, random.Random(f"{plan.seed}/{turn}"))
-                value = float(metrics["loss"])
-                if not math.isfinite(value) or not math.isfinite(float(loss.detach())):
+                # A loss that is no number is none in every process, so that all of them stop.
+                [value] = self._summed(share * float(metrics["loss"]) + 0.0 * float(loss.detach()))
+                if not math.isfinite(value):
                     self._refuse_nan(value)
-                accelerator.backward(loss)
+                accelerator.backward(share * loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(self.loss.parameters(), plan.clip)
                 for optimizer in self.optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
-            total += value / plan.accumulate
-            progress.tokens += batch["input_ids"].numel() * accelerator.num_processes
+            total += value / (plan.accumulate * accelerator.num_processes)
+        progress.tokens += int(tokens)
         progress.step += 1
         progress.train.append((progress.step, total))
+        self._tell(loss=total)
         return total
+
+    def _batch(self, turn: int) -> dict[str, Tensor]:
+        """The batch of this process in a turn."""
+        index = turn * self.accelerator.num_processes + self.accelerator.process_index
+        device = self.accelerator.device
+        return {key: value.to(device) for key, value in self.stream.batch(index).items()}
+
+    def _summed(self, *values: float) -> list[float]:
+        """Sums over all processes."""
+        if self.accelerator.num_processes == 1:
+            return list(values)
+        device = self.accelerator.device
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        summed = self.accelerator.reduce(torch.tensor(values, dtype=kind, device=device), "sum")
+        return [float(value) for value in summed]
+
+    def _tell(self, **figures: float) -> None:
+        """Figures of the step for TensorBoard, where it was asked for."""
+        if self.scalars is not None:
+            self.scalars.add(self.progress.step, figures)
 
     def _seed(self, turn: int) -> None:
         """Give dropout inside the model a seed of its own per batch and process."""
         place = f"{self.plan.seed}/{turn}/{self.accelerator.process_index}"
         torch.manual_seed(random.Random(place).getrandbits(62))
-
-    def _agreed(self, seconds: float) -> float:
-        """The same duration for all processes, so that they stop at the same step."""
-        if self.accelerator.num_processes == 1:
-            return seconds
-        spent = torch.tensor(seconds, device=self.accelerator.device)
-        return float(self.accelerator.reduce(spent, "mean"))
 
     def _set_rates(self) -> None:
         plan, step = self.plan, float(self.progress.step)
@@ -224,6 +252,7 @@ class Trainer:
             if not math.isfinite(loss):
                 self._refuse_nan(loss)
             progress.held_out.append((progress.step, loss))
+            self._tell(held_out_loss=loss)
             cost = self._measured(loss)
             better = cost < progress.best
             progress.best = min(cost, progress.best)
@@ -240,6 +269,7 @@ class Trainer:
             told = [self.measure(self.model)]
         broadcast_object_list(told)
         self.progress.measured.append((self.progress.step, told[0]))
+        self._tell(**told[0])
         return -told[0]["acceptance"]
 
     @torch.no_grad()

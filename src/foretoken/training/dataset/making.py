@@ -1,7 +1,8 @@
 """`foretoken train data`: prompts that the target makes or that are given, and its answers.
 
-A shard follows from the seed, its number and the shards before it: a killed run goes on where it
-was. Decoding is our own, with rows joining a full batch; the laws are kept in the same pass.
+Ordinary text is scored beside them. A shard follows from the seed, its number and the shards before
+it: a killed run goes on where it was. Decoding is our own, with rows joining a full batch; laws and
+hidden states are kept in the same pass.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from foretoken.training.config import check_types
 from foretoken.training.dataset.card import write_card
 from foretoken.training.dataset.openers import opened
 from foretoken.training.dataset.records import (
+    TEXT,
     Chat,
     Laws,
     Told,
@@ -32,10 +34,13 @@ from foretoken.training.dataset.records import (
     shard_path,
     write_shard,
 )
+from foretoken.training.dataset.states import States
+from foretoken.training.dataset.windows import Read, scored
 from foretoken.training.recipes import Order
 from foretoken.types import DecodeState, Step
 
 PLAN = "plan.json"
+FREE = ("chats", "features_gib")  # options that may change in a folder that has texts
 MARK = "@@@"  # what stands for the user's words while a chat template is taken apart
 
 
@@ -43,7 +48,7 @@ MARK = "@@@"  # what stands for the user's words while a chat template is taken 
 class DataConfig:
     """How many chats, how long, how varied."""
 
-    chats: int = 8192  # prompts with an answer, before what is filtered
+    chats: int = 8192  # prompts with an answer, before what is filtered; 0: ordinary text only
     shard: int = 512  # chats in a shard; one is lost where a run is killed
     prompt_tokens: int = 120  # that the target adds to a user turn, at most
     new_tokens: int = 160  # of an answer, at most
@@ -51,17 +56,24 @@ class DataConfig:
     min_p: float = 0.05  # of the prompts it makes, which are drawn at temperature 1
     repeated: float = 0.5  # share of repeated 4-grams above which a text is left out
     held_out: float = 0.04  # share of the chats that no draft is trained on
-    laws: int = 16  # likeliest tokens kept of every law
+    laws: int = 16  # likeliest tokens kept of every law; 0: drafts ask the target while they learn
     longest: int = 1024  # tokens of a prompt; longer ones are left out
     rows: int = 128  # decoded together; more than 16 pay where there are no drafts
+    text_tokens: int = 2_000_000  # of ordinary text, at most
+    text_window: int = 384  # tokens of ordinary text that are scored and learned together
+    features: str | int | tuple[str | int, ...] | None = None  # hidden states kept: final, layers
+    features_gib: float = 16.0  # of hidden states, at most; refused before any work
     seed: int = 0  # of prompts, samples and the split
 
     def __post_init__(self) -> None:
         check_types(self)
-        counts = ("chats", "shard", "prompt_tokens", "new_tokens", "laws", "longest", "rows")
+        counts = ("shard", "prompt_tokens", "new_tokens", "longest", "rows", "text_tokens")
         check_values(
             self,
             *((name, getattr(self, name) >= 1, "1 or more") for name in counts),
+            *((name, getattr(self, name) >= 0, "0 or more") for name in ("chats", "laws")),
+            ("text_window", self.text_window >= 8, "8 or more"),
+            ("features_gib", self.features_gib > 0, "above 0"),
             ("temperatures", min(self.temperatures, default=-1.0) >= 0, "0 or more each"),
             ("held_out", 0 < self.held_out < 1, "between 0 and 1"),
             ("repeated", 0 < self.repeated <= 1, "above 0, at most 1"),
@@ -97,6 +109,7 @@ class Maker:
         self, session: Session, config: DataConfig, folder: Path, given: Sequence[Any] = ()
     ) -> None:
         self.session, self.config, self.folder, self.given = session, config, folder, list(given)
+        self.states = States.of(session, config.features)
         self.template = Template.of(session.tokenizer)
         self.seen: set[bytes] = set()  # digests of prompts, so that none comes twice
 
@@ -111,6 +124,16 @@ class Maker:
             if chat.answer and repetition(chat.answer) <= self.config.repeated:
                 parts["valid" if held else "train"].append((chat, laws))
         write_shard(self.folder, index, parts)
+
+    @torch.inference_mode()
+    def text_shard(self, index: int, windows: Sequence[list[int]], held_out: set[int]) -> None:
+        """Score the windows of ordinary text of the shard with this number."""
+        parts: dict[str, list[Told]] = {"train": [], "valid": []}
+        begin = index * self.config.shard
+        for at, window in enumerate(windows[begin : begin + self.config.shard], begin):
+            told = scored(self.session, window, self.states, self.config.laws)
+            parts["valid" if at in held_out else "train"].append(told)
+        write_shard(self.folder, index, parts, TEXT)
 
     def known(self, index: int) -> None:
         """Take in the prompts of a shard that is on disk."""
@@ -165,7 +188,7 @@ class Maker:
 
     def answers(self, prompts: Sequence[tuple[str, list[int]]], index: int) -> list[Told]:
         """What the target writes after each prompt, and its laws on the way."""
-        config = self.config
+        config, writer = self.config, self.states.session(self.session)
         turns = len(config.temperatures)
         rows: list[DecodeState] = []
         for turn, temperature in enumerate(config.temperatures):
@@ -173,11 +196,9 @@ class Maker:
             if mine:
                 first = 1_000_003 * config.seed + index * config.shard * turns + turn
                 seeds = [first + i * turns for i in range(len(mine))]
-                rows += self.session.rows(
-                    mine, config.new_tokens, temperature=temperature, seed=seeds
-                )
-        keeper = LawKeeper(config.laws)
-        self.session.decode(rows, keeper.watch)
+                rows += writer.rows(mine, config.new_tokens, temperature=temperature, seed=seeds)
+        keeper = LawKeeper(config.laws, self.states)
+        writer.decode(rows, keeper.watch)
         kinds = [kind for turn in range(turns) for kind, _ in prompts[turn::turns]]
         return [
             (
@@ -217,7 +238,9 @@ class Maker:
         return kept
 
     def ids(self, prompt: Any) -> list[int]:
-        """A given prompt as the target reads it: a question to a chat model, else a text."""
+        """A given prompt as the target reads it: a question to a chat model, else a text or ids."""
+        if isinstance(prompt, list):
+            return prompt
         if isinstance(prompt, str) and self.template is not None:
             return chat_ids([{"role": "user", "content": prompt}], self.session.tokenizer)
         return list(self.session.tokenizer(prompt)["input_ids"])
@@ -231,7 +254,7 @@ class Maker:
             raise ConfigError(
                 "texts of the target's own were asked for.",
                 "its tokenizer has neither a chat template nor a token that begins a text.",
-                "pass prompts with --data FILE.",
+                "pass prompts with --data FILE, or --set chats=0 for ordinary text alone.",
             )
         return int(found)
 
@@ -239,15 +262,15 @@ class Maker:
 class LawKeeper:
     """Listens to steps and keeps the likeliest tokens of the target's law at every new token."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, states: States) -> None:
+        self.size, self.states = size, states
         self.parts: dict[int, list[Laws]] = {}
 
     def watch(self, step: Step, at: int) -> None:
         """Keep what one step says of one row."""
         row, count = step.rows[at], len(step.emitted[at])
         places = [0, *step.verdicts[at].path][:count]
-        laws = Laws.likeliest(step.scores[at].logits[places], self.size)
+        laws = self.states.laws(step.scores[at], places, self.size)
         self.parts.setdefault(row.uid, []).append(laws)
 
     def of(self, row: DecodeState) -> Laws:
@@ -260,32 +283,63 @@ def make_data(
     config: DataConfig,
     folder: Path,
     given: Sequence[Any] = (),
+    texts: Sequence[str] = (),
     *,
     source: str = "",
     show: bool = True,
 ) -> dict[str, Any]:
-    """Fill `folder` with chats of the session's target; the notes of its card."""
+    """Fill `folder` with chats of the session's target and with ordinary text that it scores.
+
+    `given` are prompts that it answers in place of its own, as it does the user's messages of the
+    chats in `texts`: files, folders and data sets of text. Returns the notes of the card.
+    """
     from rich.progress import Progress
 
-    same_plan(folder, {"target": source, "given": len(given), **asdict(config)})
-    maker = Maker(session, config, folder, given)
+    read = Read.of(session, config, texts)
+    given = [*given, *read.prompts]
     wanted = min(config.chats, len(given)) if given else config.chats
-    count = -(-wanted // config.shard)
+    maker = Maker(session, config, folder, given)
+    check_work(maker, wanted, read)
+    plan = {"target": source, "given": len(given), "text": read.name, **asdict(config)}
+    same_plan(folder, plan)
+    held_out = read.held_out(config.held_out, config.seed)
     with Progress(disable=not show) as bar:
-        for index in bar.track(range(count), description="training texts, shards"):
+        count = -(-len(read.windows) // config.shard)
+        for index in bar.track(range(count), description="ordinary text, shards"):
+            if not shard_path(folder, "train", index, TEXT).is_file():
+                maker.text_shard(index, read.windows, held_out)
+        for index in bar.track(
+            range(-(-wanted // config.shard)), description="training texts, shards"
+        ):
             if shard_path(folder, "train", index).is_file():
                 maker.known(index)
             else:
                 maker.shard(index)
-                notes = write_card(folder, session, config, source)
-    return notes if count else {}
+                write_card(folder, session, config, source, read.sources)
+    return write_card(folder, session, config, source, read.sources)
+
+
+def check_work(maker: Maker, chats: int, read: Read) -> None:
+    """ConfigError where nothing is to be made, or more hidden states than there may be."""
+    if not chats and not read.windows:
+        raise ConfigError(
+            "training texts were asked for with chats=0.",
+            "there is no ordinary text either, or none of 8 tokens or more.",
+            "pass --text FILE, or more chats.",
+        )
+    if not read.prompts and not maker.given and chats and maker.template is None:
+        maker.start()  # refused before any work
+    places = chats * maker.config.new_tokens + read.tokens
+    target, limit = maker.session.target, maker.config.features_gib
+    maker.states.check_size(places, target.hidden_size, limit)
 
 
 def run(order: Order) -> dict[str, Any]:
     """What `foretoken train data` does."""
     return make_data(
-        order.session, order.config, order.out, order.prompts, source=order.source, show=order.show
-    )
+        order.session, order.config, order.out, order.prompts, order.texts, source=order.source,
+        show=order.show,
+    )  # fmt: skip
 
 
 def same_plan(folder: Path, plan: dict[str, Any]) -> None:
@@ -295,7 +349,9 @@ def same_plan(folder: Path, plan: dict[str, Any]) -> None:
     asked = json.loads(json.dumps(plan))
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        other = sorted(k for k in asked if k not in ("chats",) and asked[k] != found.get(k))
+        # An option that is younger than the folder had its default.
+        before = {"text": None, **json.loads(json.dumps(asdict(DataConfig()))), **found}
+        other = sorted(k for k in asked if k not in FREE and asked[k] != before[k])
         if other:
             raise ConfigError(
                 f"training texts in {folder} were asked for.",

@@ -1,7 +1,8 @@
-"""What a folder of training texts holds: chats in JSON lines, the target's laws beside them.
+"""What a folder of training texts holds: chats and ordinary text in JSON lines, laws beside them.
 
-A shard is four files, `train` and `valid`; the `train` lines are written last, so a shard with them
-is whole. Laws are sparse: the target's likeliest tokens at each place of the answers.
+A shard has files of both splits; the `train` lines are written last, so a shard with them is whole.
+Laws are sparse: the target's likeliest tokens at each place of the answers. Where the target's
+hidden states were kept as well, they lie in files of their own.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from torch import Tensor
 from foretoken.errors import CheckpointError, ConfigError
 
 SPLITS = ("valid", "train")  # in the order of writing
+TEXT = "text"  # the kind of ordinary text, that the target read and did not write
+STATES = ".states.safetensors"  # suffix of the files of hidden states
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A prompt and what the target wrote after it, as token ids."""
+    """A prompt and what the target wrote after it, as token ids; or a window of ordinary text,
+    whose first token is the prompt.
+    """
 
     kind: str
-    temperature: float  # of the answer; 0: greedy
+    temperature: float  # of the answer; 0: greedy; 1 for ordinary text
     prompt: list[int]
     answer: list[int]
 
@@ -38,46 +43,51 @@ class Laws:
 
     tokens: Tensor  # [n k]
     log_probs: Tensor  # [n k], of the whole law at temperature 1
+    states: Tensor | None = None  # [n L H], that these laws were read from, where they are kept
 
     @classmethod
-    def likeliest(cls, logits: Tensor, size: int) -> Laws:
+    def likeliest(cls, logits: Tensor, size: int, states: Tensor | None = None) -> Laws:
         """The `size` likeliest tokens of laws [n V] given as logits, before temperature."""
         found = logits.float()
         best, tokens = found.topk(min(size, found.shape[-1]), -1)
         log_probs = best - found.logsumexp(-1, keepdim=True)
-        return cls(tokens.int().cpu(), log_probs.half().cpu())
+        return cls(tokens.int().cpu(), log_probs.half().cpu(), states)
 
     @classmethod
     def joined(cls, parts: Sequence[Laws]) -> Laws:
         """Several, one behind the other."""
+        states = [part.states for part in parts if part.states is not None]
         return cls(
             torch.cat([part.tokens for part in parts]),
             torch.cat([part.log_probs for part in parts]),
+            torch.cat(states) if states else None,
         )
 
     def __getitem__(self, which: slice) -> Laws:
-        return Laws(self.tokens[which], self.log_probs[which])
+        states = None if self.states is None else self.states[which]
+        return Laws(self.tokens[which], self.log_probs[which], states)
 
 
 Told = tuple[Chat, Laws]
 
 
-def shard_path(folder: Path, split: str, index: int) -> Path:
-    """The lines of a shard; its laws have the suffix .safetensors."""
-    return folder / f"{split}-{index:06d}.jsonl"
+def shard_path(folder: Path, split: str, index: int, of: str = "") -> Path:
+    """The lines of a shard of chats, or of ordinary text; its laws have the suffix .safetensors."""
+    return folder / f"{split}-{of + '-' if of else ''}{index:06d}.jsonl"
 
 
-def write_shard(folder: Path, index: int, parts: dict[str, list[Told]]) -> None:
+def write_shard(folder: Path, index: int, parts: dict[str, list[Told]], of: str = "") -> None:
     """A shard of both splits, whole or not there."""
     try:
         for split in SPLITS:
-            path, told = shard_path(folder, split, index), parts[split]
+            path, told = shard_path(folder, split, index, of), parts[split]
             if told:
                 laws = Laws.joined([laws for _, laws in told])
                 found = {"tokens": laws.tokens.int(), "log_probs": laws.log_probs.half()}
-                partial = path.with_suffix(".partial")
-                save_file(found, partial)
-                os.replace(partial, path.with_suffix(".safetensors"))
+                if laws.states is not None:
+                    columns = {"input_ids": written(told), "hidden": laws.states.contiguous()}
+                    replace_tensors(path.with_suffix(STATES), columns)
+                replace_tensors(path.with_suffix(".safetensors"), found)
             lines = "".join(json.dumps(asdict(chat)) + "\n" for chat, _ in told)
             replace_text(path, lines)
     except (OSError, SafetensorError) as error:
@@ -86,6 +96,22 @@ def write_shard(folder: Path, index: int, parts: dict[str, list[Told]]) -> None:
             f"the folder cannot be written ({error}); the shards before this one are whole.",
             "free disk space or fix the permissions, then run the same command: it goes on.",
         ) from error
+
+
+def written(told: Sequence[Told]) -> Tensor:
+    """The tokens of the answers, one behind the other."""
+    return torch.tensor([token for chat, _ in told for token in chat.answer])
+
+
+def replace_tensors(path: Path, columns: dict[str, Tensor]) -> None:
+    """A file of tensors, or what was there before."""
+    partial = path.with_suffix(".partial")
+    try:
+        save_file(columns, partial)
+        os.replace(partial, path)
+    except (OSError, SafetensorError):
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -99,10 +125,12 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
-def shards(folder: Path, split: str) -> list[Path]:
-    """The whole shards of a split, in order."""
-    indices = sorted(folder.glob("train-*.jsonl"))
-    paths = [folder / path.name.replace("train", split, 1) for path in indices]
+def shards(folder: Path, split: str, text: bool | None = None) -> list[Path]:
+    """The whole shards of a split, in order; of ordinary text only, or of all but that."""
+    found = sorted(folder.glob("train-*.jsonl"))
+    if text is not None:
+        found = [path for path in found if path.name.startswith(f"train-{TEXT}-") == text]
+    paths = [folder / path.name.replace("train", split, 1) for path in found]
     return [path for path in paths if path.is_file()]
 
 
@@ -133,9 +161,9 @@ def read_told(path: Path) -> list[Told]:
     return told
 
 
-def every_chat(folder: Path, split: str) -> Iterator[Chat]:
-    """All chats of a split."""
-    for path in shards(folder, split):
+def every_chat(folder: Path, split: str, text: bool | None = False) -> Iterator[Chat]:
+    """All chats of a split; or windows of ordinary text instead, or both."""
+    for path in shards(folder, split, text):
         yield from read_chats(path)
 
 

@@ -35,7 +35,7 @@ class ChatStream:
     A batch has "input_ids" [rows, T], "weights" [rows, T] (1 at tokens of the answer), and for
     the n tokens of weight 1, in order, "laws" [n k] and "log_probs" [n k]: the law that each was
     drawn from. Rows are `row_tokens` long, or twice that for longer chats, which are cut there;
-    without `packed` each holds one chat.
+    without `packed` each holds one chat. With `text` they are windows of ordinary text instead.
     """
 
     def __init__(
@@ -48,8 +48,9 @@ class ChatStream:
         pad: int,
         seed: int,
         packed: bool = True,
+        text: bool = False,
     ) -> None:
-        self.paths, self.seed, self.pad = shards(folder, split), seed, pad
+        self.paths, self.seed, self.pad = shards(folder, split, text), seed, pad
         self.tokens, self.row_tokens, self.packed = tokens, row_tokens, packed
         self.places = [
             Place(shard, number, len(chat.prompt) + len(chat.answer))
@@ -57,9 +58,10 @@ class ChatStream:
             for number, chat in enumerate(read_chats(path))
         ]
         if not self.places:
+            what = "windows of text" if text else "chats"
             raise ConfigError(
                 f"training on the texts in {folder} was asked for.",
-                f"there are none of the split {split!r} in it.",
+                f"there are none of the split {split!r} in it, of {what}.",
                 "make some: `foretoken train data --target T --out DIR`.",
             )
         self.loaded: OrderedDict[int, list[Told]] = OrderedDict()

@@ -130,14 +130,21 @@ def read_draft(order: Order) -> tuple[PreTrainedModel, Tensor]:
             "it teaches a draft that exists; `foretoken train draft` makes one from nothing.",
             "pass --draft DIR.",
         )
-    model = load_model(order.draft, dtype=torch.float32)
-    width = order.session.target.vocab_size
+    model, width = student(order.session, order.draft), order.session.target.vocab_size
+    rows = chosen_rows(None, order.draft, width)
+    return model, torch.arange(width) if rows is None else rows.tokens
+
+
+def student(session: Any, draft: Any, doing: str = "distilling") -> PreTrainedModel:
+    """A draft that exists, in float32; one of another vocabulary is refused."""
+    model: PreTrainedModel = load_model(draft, dtype=torch.float32)
+    width = session.target.vocab_size
     if model.config.vocab_size != width:
         raise ConfigError(
-            f"distilling the draft {order.draft} was asked for.",
+            f"{doing} the draft {draft} was asked for.",
             f"it has {model.config.vocab_size} tokens and the target {width}: laws over different "
             "tokens cannot be compared.",
             "pass a draft with the target's vocabulary.",
         )
-    rows = chosen_rows(None, order.draft, width)
-    return model.train(), torch.arange(width) if rows is None else rows.tokens
+    model.train()
+    return model

@@ -13,12 +13,16 @@ import torch
 
 from foretoken.errors import check_values
 from foretoken.training import checkpoint
-from foretoken.training.attention import hurry
+from foretoken.training.attention import hurried, hurry
 from foretoken.training.config import check_types
 from foretoken.training.dataset.records import every_chat
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.measuring import EngineAcceptance
+from foretoken.training.processes import processes
+from foretoken.training.scalars import require_tensorboard
 from foretoken.training.trainer import Objective, Progress, Trainer, TrainingPlan
+
+BEGINNING = 48  # tokens of a held-out text that acceptance is measured behind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +31,7 @@ class Learning:
 
     minutes: float | None = 60.0  # of training; none: as many as the epochs take
     epochs: float = 12.0  # passes over the texts at most
-    tokens: int = 8192  # in a step
+    tokens: int = 8192  # in a step, of each process
     row_tokens: int = 384  # of a row; twice that for longer chats, which are cut there
     matrix_rate: float = 0.02  # peak rate of Muon, for the blocks; 0: AdamW for all
     vector_rate: float = 3e-3  # peak rate of AdamW, for the rest
@@ -36,6 +40,7 @@ class Learning:
     patience: int = 8  # evaluations without a better acceptance before stopping
     held_out: int = 24  # prompts that acceptance is measured on
     precision: str = "auto"  # bf16 where the processor multiplies it; or no, or bf16
+    tensorboard: bool = False  # also write loss, acceptance and speed-up for TensorBoard
     seed: int = 0  # of weights and order
 
     def __post_init__(self) -> None:
@@ -50,6 +55,8 @@ class Learning:
             ("minutes", self.minutes is None or self.minutes > 0, "above 0"),
             ("precision", self.precision in ("auto", "no", "bf16"), "auto, no or bf16"),
         )
+        if self.tensorboard:
+            require_tensorboard()
 
     @property
     def in_bf16(self) -> bool:
@@ -68,19 +75,24 @@ def fit(
     measure: EngineAcceptance,
     *,
     packed: bool = True,
+    text: bool = False,
+    share: float = 1.0,
     show: bool = True,
 ) -> Progress:
     """Train on the texts in `data`, and take the weights with the best measured acceptance.
 
-    Goes on where `folder` stands. `packed` puts several chats into a row.
+    Goes on where `folder` stands. `packed` puts several chats into a row; `text` reads the ordinary
+    text there instead of the chats; `share` is that of the minutes and epochs.
     """
-    if config.in_bf16 and packed:  # rows of every other length would be compiled again
+    if config.in_bf16 and packed and hurried(model):  # other lengths would be compiled again
         hurry(model)
     pad = int(measure.session.tokenizer.pad_token_id or 0)
-    rows: dict[str, Any] = {"row_tokens": config.row_tokens, "pad": pad, "packed": packed}
+    rows: dict[str, Any] = {
+        "row_tokens": config.row_tokens, "pad": pad, "packed": packed, "text": text,
+    }  # fmt: skip
     train = ChatStream(data, "train", tokens=config.tokens, seed=config.seed, **rows)
     valid = ChatStream(data, "valid", tokens=config.tokens, seed=0, **rows)
-    steps = max(1, round(config.epochs * train.per_epoch))
+    steps = max(1, round(share * config.epochs * train.per_epoch / processes()))
     every = max(1, steps // config.evaluations)
     plan = TrainingPlan(
         steps=steps,
@@ -93,7 +105,8 @@ def fit(
         evaluate_every=every,
         held_out_batches=min(valid.per_epoch, 4),
         patience=config.patience,
-        seconds=60.0 * config.minutes if config.minutes else None,
+        seconds=60.0 * share * config.minutes if config.minutes else None,
+        tensorboard=config.tensorboard,
         seed=config.seed,
     )
     trainer = Trainer(
@@ -119,10 +132,13 @@ def told(progress: Progress) -> dict[str, Any]:
 
 
 def held_out(data: Path, count: int) -> list[list[int]]:
-    """Prompts of the held-out chats, kinds in turns."""
+    """Prompts of the held-out chats, kinds in turns; beginnings of text where there are none."""
     by_kind: dict[str, list[list[int]]] = {}
     for chat in every_chat(data, "valid"):
         by_kind.setdefault(chat.kind, []).append(chat.prompt)
+    if not by_kind:
+        texts = [window.prompt + window.answer for window in every_chat(data, "valid", text=True)]
+        by_kind["text"] = [ids[: min(BEGINNING, len(ids) // 2)] for ids in texts]
     longest = max(map(len, by_kind.values()), default=0)
     turns = [kind[i] for i in range(longest) for kind in by_kind.values() if i < len(kind)]
     return turns[:count]

@@ -1,20 +1,28 @@
-"""`foretoken train draft`: a small model from the target's own text alone (arXiv 2411.11055)."""
+"""`foretoken train draft`: a small model from the target's own text alone (arXiv 2411.11055).
+
+Where ordinary text lies beside the chats it is learned first; a draft that exists may be continued.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from foretoken.engine.session import Session
-from foretoken.errors import check_values
+from foretoken.errors import ConfigError, check_values
+from foretoken.training.dataset.records import every_chat, read_told, replace_text, shards
+from foretoken.training.drafts.distilling import cost_of, student
 from foretoken.training.drafts.learning import Learning, fit, held_out, run_folder, told
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.drafts.shape import Shape, build, costs, fitting_shape
 from foretoken.training.drafts.words import covered, frequent, mass
-from foretoken.training.drafts.writing import write_draft
+from foretoken.training.drafts.writing import shape_of, write_draft
+from foretoken.training.objectives.asked_laws import AskedLaws
 from foretoken.training.objectives.sparse_laws import SparseLaws
+from foretoken.training.processes import main_first
 from foretoken.training.recipes import Order
 
 
@@ -26,6 +34,7 @@ class DraftConfig(Learning):
     shape: tuple[int, int] | None = None  # width, a multiple of 64, and layers, in place of it
     vocabulary: int = 16384  # tokens it scores: the most frequent of the target's text
     hard: float = 0.1  # share of the loss on the written token; the rest on the target's law
+    text_share: float = 0.3  # of minutes and epochs, first: on ordinary text, where there is some
 
     def __post_init__(self) -> None:
         Learning.__post_init__(self)
@@ -34,6 +43,7 @@ class DraftConfig(Learning):
             ("vocabulary", self.vocabulary >= 1, "1 or more"),
             ("cost", self.cost > 0, "above 0"),
             ("hard", 0 <= self.hard <= 1, "from 0 to 1"),
+            ("text_share", 0 <= self.text_share <= 1, "from 0 (none) to 1 (nothing else)"),
             ("shape", fits_heads(self.shape), "a multiple of 64 and a number of layers: 192x4"),
         )
 
@@ -46,8 +56,9 @@ def run(order: Order) -> dict[str, Any]:
     """What `foretoken train draft` does."""
     assert order.data is not None, "its row says that it needs texts"
     return make_draft(
-        order.session, order.config, order.data, order.out, source=order.source, show=order.show
-    )
+        order.session, order.config, order.data, order.out, start=order.draft, source=order.source,
+        show=order.show,
+    )  # fmt: skip
 
 
 def make_draft(
@@ -56,45 +67,99 @@ def make_draft(
     data: Path,
     out: Path,
     *,
+    start: Any = None,
     source: str = "",
     show: bool = True,
 ) -> dict[str, Any]:
     """Train a draft for the session's target on the texts in `data`; the notes of its card.
 
-    A killed run goes on where it was. `out` becomes a model directory that any transformers reads,
-    with the file that says which tokens it scores.
+    `start` is a draft whose weights it begins with. A killed run goes on where it was. `out`
+    becomes a model directory that any transformers reads, with the file that says which tokens it
+    scores.
     """
-    work = run_folder(out, config)
-    target = session.target.model
+    work = run_folder(out, config, *([] if start is None else [start]))
     counts = mass(data, session.target.vocab_size)
     tokens = frequent(counts, config.vocabulary, session.eos)
-    shape, cost = decided(config, work, target, len(tokens))
-    model = build(shape, target, counts, config.seed)
-    objective = SparseLaws.over(tokens, len(counts), config.hard)
+    with main_first():
+        model, cost = begun(session, config, work, counts, len(tokens), start)
+    objective, packed = taught(session, SparseLaws.over(tokens, len(counts), config.hard), data)
     measure = EngineAcceptance(session, held_out(data, config.held_out), tokens, cost)
-    progress = fit(model, objective, config, data, work / "run", measure, show=show)
+    runs = {
+        folder: fit(
+            model, objective, config, data, work / folder, measure, packed=packed, text=text,
+            share=share, show=show,
+        )
+        for folder, text, share in stages(data, config.text_share)
+    }  # fmt: skip
     notes = {
         "recipe": "draft",
         "target": source,
-        "shape": asdict(shape) | {"parameters": model.num_parameters()},
+        "start": None if start is None else str(start),
+        "shape": shape_of(model),
         "cost": cost,
         "vocabulary": {"tokens": len(tokens), "of": len(counts), "mass": covered(counts, tokens)},
-        **told(progress),
+        **told(runs["run"]),
+        **({"on_text": told(runs["text"])} if "text" in runs else {}),
         "settings": asdict(config),
     }
     write_draft(out, model, session, tokens, notes, work / "run" / "loss.png")
     return notes
 
 
-def decided(config: DraftConfig, work: Path, target: Any, rows: int) -> tuple[Shape, float]:
-    """The draft's shape and its measured cost; measured once, so that a run resumes with it."""
+def stages(data: Path, text_share: float) -> list[tuple[str, bool, float]]:
+    """Folders of the runs one after the other, whether each reads ordinary text, their shares."""
+    text, chats = (any(every_chat(data, "train", text=of)) for of in (True, False))
+    if not text or (chats and text_share == 0):
+        return [("run", False, 1.0)]
+    if not chats or text_share == 1:
+        return [("run", True, 1.0)]
+    return [("text", True, text_share), ("run", False, 1.0 - text_share)]
+
+
+def taught(session: Session, laws: SparseLaws, data: Path) -> tuple[Any, bool]:
+    """What a draft learns by, and whether it may read several chats in a row.
+
+    Where no laws are kept beside the texts the target is asked, which reads one chat at a time.
+    """
+    said = (laws for path in shards(data, "train") for _, laws in read_told(path))
+    kept = next(said).tokens.shape[-1]
+    return (laws, True) if kept else (AskedLaws(laws, session.target), False)
+
+
+def begun(
+    session: Session, config: DraftConfig, work: Path, counts: Any, rows: int, start: Any
+) -> tuple[Any, float]:
+    """A draft that has learned nothing yet, or the one to be continued; and its measured cost."""
+    target = session.target.model
+    if start is None:
+        shape, cost = decided(work, lambda: chosen(config, target, rows))
+        return build(shape, target, counts, config.seed), cost
+    model = student(session, start, "continuing")
+    found = Shape(model.config.hidden_size, model.config.num_hidden_layers)
+    if config.shape is not None and Shape(*config.shape) != found:
+        raise ConfigError(
+            f"continuing the draft {start} in the shape {config.shape[0]}x{config.shape[1]} was "
+            "asked for.",
+            f"it is {found.hidden} wide and has {found.layers} layers.",
+            "leave the option `shape` out, or leave the draft out: a new one has any shape.",
+        )
+    return model, decided(work, lambda: (found, cost_of(session, start)))[1]
+
+
+def chosen(config: DraftConfig, target: Any, rows: int) -> tuple[Shape, float]:
+    """The shape of a new draft and its cost."""
+    if config.shape is None:
+        return fitting_shape(target, rows, config.cost)
+    [found] = costs(target, rows, [Shape(*config.shape)])
+    return found
+
+
+def decided(work: Path, decide: Callable[[], tuple[Shape, float]]) -> tuple[Shape, float]:
+    """A shape and its measured cost; measured once, so that a run resumes with it."""
     path = work / "shape.json"
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
         return Shape(found["hidden"], found["layers"]), found["cost"]
-    if config.shape is None:
-        shape, cost = fitting_shape(target, rows, config.cost)
-    else:
-        [(shape, cost)] = costs(target, rows, [Shape(*config.shape)])
-    path.write_text(json.dumps(asdict(shape) | {"cost": cost}) + "\n", encoding="utf-8")
+    shape, cost = decide()
+    replace_text(path, json.dumps(asdict(shape) | {"cost": cost}) + "\n")
     return shape, cost

@@ -8,7 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foretoken.training.dataset.records import read_told, shards
+from foretoken.training.dataset.records import TEXT, read_told, shards
+
+READ = 0.05  # what a token counts that the target only reads
 
 
 def mass(folder: Path, vocab_size: int) -> Tensor:
@@ -16,12 +18,13 @@ def mass(folder: Path, vocab_size: int) -> Tensor:
     found = torch.zeros(vocab_size, dtype=torch.float64)
     for path in shards(folder, "train"):
         for chat, laws in read_told(path):
-            found.index_add_(
-                0, laws.tokens.flatten().long(), laws.log_probs.flatten().double().exp()
-            )
-            found.index_add_(
-                0, torch.tensor(chat.prompt), torch.full((len(chat.prompt),), 0.05).double()
-            )
+            tokens, probs = laws.tokens.flatten().long(), laws.log_probs.flatten().double().exp()
+            if not len(tokens):  # no laws were kept
+                tokens = torch.tensor(chat.answer)
+                probs = torch.ones(len(tokens), dtype=torch.float64)
+            found.index_add_(0, tokens, probs * (READ if chat.kind == TEXT else 1.0))
+            read = torch.full((len(chat.prompt),), READ, dtype=torch.float64)
+            found.index_add_(0, torch.tensor(chat.prompt), read)
     return found
 
 

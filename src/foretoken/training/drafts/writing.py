@@ -16,6 +16,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
 from foretoken.lm import draft_vocabulary
 from foretoken.lm.load import quiet
+from foretoken.training.processes import is_main
 
 
 def write_draft(
@@ -29,8 +30,11 @@ def write_draft(
 ) -> None:
     """A model directory: weights in bfloat16, tokenizer, the tokens it scores, its card.
 
-    `about` is what its page says; without it, what `page` makes of the notes.
+    `about` is what its page says; without it, what `page` makes of the notes. Of several processes
+    the main one writes.
     """
+    if not is_main():
+        return
     model.set_attn_implementation("sdpa")
     partial = out / ".partial"
     shutil.rmtree(partial, ignore_errors=True)

@@ -23,6 +23,10 @@ def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> 
 class LanguageModel:
     """Predict every next token, for any causal language model."""
 
+    def count(self, batch: dict[str, Tensor]) -> float:
+        """The weight that the loss is a mean over."""
+        return float(batch["weights"][:, 1:].sum())
+
     def __call__(
         self, model: Any, batch: dict[str, Tensor], rng: random.Random
     ) -> tuple[Tensor, dict[str, Tensor]]:

@@ -88,6 +88,10 @@ class SparseLaws:
         loss, (agreed, overlap) = told(states, table, chosen, probs)
         return loss, {"loss": loss.detach(), "agreement": agreed, "overlap": overlap}
 
+    def count(self, batch: dict[str, Tensor]) -> int:
+        """The places that the loss is a mean over."""
+        return int((batch["weights"] > 0).sum())
+
     def laws(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Rows of the output layer with their chances [n k+1]: of the law, of the written token."""
         ids, weights = batch["input_ids"], batch["weights"]

@@ -1,0 +1,43 @@
+"""Several processes of one run, as `accelerate launch` or `torchrun` starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def processes() -> int:
+    """How many processes the run has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def several() -> bool:
+    """Whether this process is one of several of a run."""
+    return processes() > 1
+
+
+def on_cpu() -> bool:
+    """Whether several processes have to be told that they meet on a CPU: accelerate takes each of
+    them for a run of its own otherwise, where `torchrun` has started them.
+    """
+    import torch
+
+    return several() and not torch.cuda.is_available()
+
+
+def is_main() -> bool:
+    """Whether this is the process that measures, writes and tells."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def main_first() -> Iterator[bool]:
+    """The main process goes through first, the others when it is done; whether this is it."""
+    if not several():
+        yield True
+        return
+    from accelerate import PartialState
+
+    with PartialState(cpu=on_cpu()).main_process_first():
+        yield is_main()
