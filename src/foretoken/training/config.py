@@ -60,7 +60,7 @@ class Option:
 
 
 def configured(cls: type[Config], given: Mapping[str, Any], what: str) -> Config:
-    """`cls(**given)`; an unknown name is refused with the nearest ones."""
+    """`cls(**given)`, where a list of one may be its value; unknown names are refused."""
     known = [option.name for option in options(cls)]
     for name in given:
         if name not in known:
@@ -69,7 +69,12 @@ def configured(cls: type[Config], given: Mapping[str, Any], what: str) -> Config
                 f"its options are {', '.join(known)}.",
                 f"did you mean {nearest(name, known)}?",
             )
-    return cls(**given)
+    hints = typing.get_type_hints(cls)
+    lists = {name for name in given if typing.get_origin(hints[name]) is tuple}
+    return cls(**{
+        name: (value,) if name in lists and not isinstance(value, tuple) else value
+        for name, value in given.items()
+    })  # fmt: skip
 
 
 def options(cls: Any) -> list[Option]:

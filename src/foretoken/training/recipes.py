@@ -52,6 +52,7 @@ RECIPES = {
             config="training.dataset.making:DataConfig",
             run="training.dataset.making:run",
             needs_texts=False,
+            reads_texts=True,
         ),
         Recipe(
             "draft",

@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from foretoken.errors import ConfigError, check_values
 from foretoken.training.config import check_types
 from foretoken.training.dataset.card import write_card
 from foretoken.training.dataset.openers import opened
+from foretoken.training.dataset.own_answers import draft_session
 from foretoken.training.dataset.records import (
     TEXT,
     Chat,
     Laws,
     Told,
+    every_chat,
     read_chats,
     repetition,
     replace_text,
@@ -35,7 +38,7 @@ from foretoken.training.dataset.records import (
     write_shard,
 )
 from foretoken.training.dataset.states import States
-from foretoken.training.dataset.windows import Read, scored
+from foretoken.training.dataset.windows import Read, laws_along, scored
 from foretoken.training.recipes import Order
 from foretoken.types import DecodeState, Step
 
@@ -53,6 +56,7 @@ class DataConfig:
     prompt_tokens: int = 120  # that the target adds to a user turn, at most
     new_tokens: int = 160  # of an answer, at most
     temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)  # of answers, in turns
+    writer: str = "target"  # of the answers; draft: on-policy texts, with the target's laws
     min_p: float = 0.05  # of the prompts it makes, which are drawn at temperature 1
     repeated: float = 0.5  # share of repeated 4-grams above which a text is left out
     held_out: float = 0.04  # share of the chats that no draft is trained on
@@ -74,6 +78,7 @@ class DataConfig:
             *((name, getattr(self, name) >= 0, "0 or more") for name in ("chats", "laws")),
             ("text_window", self.text_window >= 8, "8 or more"),
             ("features_gib", self.features_gib > 0, "above 0"),
+            ("writer", self.writer in ("target", "draft"), "target or draft"),
             ("temperatures", min(self.temperatures, default=-1.0) >= 0, "0 or more each"),
             ("held_out", 0 < self.held_out < 1, "between 0 and 1"),
             ("repeated", 0 < self.repeated <= 1, "above 0, at most 1"),
@@ -103,11 +108,17 @@ class Template:
 
 
 class Maker:
-    """Makes shards of chats with one target."""
+    """Makes shards of chats with one target; `writer` answers in its place."""
 
     def __init__(
-        self, session: Session, config: DataConfig, folder: Path, given: Sequence[Any] = ()
+        self,
+        session: Session,
+        config: DataConfig,
+        folder: Path,
+        given: Sequence[Any] = (),
+        writer: Session | None = None,
     ) -> None:
+        self.writer = writer
         self.session, self.config, self.folder, self.given = session, config, folder, list(given)
         self.states = States.of(session, config.features)
         self.template = Template.of(session.tokenizer)
@@ -187,8 +198,8 @@ class Maker:
         ]
 
     def answers(self, prompts: Sequence[tuple[str, list[int]]], index: int) -> list[Told]:
-        """What the target writes after each prompt, and its laws on the way."""
-        config, writer = self.config, self.states.session(self.session)
+        """What is written after each prompt, and the target's laws on the way."""
+        config, writer = self.config, self.writer or self.states.session(self.session)
         turns = len(config.temperatures)
         rows: list[DecodeState] = []
         for turn, temperature in enumerate(config.temperatures):
@@ -197,17 +208,28 @@ class Maker:
                 first = 1_000_003 * config.seed + index * config.shard * turns + turn
                 seeds = [first + i * turns for i in range(len(mine))]
                 rows += writer.rows(mine, config.new_tokens, temperature=temperature, seed=seeds)
-        keeper = LawKeeper(config.laws, self.states)
-        writer.decode(rows, keeper.watch)
+        laws = self.read_along if self.writer else self.written_by_target
         kinds = [kind for turn in range(turns) for kind, _ in prompts[turn::turns]]
         return [
-            (
-                Chat(
-                    kind, row.params.temperature, row.tokens[: -len(row.new_tokens)], row.new_tokens
-                ),
-                keeper.of(row),
+            (Chat(kind, row.params.temperature, row.tokens[: row.prompt_len], row.new_tokens), said)
+            for kind, row, said in zip(kinds, rows, laws(writer, rows), strict=True)
+        ]
+
+    def written_by_target(self, writer: Session, rows: list[DecodeState]) -> list[Laws]:
+        """Write the rows, and keep the target's laws of the same forwards."""
+        keeper = LawKeeper(self.config.laws, self.states)
+        writer.decode(rows, keeper.watch)
+        return [keeper.of(row) for row in rows]
+
+    def read_along(self, writer: Session, rows: list[DecodeState]) -> list[Laws]:
+        """Let a draft write the rows, then ask the target along them."""
+        writer.decode(rows)
+        size = self.config.laws
+        return [
+            laws_along(
+                self.session, row.tokens[: row.prompt_len], row.new_tokens, self.states, size
             )
-            for kind, row in zip(kinds, rows, strict=True)
+            for row in rows
         ]
 
     def earlier(self, index: int) -> list[str]:
@@ -285,20 +307,22 @@ def make_data(
     given: Sequence[Any] = (),
     texts: Sequence[str] = (),
     *,
+    writer: Session | None = None,
     source: str = "",
     show: bool = True,
 ) -> dict[str, Any]:
     """Fill `folder` with chats of the session's target and with ordinary text that it scores.
 
     `given` are prompts that it answers in place of its own, as it does the user's messages of the
-    chats in `texts`: files, folders and data sets of text. Returns the notes of the card.
+    chats in `texts`: files, folders and data sets of text. `writer` answers in the target's place.
+    Returns the notes of the card.
     """
     from rich.progress import Progress
 
     read = Read.of(session, config, texts)
     given = [*given, *read.prompts]
     wanted = min(config.chats, len(given)) if given else config.chats
-    maker = Maker(session, config, folder, given)
+    maker = Maker(session, config, folder, given, writer)
     check_work(maker, wanted, read)
     plan = {"target": source, "given": len(given), "text": read.name, **asdict(config)}
     same_plan(folder, plan)
@@ -336,10 +360,15 @@ def check_work(maker: Maker, chats: int, read: Read) -> None:
 
 def run(order: Order) -> dict[str, Any]:
     """What `foretoken train data` does."""
-    return make_data(
-        order.session, order.config, order.out, order.prompts, order.texts, source=order.source,
-        show=order.show,
-    )  # fmt: skip
+    session, config, given = order.session, order.config, list[Any](order.prompts)
+    if order.data is not None and order.data.is_dir():
+        given = [chat.prompt for chat in every_chat(order.data, "train")]
+    writing = draft_session(session, order.draft) if config.writer == "draft" else nullcontext()
+    with writing as writer:
+        return make_data(
+            session, config, order.out, given, order.texts, writer=writer, source=order.source,
+            show=order.show,
+        )  # fmt: skip
 
 
 def same_plan(folder: Path, plan: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from foretoken.engine.chat import chat_ids
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError
 from foretoken.row import make_row
-from foretoken.training.dataset.records import TEXT, Chat, Told
+from foretoken.training.dataset.records import TEXT, Chat, Laws, Told
 from foretoken.training.dataset.sources import Record, bad, read_source, user_turns
 from foretoken.training.dataset.states import States
 from foretoken.trees.build import chain
@@ -117,10 +117,20 @@ def cut(ids: list[int], longest: int) -> list[list[int]]:
 
 def scored(session: Session, window: list[int], states: States, laws: int) -> Told:
     """A window with the target's laws at all its tokens but the first."""
+    begin, rest = window[:1], window[1:]
+    return Chat(TEXT, 1.0, begin, rest), laws_along(session, begin, rest, states, laws)
+
+
+def laws_along(
+    session: Session, before: list[int], text: list[int], states: States, size: int
+) -> Laws:
+    """The `size` likeliest tokens of the target at every token of a text that another wrote."""
     target = session.target
-    row = make_row(window[:1], SamplingParams(), SeededCoins(0), target.vocab_size)
+    row = make_row(before, SamplingParams(), SeededCoins(0), target.vocab_size)
     target.prefill([row])
-    draft = Draft(chain(window[0], window[1:-1]), Draw.POINT)
-    [score] = target.score([row], [draft], states.taps)
-    target.free([row])
-    return Chat(TEXT, 1.0, window[:1], window[1:]), states.laws(score, slice(None), laws)
+    try:
+        draft = Draft(chain(before[-1], text[:-1]), Draw.POINT)
+        [score] = target.score([row], [draft], states.taps)
+        return states.laws(score, slice(None), size)
+    finally:
+        target.free([row])

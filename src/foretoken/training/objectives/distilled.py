@@ -71,6 +71,10 @@ class Distilled:
         weights = torch.cat(each) / len(each)
         return divergence(model, places.states(model), self.tokens, places.laws, weights, self.of)
 
+    def count(self, batch: dict[str, Tensor]) -> int:
+        """The texts that the loss is a mean over."""
+        return len(batch["input_ids"])
+
     def places(self, model: Any, batch: dict[str, Tensor], rng: random.Random) -> Places:
         """Answers of the batch or of the draft, and the target's laws along them."""
         prompts, answers = parts(batch)
