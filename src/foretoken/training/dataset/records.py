@@ -20,6 +20,7 @@ from torch import Tensor
 from foretoken.errors import CheckpointError, ConfigError
 
 SPLITS = ("valid", "train")  # in the order of writing
+Folders = Path | tuple[Path, ...]  # texts of one target, or of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,10 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
-def shards(folder: Path, split: str) -> list[Path]:
-    """The whole shards of a split, in order."""
+def shards(folder: Folders, split: str) -> list[Path]:
+    """The whole shards of a split, in order; of several folders one after the other."""
+    if not isinstance(folder, Path):
+        return [path for one in folder for path in shards(one, split)]
     indices = sorted(folder.glob("train-*.jsonl"))
     paths = [folder / path.name.replace("train", split, 1) for path in indices]
     return [path for path in paths if path.is_file()]
@@ -133,7 +136,7 @@ def read_told(path: Path) -> list[Told]:
     return told
 
 
-def every_chat(folder: Path, split: str) -> Iterator[Chat]:
+def every_chat(folder: Folders, split: str) -> Iterator[Chat]:
     """All chats of a split."""
     for path in shards(folder, split):
         yield from read_chats(path)

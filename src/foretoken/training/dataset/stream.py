@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.dataset.records import Told, read_chats, read_told, shards
+from foretoken.training.dataset.records import Folders, Told, read_chats, read_told, shards
 
 KEPT = 64  # shards in memory
 
@@ -40,7 +40,7 @@ class ChatStream:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Folders,
         split: str,
         *,
         tokens: int,
