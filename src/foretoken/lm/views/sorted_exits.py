@@ -87,7 +87,8 @@ class SortedExits(TargetView):
         feeds = [self._entering(*one) for one in zip(rows, tokens, parents, strict=True)]
         scores = self._run(rows, feeds, 0, taps)
         for i, threshold in enumerate(self.thresholds):
-            inside = [n for n, score in enumerate(scores) if not self._sure(score, threshold)]
+            inside = [n for n, score in enumerate(scores)
+                      if not sure_enough(score.logits[:, : self.counted], threshold)]  # fmt: skip
             if not inside:
                 break
             deeper = [rows[n] for n in inside]
@@ -183,13 +184,6 @@ class SortedExits(TargetView):
             score.share = stop / self.layers
         return ran
 
-    def _sure(self, score: Scores, threshold: float) -> bool:
-        """Whether the likeliest token of a level reaches a threshold, before any temperature."""
-        logits = score.logits[:, : self.counted].float()
-        if threshold == 0.0 or not len(logits):
-            return True
-        return bool((logits.amax(-1) - logits.logsumexp(-1)).exp().max() >= threshold)
-
     @exclusive
     def catch_up(self, rows: Rows) -> None:
         """Run what waits through all layers behind, without a head."""
@@ -216,3 +210,11 @@ class SortedExits(TargetView):
             if len(kept) < len(states):
                 waiting[exit] = states[[column - start for column in kept]]
             stop = start
+
+
+def sure_enough(logits: Float[Tensor, "n V"], threshold: float) -> bool:
+    """Whether the likeliest token of a level reaches a threshold, before any temperature."""
+    if threshold == 0.0 or not len(logits):
+        return True
+    known = logits.float()
+    return bool((known.amax(-1) - known.logsumexp(-1)).exp().max() >= threshold)
