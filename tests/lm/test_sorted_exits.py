@@ -54,9 +54,7 @@ def played(lm, row, rng, steps=14, widest=3):
     for _ in range(steps):
         tokens, parents, level = [row.tokens[-1]], [-1], [0]
         while level:
-            [score] = lm.grow(
-                [row], [[tokens[n] for n in level]], [[parents[n] for n in level]]
-            )
+            [score] = lm.grow([row], [[tokens[n] for n in level]], [[parents[n] for n in level]])
             for n, logits in zip(level, score.logits, strict=True):
                 path, at = [], n
                 while at >= 0:
@@ -105,9 +103,7 @@ def test_the_exit_is_the_first_that_is_sure_enough(model):
             sure = [law_of(model, text, depth).softmax(-1).max() for depth in LAYERS[:2]]
             taken = LAYERS.index(round(share * 4))
             # in a level of several nodes another node may have been the sure one
-            assert all(
-                p < t + 1e-4 for p, t in zip(sure[:taken], MIXED.thresholds, strict=False)
-            )
+            assert all(p < t + 1e-4 for p, t in zip(sure[:taken], MIXED.thresholds, strict=False))
 
 
 def test_columns_filled_in_later_are_those_of_full_depth(model):

@@ -1,4 +1,4 @@
-"""Sorted drafts: every exit learns the laws of several targets, and a policy for leaving is chosen."""
+"""Sorted drafts: exits that learn the laws of several targets, and when they are taken."""
 
 import copy
 import json
@@ -116,7 +116,7 @@ def test_the_card_and_the_file_name_exits_and_what_they_reach(draft, session):
     assert read(out / NAME, 3).layers == (1, 2, 3)
     assert [one["layers_per_token"] for one in notes["each"]] == [1.0, 2.0, 3.0]
     costs = [one["cost"] for one in notes["each"]]
-    assert all(0 < cost for cost in costs)
+    assert all(cost > 0 for cost in costs)
     both = [*notes["each"], *notes["policies"]]
     best = max(both, key=lambda one: one["estimated_speed_up"])
     assert best["thresholds"] == notes["exits"]["thresholds"]
@@ -135,7 +135,11 @@ def test_one_draft_serves_both_targets_and_changes_no_text(draft, session, secon
         plain = [r.tokens for r in target.generate(prompts, 32)]
         for thresholds in (None, 0.3, (0.0, 0.0), (NEVER, 0.2)):
             with foretoken.load(
-                target.target.model, "chain", draft=draft[0], tokenizer=target.tokenizer, depth=3,
+                target.target.model,
+                "chain",
+                draft=draft[0],
+                tokenizer=target.tokenizer,
+                depth=3,
                 draft_thresholds=thresholds,
             ) as fast:
                 assert [r.tokens for r in fast.generate(prompts, 32)] == plain

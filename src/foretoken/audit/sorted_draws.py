@@ -1,4 +1,4 @@
-"""A sorted draft over tables: drawn at the exit taken, and a bug that reports another exit's law."""
+"""A sorted draft over tables: drawn at the exit taken, and a bug: another exit's law reported."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Exits:
         ascending = all(a < b for a, b in pairwise((0, *self.layers)))
         whole = layers is None or self.layers[-1] == layers
         counted = len(self.thresholds) == len(self.layers) - 1
-        return ascending and whole and counted and all(0.0 <= t for t in self.thresholds)
+        return ascending and whole and counted and all(t >= 0.0 for t in self.thresholds)
 
     @property
     def asked(self) -> Exits:
@@ -95,7 +95,9 @@ def chosen_exits(asked: Any, source: Any, layers: int) -> Exits | None:
 
 def thresholds_of(asked: Any, count: int) -> tuple[float, ...]:
     """Thresholds that somebody passed; ConfigError for what is none for each exit."""
-    values = tuple(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else (asked,)
+    values = (
+        tuple(asked) if isinstance(asked, Sequence) and not isinstance(asked, str) else (asked,)
+    )
     if len(values) == 1:
         values *= count
     numbers = [v for v in values if type(v) in (int, float) and v >= 0.0]

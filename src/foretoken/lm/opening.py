@@ -79,21 +79,25 @@ def open_draft(
     `exits` are those behind which a sorted draft may be left (None: it runs all its layers).
     """
     if rows is None:
-        lm = open_lm(model, name="draft", **options)
-        return lm if exits is None else left_early(lm, exits)
+        return left_early(open_lm(model, name="draft", **options), exits)
     rows = rows.to(model.device)
     head = model.get_output_embeddings()
     reduced, part = with_few_rows(model, enough(rows.rows, len(head.weight)))
-    lm: Any = open_lm(reduced, name="draft", **options)
-    if exits is not None:
-        lm = left_early(lm, exits, len(rows))
+    lm = left_early(open_lm(reduced, name="draft", **options), exits, len(rows))
     if tokens is None or tokens.one_to_one:
         return FewRows(lm, rows, part.follow, model)
     return MappedTokens(lm, replace(tokens, rows=rows), part.follow)
 
 
-def left_early(lm: CachedLM, exits: Exits, counted: int | None = None) -> SortedExits:
-    """A draft left at its exits, or CapabilityError with the model given back."""
+def left_early(
+    lm: CachedLM, exits: Exits | None, counted: int | None = None
+) -> CachedLM | SortedExits:
+    """A draft left at its exits, if it has several, or CapabilityError with the model given back.
+
+    `counted` of its logits are those of tokens that it may guess.
+    """
+    if exits is None:
+        return lm
     with ExitStack() as refused:
         refused.callback(lm.close)
         view = SortedExits(lm, exits, counted)

@@ -132,9 +132,7 @@ class SortedExits(TargetView):
         """Tokens of a row that wait at each exit but the last."""
         return [len(states) for states in self._waiting[row.uid]]
 
-    def _entering(
-        self, row: DecodeState, tokens: Sequence[int], parents: Sequence[int]
-    ) -> Feed:
+    def _entering(self, row: DecodeState, tokens: Sequence[int], parents: Sequence[int]) -> Feed:
         """New nodes, and committed tokens that no layer has seen, for the first layers."""
         memory = self.base._memory(row)
         if not memory.tokens and len(row.tokens) - 1 - memory.cached > CHUNK:

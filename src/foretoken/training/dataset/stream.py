@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor

@@ -61,9 +61,7 @@ def policies(exits: Exits) -> Iterator[Exits]:
             yield exits.at(threshold, *[NEVER] * (others - 1))
 
 
-def compared(
-    model: Any, exits: Exits, measure: EngineAcceptance, prices: Prices
-) -> list[Priced]:
+def compared(model: Any, exits: Exits, measure: EngineAcceptance, prices: Prices) -> list[Priced]:
     """All policies, measured on the session's target."""
     found = []
     for policy in policies(exits):

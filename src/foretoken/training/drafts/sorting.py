@@ -36,7 +36,9 @@ class SortedConfig(DraftConfig):
     def __post_init__(self) -> None:
         DraftConfig.__post_init__(self)
         given, asked = self.exits, self.thresholds
-        sound = given is None or (len(given) > 1 and Exits(given, (NEVER,) * (len(given) - 1)).fits())
+        sound = given is None or (
+            len(given) > 1 and Exits(given, (NEVER,) * (len(given) - 1)).fits()
+        )
         counted = asked is None or given is None or len(asked) == len(given) - 1
         check_values(
             self,
@@ -59,7 +61,7 @@ class SortedConfig(DraftConfig):
             raise ConfigError(
                 f"a draft of {layers} layers with the exits {exits} was asked for.",
                 "the last exit is behind all layers, and each but the last has a threshold.",
-                f"pass for example --set exits=1,{max(2, layers)} --set shape=192x{max(2, layers)}.",
+                "pass for example --set shape=192x6 --set exits=2,4,6.",
             )
         return exits
 
@@ -98,9 +100,7 @@ def make_sorted(
     cost = prices[(shape.layers,), shape.layers]
     model = build(shape, target, counts, config.seed)
     objective = SortedLaws.at(exits.layers, tokens, len(counts), config.hard)
-    measure = EngineAcceptance(
-        session, held_out(data, config.held_out), tokens, cost, exits=exits
-    )
+    measure = EngineAcceptance(session, held_out(data, config.held_out), tokens, cost, exits=exits)
     progress = fit(model, objective, config, folders, work / "run", measure, show=show)
     tried = compared(model, exits, measure, prices)
     best = max(tried, key=lambda one: one.speed_up)
@@ -138,7 +138,9 @@ def check_texts(folder: Path, width: int) -> None:
     """ConfigError for a folder without texts, or with tokens that the target does not have."""
     why = "there are none of `foretoken train data` in it"
     if shards(folder, "train"):
-        last = max(max((*chat.prompt, *chat.answer), default=0) for chat in every_chat(folder, "train"))
+        last = max(
+            max((*chat.prompt, *chat.answer), default=0) for chat in every_chat(folder, "train")
+        )
         if last < width:
             return
         why = f"they hold the token {last}, and this target has {width}"
