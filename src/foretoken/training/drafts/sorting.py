@@ -154,10 +154,11 @@ def check_texts(folder: Path, width: int) -> None:
 def about_exits(exits: Exits, taken: Exits, tried: list[Priced]) -> str:
     """The part of a page that tells of the exits."""
     lines = [
+        "",
         "## Exits",
         "",
-        f"Left behind layer {', '.join(map(str, exits.layers[:-1]))} where its likeliest token is "
-        f"sure enough: {taken}. `{draft_exits.NAME}` says so to foretoken; "
+        f"Usable behind layers {', '.join(map(str, exits.layers))}. A token leaves behind the "
+        f"first where the likeliest one is sure enough: {taken.asked}. `{draft_exits.NAME}` says so to foretoken; "
         "`draft_thresholds=...` of `foretoken.load` says otherwise, `off` runs all layers.",
         "",
         "| thresholds | layers per token | cost | acceptance | tokens per target forward | "
