@@ -158,8 +158,8 @@ def about_exits(exits: Exits, taken: Exits, tried: list[Priced]) -> str:
         "## Exits",
         "",
         f"Usable behind layers {', '.join(map(str, exits.layers))}. A token leaves behind the "
-        f"first that is sure enough of its likeliest one: {taken.asked}. `{draft_exits.NAME}` tells "
-        "foretoken; `foretoken.load(draft_thresholds=...)` says otherwise, `off`: all layers.",
+        f"first that is sure enough of its likeliest one: {taken.asked}. `{draft_exits.NAME}` "
+        "tells foretoken; `foretoken.load(draft_thresholds=...)` may say otherwise.",
         "",
         "| thresholds | layers per token | cost | acceptance | tokens per target forward | "
         "estimated speed-up |",
