@@ -21,6 +21,7 @@ from foretoken.audit.fixtures import needed
 from foretoken.audit.greedy import compare_greedy
 from foretoken.audit.mutations import MUTATIONS, Mutation, find
 from foretoken.audit.rows import Build, neighbour_differences, seed_differences
+from foretoken.audit.sorted_draws import leaving_early
 from foretoken.contract import LanguageModel
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.assemble import assemble
@@ -41,8 +42,12 @@ from foretoken.types import Draw, SamplingParams, Shape
 
 SHAPES = ((2, 1), (1, 2), (2, 2), (3, 1))
 TABLE_PROMPTS = ((0, 1, 2, 0, 1), (2, 2, 1, 2, 2), (1,), (0, 2, 1, 1, 0, 2, 1))
-REDUCED = ("chain", "tree", "mcsd")  # audited with a draft that scores WORDS alone as well
+VIEWED = ("chain", "tree", "mcsd")  # audited with each of DRAFTS as well
 WORDS = (0, 2)
+DRAFTS: dict[str, Callable[[TableLM], Any]] = {
+    "reduced draft vocabulary": partial(scoring_few, tokens=WORDS),
+    "sorted draft": leaving_early,
+}
 TABLE_TOKENS = 60  # written after each prompt by a table
 MODEL_TOKENS = 48  # and by a real model
 
@@ -82,11 +87,11 @@ def table_engine(
     controller: str,
     verifier: str | None = None,
     depth: int = 2,
-    words: Sequence[int] | None = None,
+    view: Callable[[TableLM], Any] | None = None,
 ) -> Engine:
     """The method's own engine over tables; a controller that reads the clock gets a steady one.
 
-    `words` are the tokens that the draft scores, where these are not all.
+    `view` makes the draft of a table, where that is not the draft itself.
     """
     config = needed(entry, vocab, controller)
     if controller == "fixed" and entry.name != "plain":
@@ -96,7 +101,7 @@ def table_engine(
     if verifier == "mixed":  # the rule for drafts of which a part is fixed
         config |= {"greedy_draft": True}
     draft = TableLM.random(vocab, seed=22)
-    draft_lm = draft if words is None else scoring_few(draft, words)
+    draft_lm = draft if view is None else view(draft)
     engine: Engine = assemble(
         entry.name,
         TableLM.random(vocab, seed=21),
@@ -129,20 +134,23 @@ def law_jobs(entry: Method) -> list[Job]:
         )
         for verifier, controller in combinations(entry)
     ]
-    if entry.name in REDUCED:
-        how = partial(method_law, entry, entry.verifier, "fixed", WORDS)
-        jobs.append(("exact law", f"{entry.name}, reduced draft vocabulary", how))
+    for name, view in DRAFTS.items() if entry.name in VIEWED else ():
+        how = partial(method_law, entry, entry.verifier, "fixed", view)
+        jobs.append(("exact law", f"{entry.name}, {name}", how))
     return jobs
 
 
 def method_law(
-    entry: Method, verifier: str, controller: str, words: Sequence[int] | None = None
+    entry: Method,
+    verifier: str,
+    controller: str,
+    view: Callable[[TableLM], Any] | None = None,
 ) -> Checked:
     """The largest total variation over all sampling settings."""
     # Every drawn node multiplies the outcomes by the vocabulary.
     drafter = table_engine(entry, 4, controller, verifier).drafter
     vocab = 3 if drafter.traits.shape is Shape.TREE and not drafter.traits.fixed else 4
-    build = partial(table_engine, entry, vocab, controller, verifier, words=words)
+    build = partial(table_engine, entry, vocab, controller, verifier, view=view)
     gaps = {
         name: exact.law_gap(build, TableLM.random(vocab, seed=21), setting)
         for name, setting in exact.SETTINGS.items()
@@ -222,9 +230,9 @@ def table_jobs(entry: Method) -> list[Job]:
         )
         for verifier, controller in combinations(entry)
     ]
-    if entry.name in REDUCED:
-        reduced = partial(table_engine, entry, 4, "fixed", None, 4, WORDS)
-        kinds.append((f"{entry.name}, reduced draft vocabulary", reduced))
+    for name, view in DRAFTS.items() if entry.name in VIEWED else ():
+        viewed = partial(table_engine, entry, 4, "fixed", None, 4, view)
+        kinds.append((f"{entry.name}, {name}", viewed))
     for name, build in kinds:
         same = partial(greedy, plain, build, TABLE_PROMPTS, TABLE_TOKENS)
         jobs += [("greedy, tables", name, same)] if promise_of_row(entry).lossless else []

@@ -19,6 +19,7 @@ from foretoken.audit.drawn_trees import DrawnTree
 from foretoken.audit.greedy import compare_greedy
 from foretoken.audit.law import BOUND, law_gap
 from foretoken.audit.rows import neighbour_differences, seed_differences
+from foretoken.audit.sorted_draws import LastExitsLaw, LeavesEarly
 from foretoken.contract import Verifier
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.nothing import Nothing
@@ -133,6 +134,11 @@ def drafting(
 ) -> float:
     """A drafter of independent children against its mutant."""
     return variation(widths, Draw.IID, verifier, mutant if bad else DrawnTree)
+
+
+def left_early(bad: bool) -> float:
+    """A sorted draft, judged by the law of the exit taken or of the last one."""
+    return variation(CHAIN, Draw.IID, Block, LastExitsLaw if bad else LeavesEarly)
 
 
 def few_words(widths: Sequence[int], draw: Draw, verifier: type[Any], bad: bool) -> float:
@@ -350,6 +356,11 @@ MUTATIONS = (
         "reduced law of siblings judged whole",
         "distinct siblings of a reduced draft vocabulary are judged by the law over all tokens",
         partial(few_words, PAIR, Draw.DISTINCT, Recursive),
+    ),
+    Mutation(
+        "law of another exit",
+        "tokens drawn at an early exit of a sorted draft are judged by the law of its last exit",
+        left_early,
     ),
     Mutation(
         "mask leak",

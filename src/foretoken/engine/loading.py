@@ -37,6 +37,7 @@ def load(
     max_rows: int = 16,
     generation_config: Any = None,
     draft_vocabulary: Any = None,
+    draft_thresholds: Any = None,
     **config: Any,
 ) -> Session:
     """A session over `target` (directory, hub name or loaded model), decoding with `method`.
@@ -50,6 +51,8 @@ def load(
 
     `draft_vocabulary` are the tokens that the draft scores: ids or a file of them, or "off" for
     all; None takes what the draft's directory says. What is written follows the same law.
+    `draft_thresholds` say how sure a sorted draft must be at each of its exits but the last to be
+    left there, "off" that it runs all its layers; None takes what its directory says.
 
     The model's generation config is honoured as `generate` does: explicit options win. A
     GenerationConfig may be passed in its place, or False to leave all but its end tokens aside.
@@ -69,7 +72,7 @@ def load(
     if tuned is not None:
         asked = {"target": target, "method": method, "draft": draft, "tokenizer": tokenizer}
         asked |= {**loading, **lm_options, **parts, "generation_config": generation_config}
-        asked["draft_vocabulary"] = draft_vocabulary
+        asked |= {"draft_vocabulary": draft_vocabulary, "draft_thresholds": draft_thresholds}
         return load(**complete(tuned, {**asked, **config}))
     check_given(target)
     method = default_method(draft) if method is None else method
@@ -81,7 +84,10 @@ def load(
     if isinstance(target, str | Path):
         check_source(target, allow_pickle)
     check_request(method, draft, max_rows)
-    parts |= {"lm_options": lm_options, "draft_vocabulary": draft_vocabulary, **config}
+    parts |= {
+        "lm_options": lm_options, "draft_vocabulary": draft_vocabulary,
+        "draft_thresholds": draft_thresholds, **config,
+    }  # fmt: skip
     return session_over(target, method, draft, tokenizer, loading, generation_config, parts)
 
 

@@ -73,6 +73,7 @@ def engine_over(
     loading: Mapping[str, Any] | None = None,
     lm_options: Mapping[str, Any] | None = None,
     draft_vocabulary: Any = None,
+    draft_thresholds: Any = None,
     **parts: Any,
 ) -> tuple[Any, Any]:
     """The engine over a loaded target, and its draft (None for a method that needs none)."""
@@ -89,6 +90,7 @@ def engine_over(
                 load_model(draft, **(loading or {})),
                 draft,
                 draft_vocabulary,
+                thresholds=draft_thresholds,
                 tokenizer=tokenizer,
                 width=target_lm.vocab_size,
                 **forward,
@@ -105,15 +107,18 @@ def opened_draft(
     source: Any,
     vocabulary: Any = None,
     *,
+    thresholds: Any = None,
     tokenizer: Any = None,
     width: int | None = None,
     **forward: Any,
 ) -> Any:
-    """A loaded draft, opened with the tokens it is to score (`lm.draft_vocabulary`).
+    """A loaded draft, opened with the tokens it is to score (`lm.draft_vocabulary`), and with the
+    exits of a sorted one (`lm.draft_exits`), at these thresholds.
 
     `tokenizer` and `width` are the target's: a draft that gives ids other meanings, or has another
     number of them, is told what they stand for.
     """
+    from foretoken.lm.draft_exits import chosen_exits
     from foretoken.lm.draft_vocabulary import chosen_rows
     from foretoken.lm.opening import open_draft
 
@@ -123,7 +128,9 @@ def opened_draft(
     tokens = translation(tokenizer, source, width, size) if width is not None and size else None
     if tokens is not None:
         rows = tokens.rows.among(rows)
-    return open_draft(model, rows, tokens, **forward)
+    layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0)
+    exits = chosen_exits(thresholds, shipped.resolve(source), layers)
+    return open_draft(model, rows, tokens, exits, **forward)
 
 
 def translation(tokenizer: Any, source: Any, width: int, size: int) -> Any:

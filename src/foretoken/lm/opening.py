@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.draft_exits import Exits
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.few_rows import enough, with_few_rows
 from foretoken.lm.kernels.bits_probe import promise_bits
@@ -22,6 +23,7 @@ from foretoken.lm.runtime.probe import choose_plan, disagreement
 from foretoken.lm.token_map import TokenMap
 from foretoken.lm.views.few_rows import FewRows
 from foretoken.lm.views.mapped_tokens import MappedTokens
+from foretoken.lm.views.sorted_exits import SortedExits
 
 COMPILE = ("auto", "max", "off")
 FORWARD_OPTIONS = ("kernels", "compile")  # what a draft model takes as well
@@ -65,21 +67,42 @@ def open_lm(
 
 
 def open_draft(
-    model: Any, rows: OutputRows | None, tokens: TokenMap | None = None, **options: Any
-) -> CachedLM | FewRows:
+    model: Any,
+    rows: OutputRows | None,
+    tokens: TokenMap | None = None,
+    exits: Exits | None = None,
+    **options: Any,
+) -> CachedLM | SortedExits | FewRows:
     """A draft that computes `rows` of its output layer (None: all); its model stays as it is.
 
     `tokens` tell the target's ids to a draft of another tokenizer, whose rows are then theirs.
+    `exits` are those behind which a sorted draft may be left (None: it runs all its layers).
     """
     if rows is None:
-        return open_lm(model, name="draft", **options)
+        return left_early(open_lm(model, name="draft", **options), exits)
     rows = rows.to(model.device)
     head = model.get_output_embeddings()
     reduced, part = with_few_rows(model, enough(rows.rows, len(head.weight)))
-    lm = open_lm(reduced, name="draft", **options)
+    lm = left_early(open_lm(reduced, name="draft", **options), exits, len(rows))
     if tokens is None or tokens.one_to_one:
         return FewRows(lm, rows, part.follow, model)
     return MappedTokens(lm, replace(tokens, rows=rows), part.follow)
+
+
+def left_early(
+    lm: CachedLM, exits: Exits | None, counted: int | None = None
+) -> CachedLM | SortedExits:
+    """A draft left at its exits, if it has several, or CapabilityError with the model given back.
+
+    `counted` of its logits are those of tokens that it may guess.
+    """
+    if exits is None:
+        return lm
+    with ExitStack() as refused:
+        refused.callback(lm.close)
+        view = SortedExits(lm, exits, counted)
+        refused.pop_all()
+    return view
 
 
 def capturing(compile: str, kernels: str) -> bool:

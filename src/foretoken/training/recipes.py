@@ -64,6 +64,14 @@ RECIPES = {
             processes=True,
         ),
         Recipe(
+            "sorted",
+            "a draft model",
+            "one that is left early where it is sure, for several targets at once (S2D)",
+            config="training.drafts.sorting:SortedConfig",
+            run="training.drafts.sorting:run",
+            needs_texts=True,
+        ),
+        Recipe(
             "distill",
             "a draft model",
             "a draft that exists, on the target's laws, along its own texts too (DistillSpec)",

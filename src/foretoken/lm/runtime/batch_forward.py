@@ -113,7 +113,7 @@ class BatchForward:
             feed.settle()
             stop = len(feed.tokens)
             start = stop - feed.scored
-            features = None if hidden is None else hidden[i, start if feed.scored else 0 : stop]
+            features = None if hidden is None else hidden[i, feed.tapped : stop]
             scores.append(Scores(logits[i, start - skipped : stop - skipped], features))
         return scores
 
@@ -225,7 +225,7 @@ class BatchForward:
         if hidden is None and logits.shape[1] == feed.scored:
             return Scores(logits[0])
         skipped, start = width - logits.shape[1], count - feed.scored
-        features = None if hidden is None else hidden[0, start if feed.scored else 0 : count]
+        features = None if hidden is None else hidden[0, feed.tapped : count]
         return Scores(logits[0, start - skipped : count - skipped], features)
 
     def _batch(self, feeds: list[Feed]) -> Batch:

@@ -56,6 +56,12 @@ class Feed:
     # what the memory becomes once the forward is done
     cached: int
     nodes: tuple[list[int], list[int], list[int]] | None = None  # tokens, depths, seen
+    whole: bool = False  # tapped features are wanted of all tokens, not of the scored ones alone
+
+    @property
+    def tapped(self) -> int:
+        """The first token whose features are wanted."""
+        return len(self.tokens) - self.scored if self.scored and not self.whole else 0
 
     @property
     def stop(self) -> int:

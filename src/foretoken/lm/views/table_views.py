@@ -12,11 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.contract import LanguageModel
+from foretoken.lm.draft_exits import Exits
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.table import Memory, TableLM
 from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.lm.views.few_rows import FewRows
 from foretoken.lm.views.layer_predictions import LayerPredictions
+from foretoken.lm.views.sorted_exits import sure_enough
 from foretoken.lm.views.view import TargetView
 from foretoken.types import DecodeState, Draft, Ragged, Rows, Scores, Taps
 
@@ -122,6 +124,42 @@ def scoring_few(table: TableLM, tokens: Sequence[int]) -> FewRows:
     """A table as a draft that scores `tokens` alone."""
     rows = OutputRows.of_tokens(tokens, table.vocab_size)
     return FewRows(TableColumns(table, tokens), rows)
+
+
+class TableSortedExits(TargetView):
+    """A table left at the first exit that is sure enough, level by level."""
+
+    base: TableLM
+
+    def __init__(self, lm: LanguageModel, exits: Exits) -> None:
+        super().__init__(lm)
+        self.exits = exits
+
+    def after(self, tokens: Sequence[int]) -> Float[Tensor, "V"]:
+        """Logits of the next token, from the exit that a level of this one node takes."""
+        return self.told([tokens])[0]
+
+    def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
+        trees = [draft.tree for draft in drafts]
+        for row in rows:
+            self.base._memory(row).forget()
+        return self.grow(rows, [t.tokens for t in trees], [t.parents for t in trees], taps)
+
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        scores = self.lm.grow(rows, tokens, parents, taps)
+        for row, new, score in zip(rows, tokens, scores, strict=True):
+            if new and not taps:
+                score.logits = self.told(self.base._contexts(row)[-len(new) :])
+        return scores
+
+    def told(self, contexts: Ragged) -> Float[Tensor, "n V"]:
+        """The logits of a level behind the exit that it takes."""
+        for layers, threshold in zip(self.exits.layers, (*self.exits.thresholds, 0.0), strict=True):
+            shown = self.base.behind(layers)
+            logits = torch.stack([self.base._look_up(shown, tokens) for tokens in contexts])
+            if sure_enough(logits, threshold):
+                break
+        return logits
 
 
 class TableEarlyExitScoring(TargetView):

@@ -23,6 +23,7 @@ from foretoken.errors import CheckpointError, ConfigError
 SPLITS = ("valid", "train")  # in the order of writing
 TEXT = "text"  # the kind of ordinary text, that the target read and did not write
 STATES = ".states.safetensors"  # suffix of the files of hidden states
+Folders = Path | tuple[Path, ...]  # texts of one target, or of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,13 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
-def shards(folder: Path, split: str, text: bool | None = None) -> list[Path]:
-    """The whole shards of a split, in order; of ordinary text only, or of all but that."""
+def shards(folder: Folders, split: str, text: bool | None = None) -> list[Path]:
+    """The whole shards of a split, in order; of ordinary text only, or of all but that.
+
+    Those of several folders come one after the other.
+    """
+    if not isinstance(folder, Path):
+        return [path for one in folder for path in shards(one, split, text)]
     found = sorted(folder.glob("train-*.jsonl"))
     if text is not None:
         found = [path for path in found if path.name.startswith(f"train-{TEXT}-") == text]
@@ -161,7 +167,7 @@ def read_told(path: Path) -> list[Told]:
     return told
 
 
-def every_chat(folder: Path, split: str, text: bool | None = False) -> Iterator[Chat]:
+def every_chat(folder: Folders, split: str, text: bool | None = False) -> Iterator[Chat]:
     """All chats of a split; or windows of ordinary text instead, or both."""
     for path in shards(folder, split, text):
         yield from read_chats(path)

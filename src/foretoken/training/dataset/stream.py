@@ -9,13 +9,12 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.dataset.records import Told, read_chats, read_told, shards
+from foretoken.training.dataset.records import Folders, Told, read_chats, read_told, shards
 
 KEPT = 64  # shards in memory
 
@@ -40,7 +39,7 @@ class ChatStream:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Folders,
         split: str,
         *,
         tokens: int,

@@ -15,7 +15,7 @@ from foretoken.errors import check_values
 from foretoken.training import checkpoint
 from foretoken.training.attention import hurried, hurry
 from foretoken.training.config import check_types
-from foretoken.training.dataset.records import every_chat
+from foretoken.training.dataset.records import Folders, every_chat
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.processes import processes
@@ -70,7 +70,7 @@ def fit(
     model: Any,
     objective: Objective,
     config: Learning,
-    data: Path,
+    data: Folders,
     folder: Path,
     measure: EngineAcceptance,
     *,
@@ -131,7 +131,7 @@ def told(progress: Progress) -> dict[str, Any]:
     }
 
 
-def held_out(data: Path, count: int) -> list[list[int]]:
+def held_out(data: Folders, count: int) -> list[list[int]]:
     """Prompts of the held-out chats, kinds in turns; beginnings of text where there are none."""
     by_kind: dict[str, list[list[int]]] = {}
     for chat in every_chat(data, "valid"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from foretoken.engine.assemble import assemble
 from foretoken.engine.session import Session
+from foretoken.lm.draft_exits import Exits
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.opening import open_draft
 
@@ -22,6 +23,7 @@ class Measured:
 
     acceptance: float  # accepted tokens over drafted ones, those behind a rejection not counted
     mean_accepted_length: float  # tokens per target forward
+    left: Mapping[int, int] = field(default_factory=dict)  # of a sorted draft: forwards by layers
 
     def told(self, cost: float, depth: int) -> dict[str, float]:
         """By name, with the speed-up to expect where a draft forward costs `cost` of a target's.
@@ -40,7 +42,7 @@ class EngineAcceptance:
     """Writes held-out prompts with a chain of the draft, and counts what the target took.
 
     `prompts` are token ids; `tokens` the reduced vocabulary [R], or None; half the prompts are
-    written greedily, half at temperature 1.
+    written greedily, half at temperature 1. `exits` are those of a sorted draft.
     """
 
     session: Session
@@ -49,13 +51,14 @@ class EngineAcceptance:
     cost: float
     depth: int = 4
     new_tokens: int = 48
+    exits: Exits | None = None
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         return self.measure(model).told(self.cost, self.depth)
 
     def measure(self, model: nn.Module) -> Measured:
         """Acceptance and mean accepted length over all prompts."""
-        draft = drafting(model, self.session.target.model.dtype, self.tokens)
+        draft = drafting(model, self.session.target.model.dtype, self.tokens, self.exits)
         try:
             engine = assemble(
                 "chain", self.session.target, draft, depth=self.depth, max_rows=len(self.prompts)
@@ -73,7 +76,7 @@ class EngineAcceptance:
                     )  # fmt: skip
             counts = Counts()
             writer.decode(rows, counts.watch)
-            return counts.measured()
+            return counts.measured(getattr(draft, "left", {}))
         finally:
             draft.close()
 
@@ -95,12 +98,17 @@ class Counts:
         self.emitted += len(step.emitted[at])
         self.forwards += 1
 
-    def measured(self) -> Measured:
-        return Measured(self.accepted / max(self.judged, 1), self.emitted / max(self.forwards, 1))
+    def measured(self, left: Mapping[int, int]) -> Measured:
+        return Measured(
+            self.accepted / max(self.judged, 1), self.emitted / max(self.forwards, 1),
+            dict(sorted(left.items())),
+        )  # fmt: skip
 
 
 @torch.no_grad()
-def drafting(model: nn.Module, dtype: torch.dtype, tokens: Tensor | None) -> Any:
+def drafting(
+    model: nn.Module, dtype: torch.dtype, tokens: Tensor | None, exits: Exits | None = None
+) -> Any:
     """A copy of a model under training, opened as a draft that guesses these tokens only."""
     trained: Any = model
     made: Any = type(trained)(copy.deepcopy(trained.config))
@@ -109,4 +117,4 @@ def drafting(model: nn.Module, dtype: torch.dtype, tokens: Tensor | None) -> Any
     made.eval().requires_grad_(False).to(dtype)
     width = made.config.vocab_size
     rows = None if tokens is None else OutputRows.of_tokens(tokens.tolist(), width)
-    return open_draft(made, rows, compile="off")
+    return open_draft(made, rows, exits=exits, compile="off")

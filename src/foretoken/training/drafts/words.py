@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from foretoken.training.dataset.records import TEXT, read_told, shards
+from foretoken.training.dataset.records import TEXT, Folders, read_told, shards
 
 READ = 0.05  # what a token counts that the target only reads
 
 
-def mass(folder: Path, vocab_size: int) -> Tensor:
+def mass(folder: Folders, vocab_size: int) -> Tensor:
     """How much of the target's laws falls on each token [V], beside how often it is read."""
     found = torch.zeros(vocab_size, dtype=torch.float64)
     for path in shards(folder, "train"):

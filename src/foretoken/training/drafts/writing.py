@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ def write_draft(
     notes: dict[str, Any],
     curve: Path | None = None,
     about: str | None = None,
+    beside: Mapping[str, str] | None = None,
 ) -> None:
     """A model directory: weights in bfloat16, tokenizer, the tokens it scores, its card.
 
-    `about` is what its page says; without it, what `page` makes of the notes. Of several processes
-    the main one writes.
+    `about` is what its page says; without it, what `page` makes of the notes. `beside` are texts
+    of other files by their names. Of several processes the main one writes.
     """
     if not is_main():
         return
@@ -47,6 +49,8 @@ def write_draft(
         draft_vocabulary.write(words, tokens.tolist(), model.config.vocab_size)
         (partial / "card.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
         (partial / "README.md").write_text(about or page(notes), encoding="utf-8")
+        for name, text in (beside or {}).items():
+            (partial / name).write_text(text, encoding="utf-8")
         if curve is not None:
             shutil.copyfile(curve, partial / curve.name)
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):

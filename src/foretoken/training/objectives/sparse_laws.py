@@ -107,6 +107,11 @@ def answering_states(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """The last hidden states [n H] that say the n tokens of weight 1."""
     found = model.base_model(input_ids=batch["input_ids"], use_cache=False)
     hidden: Tensor = found.last_hidden_state
-    saying = batch["weights"].roll(-1, 1) > 0
-    saying[:, -1] = False
-    return hidden[saying]
+    return hidden[saying(batch)]
+
+
+def saying(batch: dict[str, Tensor]) -> Tensor:
+    """The places [rows, T] whose states say a token of weight 1."""
+    found = batch["weights"].roll(-1, 1) > 0
+    found[:, -1] = False
+    return found
