@@ -7,7 +7,6 @@ hidden states are kept in the same pass.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -18,20 +17,18 @@ from typing import Any
 
 import torch
 
-from foretoken.engine.chat import chat_ids
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
 from foretoken.training.config import check_types
 from foretoken.training.dataset.card import write_card
-from foretoken.training.dataset.openers import opened
 from foretoken.training.dataset.own_answers import draft_session
+from foretoken.training.dataset.prompts import Prompt, Prompts
 from foretoken.training.dataset.records import (
     TEXT,
     Chat,
     Laws,
     Told,
     every_chat,
-    read_chats,
     repetition,
     replace_text,
     shard_path,
@@ -44,7 +41,6 @@ from foretoken.types import DecodeState, Step
 
 PLAN = "plan.json"
 FREE = ("chats", "features_gib")  # options that may change in a folder that has texts
-MARK = "@@@"  # what stands for the user's words while a chat template is taken apart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,27 +82,6 @@ class DataConfig:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
-    """What stands around the user's words in a chat of one turn."""
-
-    head: list[int]
-    tail: list[int]
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> Template | None:
-        """Of a tokenizer's chat template; None for a model that is not made for chats."""
-        if not getattr(tokenizer, "chat_template", None):
-            return None
-        message = [{"role": "user", "content": MARK}]
-        text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-        head, found, tail = text.partition(MARK)
-        if not found:
-            return None
-        ids = [tokenizer(part, add_special_tokens=False)["input_ids"] for part in (head, tail)]
-        return cls(*ids)
-
-
 class Maker:
     """Makes shards of chats with one target; `writer` answers in its place."""
 
@@ -119,16 +94,15 @@ class Maker:
         writer: Session | None = None,
     ) -> None:
         self.writer = writer
-        self.session, self.config, self.folder, self.given = session, config, folder, list(given)
+        self.session, self.config, self.folder = session, config, folder
         self.states = States.of(session, config.features)
-        self.template = Template.of(session.tokenizer)
-        self.seen: set[bytes] = set()  # digests of prompts, so that none comes twice
+        self.prompts = Prompts(session, config, folder, given)
 
     @torch.inference_mode()
     def shard(self, index: int) -> None:
         """Make the shard with this number."""
         rng = random.Random(f"{self.config.seed}/{index}")
-        prompts = self.fresh(self.prompts(rng, index))
+        prompts = self.prompts.of_shard(rng, index)
         parts: dict[str, list[Told]] = {"train": [], "valid": []}
         for chat, laws in self.answers(prompts, index):
             held = rng.random() < self.config.held_out
@@ -146,58 +120,7 @@ class Maker:
             parts["valid" if at in held_out else "train"].append(told)
         write_shard(self.folder, index, parts, TEXT)
 
-    def known(self, index: int) -> None:
-        """Take in the prompts of a shard that is on disk."""
-        for split in ("train", "valid"):
-            self.fresh(
-                [(c.kind, c.prompt) for c in read_chats(shard_path(self.folder, split, index))]
-            )
-
-    def prompts(self, rng: random.Random, index: int) -> list[tuple[str, list[int]]]:
-        """Kinds and token ids: the given prompts of this shard, or those the target makes."""
-        if self.given:
-            begin = index * self.config.shard
-            return [
-                ("given", self.ids(one)) for one in self.given[begin : begin + self.config.shard]
-            ]
-        if self.template is None:
-            start = self.start()
-            return [("document", [start]) for _ in range(self.config.shard)]
-        return self.own_prompts(rng, index, self.template)
-
-    def own_prompts(
-        self, rng: random.Random, index: int, template: Template
-    ) -> list[tuple[str, list[int]]]:
-        """User turns that the target continues behind openers of several kinds."""
-        tokenizer, config = self.session.tokenizer, self.config
-        earlier = self.earlier(index)
-        begun = [opened(rng, earlier) for _ in range(config.shard)]
-        ids = [
-            template.head + tokenizer(one.text, add_special_tokens=False)["input_ids"]
-            for one in begun
-        ]
-        to_write = [i for i, one in enumerate(begun) if not one.whole]
-        rows = self.session.rows(
-            [ids[i] for i in to_write],
-            config.prompt_tokens,
-            temperature=1.0,
-            min_p=config.min_p,
-            seed=[rng.getrandbits(40) for _ in to_write],
-        )
-        self.session.decode(rows)
-        unfinished = set()
-        for i, row in zip(to_write, rows, strict=True):
-            if row.finish is None or row.finish.reason != "stop":
-                unfinished.add(i)
-            ids[i] += row.new_tokens[:-1]
-        least = len(template.head) + 3
-        return [
-            (one.kind, prompt + template.tail)
-            for i, (one, prompt) in enumerate(zip(begun, ids, strict=True))
-            if i not in unfinished and len(prompt) >= least
-        ]
-
-    def answers(self, prompts: Sequence[tuple[str, list[int]]], index: int) -> list[Told]:
+    def answers(self, prompts: Sequence[Prompt], index: int) -> list[Told]:
         """What is written after each prompt, and the target's laws on the way."""
         config, writer = self.config, self.writer or self.states.session(self.session)
         turns = len(config.temperatures)
@@ -231,54 +154,6 @@ class Maker:
             )
             for row in rows
         ]
-
-    def earlier(self, index: int) -> list[str]:
-        """Texts of the shard before this one, for prompts that give one."""
-        if index == 0:
-            return []
-        tokenizer = self.session.tokenizer
-        texts = [
-            tokenizer.decode(chat.answer, skip_special_tokens=True)
-            for chat in read_chats(shard_path(self.folder, "train", index - 1))
-            if chat.kind not in ("code", "translation")
-        ]
-        return [text for text in texts if len(text.split(" ")) >= 60]
-
-    def fresh(self, prompts: Sequence[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
-        """Prompts that were not there yet, short enough and not repeating themselves."""
-        kept = []
-        for kind, ids in prompts:
-            name = hashlib.sha256(json.dumps(ids).encode()).digest()
-            again = name in self.seen and kind != "document"
-            if (
-                not again
-                and len(ids) <= self.config.longest
-                and repetition(ids) <= self.config.repeated
-            ):
-                kept.append((kind, ids))
-            self.seen.add(name)
-        return kept
-
-    def ids(self, prompt: Any) -> list[int]:
-        """A given prompt as the target reads it: a question to a chat model, else a text or ids."""
-        if isinstance(prompt, list):
-            return prompt
-        if isinstance(prompt, str) and self.template is not None:
-            return chat_ids([{"role": "user", "content": prompt}], self.session.tokenizer)
-        return list(self.session.tokenizer(prompt)["input_ids"])
-
-    def start(self) -> int:
-        """The token that documents of a model without a chat template begin with."""
-        tokenizer = self.session.tokenizer
-        found = getattr(tokenizer, "bos_token_id", None)
-        found = getattr(tokenizer, "eos_token_id", None) if found is None else found
-        if found is None:
-            raise ConfigError(
-                "texts of the target's own were asked for.",
-                "its tokenizer has neither a chat template nor a token that begins a text.",
-                "pass prompts with --data FILE, or --set chats=0 for ordinary text alone.",
-            )
-        return int(found)
 
 
 class LawKeeper:
@@ -336,7 +211,7 @@ def make_data(
             range(-(-wanted // config.shard)), description="training texts, shards"
         ):
             if shard_path(folder, "train", index).is_file():
-                maker.known(index)
+                maker.prompts.known(index)
             else:
                 maker.shard(index)
                 write_card(folder, session, config, source, read.sources)
@@ -351,8 +226,8 @@ def check_work(maker: Maker, chats: int, read: Read) -> None:
             "there is no ordinary text either, or none of 8 tokens or more.",
             "pass --text FILE, or more chats.",
         )
-    if not read.prompts and not maker.given and chats and maker.template is None:
-        maker.start()  # refused before any work
+    if chats:
+        maker.prompts.check()
     places = chats * maker.config.new_tokens + read.tokens
     target, limit = maker.session.target, maker.config.features_gib
     maker.states.check_size(places, target.hidden_size, limit)

@@ -21,7 +21,8 @@ from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError, check_values
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.opening import open_draft
-from foretoken.training.dataset.making import DataConfig, Maker
+from foretoken.training.dataset.making import DataConfig
+from foretoken.training.dataset.prompts import Prompts
 from foretoken.training.dataset.records import every_chat, replace_text
 from foretoken.training.drafts.distilling import read_draft
 from foretoken.training.drafts.learning import run_folder
@@ -150,8 +151,8 @@ def read_prompts(order: Order) -> list[list[int]]:
     if order.data is not None and order.data.is_dir():
         found = [chat.prompt for chat in every_chat(order.data, "train")]
     else:
-        maker = Maker(session, DataConfig(), order.out)
-        found = [maker.ids(prompt) for prompt in order.prompts]
+        prompts = Prompts(session, DataConfig(), order.out)
+        found = [prompts.ids(prompt) for prompt in order.prompts]
     longest = session.target.max_length
     if longest is not None:
         found = [ids for ids in found if len(ids) + config.new_tokens <= longest]
