@@ -2,10 +2,16 @@
 
 import pytest
 
+from foretoken.audit.law import BOUND, SETTINGS, law_gap
+from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.growers.priced_chain import PricedChain
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.engine.engine import Engine
+from foretoken.lm.table import TableLM
 from foretoken.types import Budget, Draw, Prices, Step, StepTimes, Verdict
+from foretoken.verifiers.block import Block
+from foretoken.verifiers.recursive import Recursive
 
 
 def budget(level: float, node: float = 0.0, depth: int = 8) -> Budget:
@@ -78,3 +84,34 @@ def test_rejections_make_chains_shorter_and_a_seeded_text_does_not_hear_of_other
     assert sum(lengths[-5:]) < sum(lengths[:5])
     [after] = drafter.propose([rows["twin"]], [budget(0.02)])
     assert after.tree == before.tree and after.chances == before.chances
+
+
+class AtPrices(Fixed):
+    """A constant budget with prices."""
+
+    def __init__(self, budget: Budget) -> None:
+        super().__init__()
+        self.budget = budget
+
+
+@pytest.mark.parametrize("setting", ["temperature 1", "temperature 0.7, top-p 0.8"])
+@pytest.mark.parametrize("verifier", [Block, Recursive])
+def test_the_law_is_the_targets_where_drawn_tokens_end_the_draft(verifier, setting):
+    target, draft = TableLM.random(3, seed=21), TableLM.random(3, seed=22)
+    lengths = set()
+
+    def build():
+        drafter = PricedChain(OrdinaryModel(draft))
+        propose = drafter.propose
+
+        def noted(*given):
+            found = propose(*given)
+            lengths.update(len(one.tree) for one in found)
+            return found
+
+        drafter.propose = noted
+        return Engine(target, drafter, verifier(), AtPrices(budget(0.3, depth=3)))
+
+    gap = law_gap(build, target, SETTINGS[setting], tokens=4)
+    assert gap.variation <= BOUND
+    assert {2, 3}.issubset(lengths), "some drafts ended early, others went on"
