@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import foretoken
+from foretoken.engine.scheduling import Scheduler
 from foretoken.errors import ConfigError
 
 TEXTS = ("the cat is in the ", "a", "on and on and on and on", "one two three four", "é è")
@@ -114,6 +115,22 @@ def test_eight_threads_on_one_session_get_their_own_texts(chain) -> None:
         else:
             assert text == right, f"request {i}: {asked[i]}"
     assert chain.engine.idle and chain.target.rows_held == chain.draft.rows_held == 0
+
+
+def test_a_stream_that_others_write_is_told_its_last_step(chain, monkeypatch) -> None:
+    """A row has ended before its reader is told so: who asks in between waits for the rest."""
+    tell, prompts = Scheduler.tell, ["the cat is", "a dog was", "they will"]
+
+    def late(self, row, step, at):
+        time.sleep(0.004)
+        tell(self, row, step, at)
+
+    wanted = [chain.generate(prompt, 9, temperature=0.0).tokens for prompt in prompts]
+    monkeypatch.setattr(Scheduler, "tell", late)
+    read = lambda prompt: [t for p in chain.stream(prompt, 9) for t in p.tokens]  # noqa: E731
+    calls = [lambda: chain.generate("once upon a time", 120).tokens]
+    calls += [lambda prompt=prompt: read(prompt) for prompt in prompts * 12]
+    assert in_threads(calls, workers=4)[1:] == wanted * 12
 
 
 def left_early(stream) -> list[int]:

@@ -70,7 +70,7 @@ def measure_costs(
                 budget = Budget(depth, 2 * depth if trees else depth)
                 if depth <= max_depth and scratch.fits(1 + budget.nodes):
                     watch.step(scratch, budget)
-            if engine.drafter.traits.prices:
+            if engine.drafter.traits.prices and scratch.fits(3):  # and one more behind it
                 watch.ask(scratch, Budget(max_depth, max_depth, TOO_DEAR))
             for size in sizes:
                 if scratch.fits(size):

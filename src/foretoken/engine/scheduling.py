@@ -72,6 +72,8 @@ class Scheduler:
         self.models: list[Any] = [innermost(model) for model in (engine.target, *models)]
         self.changed = threading.Condition()
         self.led = False  # somebody runs the steps just now
+        self.steps = 0  # that were told to their callers
+        self.stepping: int | None = None  # the thread that makes or tells one just now
         self.watchers: dict[int, Callable[[Step, int], None]] = {}  # by the row's uid
 
     @uninterrupted()
@@ -102,6 +104,7 @@ class Scheduler:
             self.led = True
         try:
             while not until():
+                self.stepping = threading.get_ident()
                 with held(self.turns):
                     self.check_models()
                     step = self.engine.step()
@@ -109,14 +112,22 @@ class Scheduler:
                     for at, row in enumerate(step.rows):
                         self.tell(row, step, at)
                 with self.changed:
+                    self.steps, self.stepping = self.steps + 1, None
                     self.changed.notify_all()
                 if step is None and not until():
                     assert self.engine.idle, "rows wait and nothing moves"
                     return
         finally:
             with self.changed:
-                self.led = False
+                self.led, self.stepping = False, None
                 self.changed.notify_all()
+
+    def settle(self) -> None:
+        """Return once the step under way in another thread was told: it may have ended a row."""
+        with self.changed:
+            told = self.steps
+            while self.stepping not in (None, threading.get_ident()) and self.steps == told:
+                self.changed.wait()
 
     def check_models(self) -> None:
         """ConfigError where a model was closed, or set to training mode, under rows that run."""

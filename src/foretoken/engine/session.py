@@ -65,6 +65,8 @@ class Stream(Iterator[Piece]):
             except BaseException:
                 self.close()
                 raise
+        if not self.pieces:
+            self.session.scheduler.settle()
         if self.pieces:
             return self.pieces.popleft()
         self.session.scheduler.drop([self.row])
@@ -227,6 +229,7 @@ class Session:
                     or any(row.error is not None for row in rows)
                 )
             )
+            self.scheduler.settle()
         finally:
             self.scheduler.drop(rows)
         raise_error(rows)
