@@ -53,6 +53,24 @@ def test_the_half_that_stays_is_the_faster_one_in_the_order_given() -> None:
     assert survivors(table(SPEEDS, 3), ["a"]) == ["a"]
 
 
+def test_who_is_fast_now_and_then_does_not_outlive_who_is_faster() -> None:
+    """Gains of look-up spread more: its interval reaches higher, its mean does not."""
+    gains = table({"fast": 1.5, "steady": 1.47, "fickle": 1.4, "slow": 1.0}, 14)
+    for i, prompt in enumerate(gains["fickle"]):
+        gains["fickle"][prompt] += math.log(1.3) * (-1) ** i
+    assert gap(gains["fickle"], gains["fast"]).high > gap(gains["steady"], gains["fast"]).high
+    assert survivors(gains, list(gains)) == ["fast", "steady"]
+
+
+def test_a_simpler_one_is_not_taken_on_a_wide_interval() -> None:
+    """What may cost a tenth of the speed is no gain in simplicity."""
+    gains = table({"chain": 1.4, "plain": 1.0, "prompt-lookup": 1.39}, 12)
+    for i, prompt in enumerate(gains["prompt-lookup"]):
+        gains["prompt-lookup"][prompt] += math.log(1.5) * (-1) ** i
+    simplest = ["plain", "prompt-lookup", "chain"]
+    assert choose(gains, ["chain", "prompt-lookup"], simplest).label == "chain"
+
+
 def test_one_bad_measurement_does_not_end_a_candidate() -> None:
     """What a pause of the machine did to one prompt widens the gap's interval, upwards too."""
     gains = table({"fast": 1.3, "paused": 1.29, "slow": 1.1, "slower": 1.0}, 4)

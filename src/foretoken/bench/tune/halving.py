@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 PLAIN = "plain"
 USUAL, WEIGHT = (
@@ -19,8 +19,10 @@ USUAL, WEIGHT = (
     2.0,
 )  # spread of differences before any is seen, and how many prompts it counts
 WIDTH = 2.0  # standard errors on each side of a mean
+HOPE = 0.25  # share of the upper half of an interval that counts where it is ranked
 ENOUGH = 6  # prompts without which nothing is decided before the time is over
 EQUAL = math.log(1.02)  # two candidates closer than this are as good as each other
+SURELY = math.log(1.05)  # a simpler candidate is not taken where the fastest may be so far ahead
 CLOSE = math.log(1.04)  # ends of an interval within which no further prompt is spent on the gap
 
 Gain = Mapping[str, float]  # by prompt
@@ -52,13 +54,18 @@ def gap(ahead: Gain, behind: Gain) -> Gap:
 
     A spread seen on two or three prompts says little, so it is drawn towards a usual one.
     """
-    found = [ahead[prompt] - behind[prompt] for prompt in ahead if prompt in behind]
+    found = differences(ahead, behind)
     if not found:
         return Gap(0.0, -math.inf, math.inf, 0)
     mean = fmean(found)
     squares = sum((value - mean) ** 2 for value in found) + WEIGHT * USUAL**2
     error = math.sqrt(squares / (len(found) - 1 + WEIGHT) / len(found))
     return Gap(mean, mean - WIDTH * error, mean + WIDTH * error, len(found))
+
+
+def differences(ahead: Gain, behind: Gain) -> list[float]:
+    """Of two candidates on the prompts that both have."""
+    return [ahead[prompt] - behind[prompt] for prompt in ahead if prompt in behind]
 
 
 def leader(gains: Gains, labels: Iterable[str]) -> str:
@@ -71,9 +78,11 @@ def leader(gains: Gains, labels: Iterable[str]) -> str:
 def survivors(gains: Gains, alive: Sequence[str]) -> list[str]:
     """The better half of the candidates in the race, in the order given.
 
-    They are ranked by how fast they may be, the upper end of their gap to the leader, so that one
-    that was measured badly is tried again. Whoever is behind beyond doubt, on prompts enough, goes
-    in any case.
+    They are ranked by how fast they look, and a little by how fast they may be, so that one that
+    was measured badly is tried again: half a standard error above the mean of their gap to the
+    leader. With all of the upper end, look-up, which is fast on some prompts and slow on others,
+    outlives steady candidates that are faster. Whoever is behind beyond doubt, on prompts enough,
+    goes in any case.
     """
     if len(alive) < 2:
         return list(alive)
@@ -84,7 +93,13 @@ def survivors(gains: Gains, alive: Sequence[str]) -> list[str]:
         for label, one in gaps.items()
         if label == first or one.high > 0.0 or one.prompts < ENOUGH
     ]
-    ranked = sorted(hopeful, key=lambda label: (label != first, -gaps[label].high))
+    hope = {
+        # The median where it is higher: a pause of the machine on one prompt is nobody's fault.
+        label: max(one.mean, median(differences(gains[label], gains[first]) or [0.0]))
+        + HOPE * (one.high - one.mean)
+        for label, one in gaps.items()
+    }
+    ranked = sorted(hopeful, key=lambda label: (label != first, -hope[label]))
     kept = ranked[: math.ceil(len(alive) / 2)]
     return [label for label in alive if label in kept]
 
@@ -115,8 +130,8 @@ class Choice:
 def choose(gains: Gains, alive: Sequence[str], simplest: Sequence[str]) -> Choice:
     """The fastest of those in the race to its end; of all that are as good, the simplest.
 
-    As good is who cannot be told from the fastest, on prompts enough, and is behind by less than
-    can be felt. `simplest` has all labels, the simplest first.
+    As good is who is behind by less than can be felt, on prompts enough, and surely not by much.
+    `simplest` has all labels, the simplest first.
     """
     first = leader(gains, alive)
     enough = min(ENOUGH, len(gains[first]))
@@ -124,7 +139,7 @@ def choose(gains: Gains, alive: Sequence[str], simplest: Sequence[str]) -> Choic
     as_good = [
         label
         for label, one in gaps.items()
-        if label == first or (one.open and one.mean <= EQUAL and one.prompts >= enough)
+        if label == first or (one.mean <= EQUAL and one.high <= SURELY and one.prompts >= enough)
     ]
     chosen = min(as_good, key=simplest.index)
     to_chosen = {label: gap(gains[chosen], gains[label]) for label in gains if label != chosen}
