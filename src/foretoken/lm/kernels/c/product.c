@@ -7,7 +7,8 @@
 
 /* tile: OUTS outputs of up to ROWS rows, while `lines` lines per step are fetched from `next`.
  * tiles: OUTS outputs of all rows; their weights come from memory for the first tile only, so
- *        those of a later one are fetched during all of them.
+ *        those of a later one are fetched during all of them, a share in each. The last tile
+ *        begins early enough to be whole: one of fewer rows is over before its share is here.
  * product_share: all outputs, each by one of the threads that call. `apart`: elements between two
  *        rows of x. product: with threads of its own. */
 #define DEFINE(T)                                                                               \
@@ -39,13 +40,14 @@
   INLINE void tiles_##T(const T *x, const T *w, const T *bias, T *y, int64_t rows,              \
                         int64_t width, int64_t apart, int64_t stride) {                         \
     const int64_t count = (rows + ROWS - 1) / ROWS, steps = width / STEP_##T;                   \
-    const int lines = count == 1 ? OUTS : count == 2 ? OUTS / 2 : 1;                            \
     const int ahead = sizeof(float) / sizeof(T); /* tiles: as many bytes of either type */      \
     const char *next = (const char *)(w + ahead * OUTS * width);                                \
-    for (int64_t r = 0; r < rows; r += ROWS, next += lines * steps * LINE) {                    \
+    for (int64_t i = 0; i < count; i++) {                                                       \
+      const int64_t r = i + 1 < count ? i * ROWS : rows > ROWS ? rows - ROWS : 0;               \
+      const int lines = OUTS * (i + 1) / count - OUTS * i / count;                              \
       const T *from = x + r * apart;                                                            \
       T *to = y + r * stride;                                                                   \
-      switch (rows - r) {                                                                       \
+      switch (rows) {                                                                           \
         case 1: tile_##T(from, w, bias, to, width, apart, stride, 1, lines, next); break;       \
         case 2: tile_##T(from, w, bias, to, width, apart, stride, 2, lines, next); break;       \
         case 3:                                                                                 \
@@ -53,6 +55,7 @@
           break;                                                                                \
         default: tile_##T(from, w, bias, to, width, apart, stride, ROWS, lines, next);          \
       }                                                                                         \
+      next += lines * steps * LINE;                                                             \
     }                                                                                           \
   }                                                                                             \
                                                                                                 \
