@@ -66,7 +66,7 @@ def drafting(judged):
         yield opened
 
 
-@pytest.mark.parametrize("method", ["chain", "tree", "rasd"])
+@pytest.mark.parametrize("method", ["chain", "tree", "rasd", "hybrid"])
 def test_greedy_text_with_the_trained_draft_is_that_of_generate(method, judged, drafting) -> None:
     check_greedy(method, judged, drafting)
 

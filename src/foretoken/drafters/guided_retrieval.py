@@ -22,7 +22,7 @@ from foretoken.contract import Drafter, DraftModel, Guided, LanguageModel, Stopp
 from foretoken.datastore.continuations import Continuations, beginnings
 from foretoken.drafters.parts.chances import affordable, trials
 from foretoken.drafters.parts.datastore_source import DatastoreConfig, DatastoreSource, Source
-from foretoken.drafters.parts.members import Combination
+from foretoken.drafters.parts.members import Combination, own_part
 from foretoken.drafters.parts.text_source import TextSource
 from foretoken.errors import PairingError, check_values
 from foretoken.trees.build import grafted
@@ -35,13 +35,11 @@ from foretoken.types import (
     Level,
     Memory,
     Rows,
-    Scores,
     Shape,
     Step,
     Taps,
     TokenTree,
     Traits,
-    Verdict,
 )
 
 
@@ -137,20 +135,10 @@ class GuidedRetrieval(Combination):
 
     def observe(self, step: Step) -> None:
         """Learn what retrieved nodes are worth; the drafter sees its own part of the tree."""
-        own, seen, told = [], [], []
-        for row, draft, score, verdict, said in zip(
-            step.rows, step.drafts, step.scores, step.verdicts, step.emitted, strict=True
-        ):
-            fused: Fused = row.private[self]
-            fused.teach(said, self.evidence)
-            size = len(fused.grown.tree)
-            path = tuple(node for node in verdict.path if node < size)
-            left = verdict.path[len(path) :]
-            own.append(fused.grown)
-            hidden = None if score.hidden is None else score.hidden[:size]
-            seen.append(Scores(score.logits[:size], hidden, score.p, score.share))
-            told.append(Verdict(path, draft.tree.tokens[left[0]] if left else verdict.next_token))
-        super().observe(replace(step, drafts=tuple(own), scores=tuple(seen), verdicts=tuple(told)))
+        fused: list[Fused] = [row.private[self] for row in step.rows]
+        for one, said in zip(fused, step.emitted, strict=True):
+            one.teach(said, self.evidence)
+        super().observe(own_part(step, [one.grown for one in fused]))
 
     def finish(self, row: DecodeState) -> None:
         super().finish(row)

@@ -6,7 +6,7 @@ from foretoken.methods.method import Family, Method
 FAMILY = Family(
     "portfolio",
     "several of the others: merged in one tree, or whichever pays at the moment",
-    "nothing; a draft model for rasd, and a datastore if there is one",
+    "nothing; a draft model for hybrid and rasd, and a datastore for rasd if there is one",
     (
         Method(
             "auto",
@@ -25,6 +25,14 @@ FAMILY = Family(
             verifier="point",
             inner=("prompt-lookup", "suffix", "token-recycling"),
             defaults={"depth": 10, "nodes": 80, "max_depth": LONG},
+        ),
+        Method(
+            "hybrid",
+            "look-ups in one tree, and a draft model's tree where they leave something to guess",
+            drafter="drafters.hybrid:Hybrid",
+            verifier="point",
+            inner=("tree", "prompt-lookup", "suffix"),
+            defaults={"depth": 10, "nodes": 64},
         ),
         Method(
             "rasd",

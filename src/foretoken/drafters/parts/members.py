@@ -8,7 +8,17 @@ from itertools import accumulate, pairwise
 
 from foretoken.contract import Drafter, Features, KeepsIds, Remembers, Reports
 from foretoken.drafters.parts.row_by_row import RowDrafter
-from foretoken.types import DecodeState, Memory, Scores, Shape, Step, Taps, Traits
+from foretoken.types import (
+    DecodeState,
+    Draft,
+    Memory,
+    Scores,
+    Shape,
+    Step,
+    Taps,
+    Traits,
+    Verdict,
+)
 
 
 class Combination(RowDrafter):
@@ -77,6 +87,24 @@ def part_of(score: Scores, columns: slice) -> Scores:
     if score.hidden is None or columns.start == columns.stop:
         return replace(score, hidden=None)
     return replace(score, hidden=score.hidden[:, columns])
+
+
+def own_part(step: Step, grown: Sequence[Draft]) -> Step:
+    """The step as the drafter of these trees would have seen it, which others were grafted on.
+
+    Its nodes come first in what was scored; a path that leaves them ends in a correction.
+    """
+    seen, told = [], []
+    for draft, own, score, verdict in zip(
+        step.drafts, grown, step.scores, step.verdicts, strict=True
+    ):
+        size = len(own.tree)
+        path = tuple(node for node in verdict.path if node < size)
+        left = verdict.path[len(path) :]
+        hidden = None if score.hidden is None else score.hidden[:size]
+        seen.append(Scores(score.logits[:size], hidden, score.p, score.share))
+        told.append(Verdict(path, draft.tree.tokens[left[0]] if left else verdict.next_token))
+    return replace(step, drafts=tuple(grown), scores=tuple(seen), verdicts=tuple(told))
 
 
 def together(members: Sequence[Traits]) -> Traits:

@@ -1,0 +1,182 @@
+"""Look-ups in one tree, and a draft model's tree where they leave something to guess.
+
+Look-ups cost next to nothing and know what was copied; a draft model knows what is new and costs a
+forward per level. So look-ups are asked first, the draft model only where its tree is likely to add
+more expected tokens than it costs, and both trees become one, whose nodes are worth what nodes that
+were proposed alike came to. All candidates are fixed: choosing among them changes no law. RASD
+(arXiv 2503.03434) always asks the model, and lets it veto what was looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from foretoken.contract import Drafter, Features, Guided, NoOptions, StoppingRule
+from foretoken.drafters.fusion import Fusion, Offer, unpriced
+from foretoken.drafters.parts.agreement import Agreement, Gain
+from foretoken.drafters.parts.chances import affordable, of_paths, trials
+from foretoken.drafters.parts.members import Combination, own_part
+from foretoken.errors import PairingError
+from foretoken.trees.build import Trie
+from foretoken.trees.worth import TextBias, paying
+from foretoken.types import (
+    Budget,
+    DecodeState,
+    Draft,
+    Draw,
+    Memory,
+    Rows,
+    Shape,
+    Step,
+    TokenTree,
+    Traits,
+)
+
+LEFT = 0.02  # least chance that a model is taken to leave for tokens it did not name
+
+
+class Hybrid(Combination):
+    """A drafter's tree of fixed candidates, and what look-ups hold, as one tree."""
+
+    traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)
+
+    def __init__(self, inner: Drafter, *look_ups: Drafter, config: NoOptions | None = None) -> None:
+        if not (inner.traits.fixed and inner.traits.prices):
+            raise PairingError(
+                f"{type(inner).__name__} was asked to grow trees that look-ups are merged with.",
+                "its candidates have to be fixed (point), and it has to say their chances.",
+                "use a drafter that grows best first, as method tree does.",
+            )
+        self.inner, self.look_ups = inner, Fusion(*look_ups)
+        super().__init__(inner, self.look_ups)
+        self.traits = replace(self.traits, shape=Shape.TREE)
+        if isinstance(inner, Guided):
+            self.model = inner.model
+        self.agreement = Agreement()
+        self.gain = Gain()
+
+    def start(self, row: DecodeState, seen: Features | None) -> None:
+        row.private[self] = _Text()
+        super().start(row, seen)
+
+    def propose(
+        self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
+    ) -> list[Draft]:
+        found = self.look_ups.propose(rows, [unpriced(budget) for budget in budgets], stop)
+        places = [
+            self.asking(row, looked_up, budget)
+            for row, looked_up, budget in zip(rows, found, budgets, strict=True)
+        ]
+        own = [
+            budget if place is not None else replace(budget, depth=0)
+            for place, budget in zip(places, budgets, strict=True)
+        ]
+        grown = self.inner.propose(rows, own, stop)
+        drafts = []
+        for row, budget, tree, looked_up, place in zip(
+            rows, budgets, grown, found, places, strict=True
+        ):
+            text: _Text = row.private[self]
+            union = text.union = Union(tree, looked_up)
+            union.judge(row.warp.greedy, self.agreement, text.bias)
+            if place is not None and budget.prices is not None and not row.rehearsal:
+                self.gain.update(place, union.gain(looked_up, budget))
+            draft = affordable(union.draft, budget)
+            union.cut(draft)
+            drafts.append(draft)
+        return drafts
+
+    def asking(self, row: DecodeState, found: Draft, budget: Budget) -> int | None:
+        """The class of what was looked up, where the draft model is to be asked as well."""
+        assert found.chances is not None, "look-ups say the chance of each node"
+        place = self.gain.place(found.chances, found.tree.parents)
+        free = budget.prices is None or budget.prices.level <= 0.0 or row.rehearsal
+        return place if free or self.gain.promising(place) else None
+
+    def observe(self, step: Step) -> None:
+        """Learn what nodes are worth; the drafter sees its own part of the tree."""
+        grown = []
+        for row, said in zip(step.rows, step.emitted, strict=True):
+            text: _Text = row.private[self]
+            assert text.union is not None, "what is judged was proposed"
+            if not row.rehearsal:
+                text.union.teach(said, self.agreement, text.bias)
+            grown.append(text.union.grown)
+        self.inner.observe(own_part(step, grown))
+        self.look_ups.observe(step)
+
+
+class Union:
+    """One row's union of both trees, the drafter's nodes first."""
+
+    def __init__(self, grown: Draft, found: Draft) -> None:
+        self.grown, self.size = grown, len(grown.tree)
+        self.modelled: list[float | None] = [*Offer.of(grown).chances]
+        self.looked_up: list[float | None] = [None] * self.size
+        trie = Trie.of(grown.tree)
+        place = [0]
+        for node, chance in enumerate(Offer.of(found).chances[1:], 1):
+            at = trie.child(place[found.tree.parents[node]], found.tree.tokens[node])
+            if at == len(self.modelled):
+                self.modelled.append(None)
+                self.looked_up.append(None)
+            self.looked_up[at] = chance
+            place.append(at)
+        self.tree: TokenTree = trie.tree()
+        # Of each node: its class in `Agreement`, what both sides promise, what that is worth in any
+        # text, all given its parent.
+        self.places, self.promises, self.chances = [0], [1.0], [1.0]
+        self.draft = Draft(self.tree, Draw.POINT)
+
+    def judge(self, greedy: bool, agreement: Agreement, bias: TextBias) -> None:
+        """Find the chance of every node, in this text."""
+        parents, modelled, looked_up = self.tree.parents, self.modelled, self.looked_up
+        asked = set(parents[1 : self.size])
+        by_model, by_look_up = [0.0] * len(parents), [0.0] * len(parents)
+        for node, parent in enumerate(parents[1:], 1):
+            by_model[parent] += modelled[node] or 0.0
+            by_look_up[parent] += looked_up[node] or 0.0
+        here = [1.0]
+        for node, parent in enumerate(parents[1:], 1):
+            model, look_up = modelled[node], looked_up[node]
+            promise = max(model or 0.0, look_up or 0.0)
+            if model is None and parent in asked:  # the chance that the model's children leave
+                promise *= max(1.0 - by_model[parent], LEFT)
+            place = agreement.place(greedy, model, parent in asked, look_up, by_look_up[parent])
+            chance = agreement.chance(place, promise)
+            self.places.append(place)
+            self.promises.append(promise)
+            self.chances.append(chance)
+            here.append(chance if node < self.size else min(chance * bias.factor, 1.0))
+        self.draft = Draft(self.tree, Draw.POINT, chances=of_paths(parents, here))
+
+    def gain(self, found: Draft, budget: Budget) -> float:
+        """Expected tokens, above their price, that the drafter's tree adds to what was found."""
+        assert budget.prices is not None
+        both, alone = (
+            paying(sorted((draft.chances or ())[1:], reverse=True)[: budget.nodes], budget.prices)
+            for draft in (self.draft, found)
+        )
+        levels = max(*self.grown.tree.depths(), 1)
+        return both[1] - alone[1] - levels * budget.prices.level
+
+    def cut(self, draft: Draft) -> None:
+        """Leave the drafter the part that is in `draft`, as which the union is scored."""
+        if draft.origin is not None:
+            self.grown = self.grown.keep([node for node in draft.origin if node < self.size])
+
+    def teach(self, said: Sequence[int], agreement: Agreement, bias: TextBias) -> None:
+        """Compare all nodes, scored or not, with what the target said where it went."""
+        for node, _, hit in trials(self.tree, said):
+            agreement.tried(self.places[node], self.promises[node], hit)
+            if node >= self.size:
+                bias.tried(self.chances[node], hit)
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is known of one row."""
+
+    bias: TextBias = field(default_factory=TextBias)  # of what is looked up and not modelled
+    union: Union | None = None  # of the step under way

@@ -1,0 +1,150 @@
+import pytest
+import torch
+
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.growers.chain import Chain
+from foretoken.drafters.hybrid import Hybrid, Union
+from foretoken.drafters.parts.agreement import Agreement, Gain
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.drafters.prompt_lookup import PromptLookup
+from foretoken.drafters.suffix import SuffixDecoding
+from foretoken.errors import PairingError
+from foretoken.lm.table import TableLM
+from foretoken.trees.build import from_paths
+from foretoken.trees.worth import TextBias
+from foretoken.types import Budget, Draft, Draw, Prices
+
+VOCAB = 12
+
+
+@pytest.fixture
+def hybrid(pair):
+    def make(**grower):
+        inner = BestFirst(OrdinaryModel(pair[1]), BestFirst.Config(min_gain=0.0, **grower))
+        return Hybrid(inner, PromptLookup(), SuffixDecoding())
+
+    return make
+
+
+def fixed(paths, chance):
+    tree = from_paths(0, paths)
+    return Draft(tree, Draw.POINT, chances=tuple(chance**depth for depth in tree.depths()))
+
+
+def union_of(grown, found):
+    union = Union(grown, found)
+    union.judge(True, Agreement(), TextBias())
+    return union
+
+
+def prices(level, node, nodes=12):
+    return Prices(level, tuple(node * n for n in range(nodes + 1)), 1.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_the_targets_own(hybrid, run, plain, row, pair, prompts, temperature):
+    def rows():
+        return [row(p, VOCAB, max_new_tokens=40, temperature=temperature, seed=9) for p in prompts]
+
+    found, records = run(pair[0], hybrid(), rows(), depth=8, nodes=12)
+    assert found == plain(pair[0], rows())
+    for draft in (draft for record in records for draft in record.drafts):
+        siblings = list(zip(draft.tree.parents[1:], draft.tree.tokens[1:], strict=True))
+        assert len(set(siblings)) == len(siblings) and len(siblings) <= 12
+    assert pair[1].rows_held == 0, "a strict cache of the draft model saw every commit"
+
+
+def test_look_ups_go_on_where_the_drafters_depth_ends(run, row, pair):
+    loop = TableLM(torch.eye(VOCAB, dtype=torch.float64).roll(1, 1) * 20.0)
+
+    def steps(*look_ups):
+        inner = BestFirst(OrdinaryModel(pair[1]), BestFirst.Config(template=(1,)))
+        drafter = Hybrid(inner, *look_ups) if look_ups else inner
+        one = row([0, 1], VOCAB, max_new_tokens=80)
+        return len(run(loop, drafter, [one], depth=8, nodes=24)[1])
+
+    assert max(steps(PromptLookup()), steps(SuffixDecoding())) < 0.6 * steps()
+
+
+def test_both_trees_are_one_and_the_drafters_nodes_come_first():
+    union = union_of(fixed([[1, 2], [3]], 0.6), fixed([[1, 4], [5]], 0.5))
+    assert union.tree.tokens[: union.size] == (0, 1, 2, 3) and union.size == 4
+    paths = {tuple(union.tree.tokens[n] for n in union.tree.path(i)) for i in range(1, 6)}
+    assert paths == {(1,), (1, 2), (3,), (1, 4), (5,)}
+    union.cut(union.draft.keep([0, 1, 4]))
+    assert union.grown.tree.tokens == (0, 1), "what the drafter is told it proposed"
+
+
+def test_what_the_model_did_not_name_gets_what_it_left():
+    """The model gives 0.9 to another token; a look-up of 0.9 below it keeps its word."""
+    union = union_of(fixed([[1]], 0.9), fixed([[2, 3], [1, 4]], 0.9))
+    chance = dict(zip([tuple(union.tree.tokens[n] for n in union.tree.path(i)) for i in range(5)],
+                      union.chances, strict=True))  # fmt: skip
+    assert chance[(2,)] == pytest.approx(0.9 * 0.1)
+    assert chance[(1, 4)] == pytest.approx(0.9)
+
+
+def test_experience_tells_guesses_of_both_from_guesses_of_one():
+    agreement, bias = Agreement(), TextBias()
+    for _ in range(300):
+        union = Union(fixed([[1], [2]], 0.4), fixed([[1], [3]], 0.4))
+        union.judge(True, agreement, bias)
+        union.teach([1], agreement, bias)
+    both, model, look_up = union.chances[1:]
+    assert both > 0.95 and model < 0.05 and look_up < 0.05
+    union.judge(False, agreement, TextBias())
+    assert union.chances[-3] == pytest.approx(0.4), "sampled texts have an experience of their own"
+
+
+def test_a_text_that_look_ups_mislead_in_is_believed_less_at_once():
+    agreement, bias = Agreement(), TextBias()
+    for _ in range(500):  # of other texts
+        union = Union(fixed([[1]], 0.3), fixed([[3]], 0.5))
+        union.judge(True, agreement, TextBias())
+        union.teach([3], agreement, TextBias())
+    trusting = union.draft.chances[2]
+    for _ in range(12):
+        union = Union(fixed([[1]], 0.3), fixed([[3]], 0.5))
+        union.judge(True, agreement, bias)
+        union.teach([1], agreement, bias)
+    assert union.draft.chances[2] < 0.5 * trusting
+
+
+def test_the_model_is_not_asked_where_it_adds_less_than_it_costs(hybrid, row, pair):
+    """A text of one repeated token, and levels that cost more than any tree can bring."""
+    drafter, asked = hybrid(), []
+    one = row([3] * 40, VOCAB, max_new_tokens=90)
+    drafter.start(one, None)
+    drafter.look_ups.members[1].odds[0].factors[1][:] = [1.0] * 8
+    grow = drafter.inner.model.grow
+    drafter.inner.model.grow = lambda *given: asked.append(1) or grow(*given)
+    budget = Budget(8, 12, prices(level=2.0, node=0.01))
+    for _ in range(Gain.EVERY):
+        [draft] = drafter.propose([one], [budget])
+    assert len(draft.tree) > 3 and 1 <= len(asked) < Gain.EVERY // 2, len(asked)
+    before = len(asked)
+    for _ in range(2 * Gain.EVERY):
+        drafter.propose([one], [budget])
+    assert 1 <= len(asked) - before <= 6, "it is tried again now and then"
+    free = Budget(8, 12, prices(level=0.0, node=0.01))
+    before = len(asked)
+    drafter.propose([one], [free])
+    assert len(asked) > before, "a model that costs nothing is always asked"
+
+
+def test_gains_are_told_apart_by_what_look_ups_promise():
+    gain = Gain()
+    sure = gain.place([1.0, 0.99, 0.98, 0.97], [-1, 0, 1, 2])
+    vague = gain.place([1.0, 0.1], [-1, 0])
+    assert sure != vague and gain.place([1.0], [-1]) == vague
+    for _ in range(4):
+        gain.update(sure, -0.5)
+    assert not gain.promising(sure) and gain.promising(vague)
+    for _ in range(8):
+        gain.update(sure, 0.5)
+    assert gain.promising(sure)
+
+
+def test_a_drafter_whose_candidates_are_drawn_is_refused(pair):
+    with pytest.raises(PairingError, match="Chain"):
+        Hybrid(Chain(OrdinaryModel(pair[1])), PromptLookup())
