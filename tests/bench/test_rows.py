@@ -100,9 +100,11 @@ def test_rows_that_a_family_leaves_out_are_told_with_what_they_take() -> None:
     assert [line.split(",")[0] for line in told] == [
         "training-free leaves out rest",
         "training-free leaves out retrieval-dense",
+        "training-free leaves out auto-draft",
         "training-free leaves out hybrid",
         "training-free leaves out rasd",
     ]
-    assert "datastore=FOLDER" in told[0] and "keys=FOLDER" in told[1] and "second" in told[3]
-    more = left_out(["training-free[datastore=/some/store,keys=/some/keys]", "rasd", "hybrid"])
+    assert "datastore=FOLDER" in told[0] and "keys=FOLDER" in told[1] and "second" in told[4]
+    given = "training-free[datastore=/some/store,keys=/some/keys]"
+    more = left_out([given, "rasd", "hybrid", "auto-draft"])
     assert more == [] == left_out("plain,chain")

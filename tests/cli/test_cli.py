@@ -53,7 +53,7 @@ def test_generate_json_holds_text_tokens_and_statistics(models):
     ran = run("generate", PROMPT, *models, "--max-new-tokens", 9, "--json")
     found = json.loads(ran.stdout)
     assert len(found["tokens"]) == 9 == found["stats"]["tokens"]
-    assert found["finish_reason"] == "length" and found["method"] == "chain"
+    assert found["finish_reason"] == "length" and found["method"] == "auto-draft"
     assert found["text"] and 0 <= found["stats"]["acceptance_rate"] <= 1
 
 

@@ -133,7 +133,7 @@ def test_type_checkers_see_the_names_that_are_imported_on_first_use():
 
 def test_shipped_models_have_names_in_python_too():
     spec = foretoken.load("text-target", draft="text-draft", kernels="dense")
-    assert spec.method == "chain" and spec.tokenizer is not None
+    assert spec.method == "auto-draft" and spec.tokenizer is not None
     assert len(spec.generate("Once", 4).tokens) == 4
 
 

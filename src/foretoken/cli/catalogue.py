@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -211,10 +212,17 @@ def parts_of(row: Method) -> dict[str, Any]:
     rules = dict.fromkeys((row.verifier, *row.verifiers))
     parts = {"model": resolve(row.model)} if ":" in row.model else {}
     parts |= {"drafter": resolve(row.drafter)}
-    parts |= {f"{name} (a source)": resolve(METHODS[name].drafter) for name in row.inner}
+    parts |= {f"{name} (a source)": resolve(METHODS[name].drafter) for name in sources(row)}
     parts |= {f"verifier={name}": resolve(VERIFIERS[name]) for name in rules}
     parts |= {f"controller={name}": resolve(CONTROLLERS[name]) for name in controllers(row)}
     return parts
+
+
+def sources(row: Method) -> Iterator[str]:
+    """The methods that a method is made of, and those that these are made of."""
+    for name in row.inner:
+        yield name
+        yield from sources(METHODS[name])
 
 
 def options_of(row: Method) -> list[Option]:

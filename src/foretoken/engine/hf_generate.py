@@ -67,7 +67,7 @@ def custom_generate(
 
     Without `seed`, sampling follows `torch.manual_seed`. Kernels are in place during calls only.
     """
-    method = default_method(draft) if method is None else method
+    method = default_method(draft, controller, verifier) if method is None else method
     row = check_request(method, draft, max_rows)
     if row.writes != "text":
         raise ConfigError(

@@ -42,7 +42,7 @@ def load(
 ) -> Session:
     """A session over `target` (directory, hub name or loaded model), decoding with `method`.
 
-    Without `method` it is `chain` where there is a draft, and `auto` where there is none.
+    Without `method` it is `auto-draft` where there is a draft, and `auto` where there is none.
     `config` holds fields of the method's model, drafter, verifier and controller. What cannot work
     is refused here, before any weight is read where that can be known. A method that needs no
     draft leaves `draft` alone. `compile` captures the models' forwards at load where that can be
@@ -75,7 +75,7 @@ def load(
         asked |= {"draft_vocabulary": draft_vocabulary, "draft_thresholds": draft_thresholds}
         return load(**complete(tuned, {**asked, **config}))
     check_given(target)
-    method = default_method(draft) if method is None else method
+    method = default_method(draft, controller, verifier) if method is None else method
     check_options(method, controller=controller, verifier=verifier, **config)
     from foretoken.lm.draft_vocabulary import check_asked
     from foretoken.lm.load import check_source

@@ -60,6 +60,13 @@ def needs_draft(row: Method) -> bool:
     return "draft" in row.handed() or any(needs_draft(METHODS[name]) for name in row.inner)
 
 
-def default_method(draft: object) -> str:
-    """What a user gets who names no method: `chain` with a draft model, `auto` without."""
-    return "auto" if draft is None else "chain"
+def default_method(
+    draft: object, controller: str | None = None, verifier: str | None = None
+) -> str:
+    """What a user gets who names no method: `auto` without a draft model, `auto-draft` with one,
+    and `chain` with one and a rule or controller that suits chains.
+    """
+    if draft is None:
+        return "auto"
+    general = controller is None or controller in GENERAL_CONTROLLERS
+    return "auto-draft" if general and verifier is None else "chain"

@@ -19,6 +19,15 @@ FAMILY = Family(
             defaults={"depth": 10, "nodes": 80, "max_depth": LONG},
         ),
         Method(
+            "auto-draft",
+            "hybrid for greedy text, chain for sampled text: the default with a draft model",
+            drafter="drafters.by_temperature:ByTemperature",
+            verifier="recursive",
+            inner=("hybrid", "chain"),
+            inner_chains=("chain", "chain"),
+            defaults={"depth": 10, "nodes": 64},
+        ),
+        Method(
             "fused",
             "several look-up methods in one tree: prompt look-up, suffixes and recycled tokens",
             drafter="drafters.fusion:Fusion",

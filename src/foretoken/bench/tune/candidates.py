@@ -18,6 +18,7 @@ from foretoken.types import Shape
 
 DRAFTING = ("draft-model", "portfolio")  # families whose rows take a draft as it is
 ALWAYS = ("plain", "auto")
+APART = ("auto-draft",)  # at one temperature it is one of two others, which are tried themselves
 SIZES: dict[Shape, tuple[dict[str, Any], ...]] = {
     Shape.CHAIN: ({"depth": 2}, {"depth": 4}, {"depth": 8}),
     Shape.TREE: (
@@ -81,6 +82,7 @@ def drafting() -> list[str]:
         if family.name in DRAFTING
         for row in family.methods
         if needs_draft(row) and not row.needs and plain_parts(row) and lossless(row.name)
+        if row.name not in APART
     ]
 
 
