@@ -59,6 +59,8 @@ def test_it_is_the_default_with_a_draft_model(pair_folders):
     assert default_method("draft", "confidence") == default_method("d", None, "block") == "chain"
     with foretoken.load(pair_folders[0], draft=pair_folders[1]) as session:
         assert session.method == "auto-draft"
+        hybrid, chain = session.engine.drafter.members
+        assert hybrid.inner.source is chain.source, "a draft that learns is one for both"
         greedy, drawn = (
             session.generate([5, 6, 7, 8], 12, temperature=t, seed=1) for t in (0.0, 1.0)
         )

@@ -163,7 +163,7 @@ def test_a_buffer_keeps_the_newest_within_its_bounds():
     assert batch["weights"].sum() == 4
 
 
-@pytest.mark.parametrize("method", ["chain", "tree", "pearl"])
+@pytest.mark.parametrize("method", ["chain", "tree", "pearl", "auto-draft"])
 @pytest.mark.parametrize("vocabulary", [None, list(range(60))])
 def test_greedy_texts_stay_while_the_draft_learns(pair, truth, method, vocabulary):
     weights = copy.deepcopy(pair[1].state_dict())

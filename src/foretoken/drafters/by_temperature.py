@@ -58,13 +58,13 @@ class ByTemperature(Combination):
 
     def observe(self, step: Step) -> None:
         for member, mine in self.shares(step.rows):
-            member.observe(step if len(mine) == len(step.rows) else part_of(step, mine))
+            member.observe(step if len(mine) == len(step.rows) else share_of(step, mine))
 
     def finish(self, row: DecodeState) -> None:
         self.member(row).finish(row)
 
 
-def part_of(step: Step, places: Sequence[int]) -> Step:
+def share_of(step: Step, places: Sequence[int]) -> Step:
     """The step of some of its rows."""
     return replace(
         step,

@@ -59,7 +59,7 @@ def assemble(
     _require_options(row, config)
     if row.inner_chains and "sources" not in config and target_lm.caps.tree != "mask":
         row = replace(row, inner=row.inner_chains)
-    loaded = {"target": target_lm, "draft": draft_lm}
+    loaded = {"target": target_lm, "draft": draft_lm, "guesser": None}
     made = {part: cls.Config(**options[part]) for part, cls in parts.items()}
     drafter = _drafter(row, "", parts, made, loaded)
     fields = _fields(parts["controller"]).keys()
@@ -94,8 +94,9 @@ def _drafter(
             if name not in row.optional:
                 raise
     given = [loaded[role] for role in row.handed()]
-    if row.model == "draft":
-        given = [OrdinaryModel(*given)]
+    if row.model == "draft":  # one for all: who gives it other weights gives them to every part
+        loaded["guesser"] = loaded["guesser"] or OrdinaryModel(*given)
+        given = [loaded["guesser"]]
     elif row.model:
         part = prefix + "model"
         kind = (row.head,) if row.head else ()
