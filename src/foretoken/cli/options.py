@@ -38,7 +38,7 @@ DraftVocabulary = Annotated[
 ]
 MethodName = Annotated[
     str | None,
-    typer.Option("--method", help="See `foretoken methods`; chain with a draft, else auto."),
+    typer.Option("--method", help="See `foretoken methods`; auto-draft with a draft, else auto."),
 ]
 Settings = Annotated[
     list[str] | None,
