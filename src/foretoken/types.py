@@ -355,6 +355,9 @@ class Step:
     verdicts: tuple[Verdict, ...]
     emitted: tuple[list[int], ...]  # tokens each row really gained, after stops and caps
     times: StepTimes
+    # where one of several drafters is shown its own nodes alone: the step as it was, whose hidden
+    # states, of what it taps, are those of the whole text
+    whole: Step | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ def shows_states(drafter):
     return isinstance(drafter, Guided) and drafter.model.hidden_size > 0
 
 
-def built(name, controller=None, vocab=5, **options):
+def built(name, controller=None, vocab=5, hidden=None, **options):
     target, draft = tables(vocab, vocab)
     models = (target, draft) if needs_draft(METHODS[name]) else (target,)
-    options = {**needed(METHODS[name], vocab, controller), **options}
+    options = {**needed(METHODS[name], vocab, controller, hidden), **options}
     return assemble(name, *models, controller=controller, **options)
 
 
@@ -42,7 +42,9 @@ def test_every_method_is_built_with_every_controller_that_fits(name, controller)
         with pytest.raises(PairingError, match=refusal):
             built(name, controller)
         return
-    engine = built(name, controller)
+    engine = built(
+        name, controller, hidden=drafter.model.hidden_size if shows_states(drafter) else None
+    )
     assert isinstance(engine, Engine)
     place = CONTROLLERS[controller or METHODS[name].controller]
     assert type(engine.controller).__name__ == place.split(":")[1]

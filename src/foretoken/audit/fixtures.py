@@ -25,7 +25,7 @@ from foretoken.heads import decision, store
 from foretoken.heads.acceptance import AcceptanceHead
 from foretoken.heads.exits import ExitPredictors
 from foretoken.heads.table import head_row, resolve
-from foretoken.methods import Method
+from foretoken.methods import Method, method
 
 _folders: list[TemporaryDirectory[str]] = []  # removed when the interpreter ends
 
@@ -44,8 +44,8 @@ def needed(
     """
     sizes = vocab_size, target_hidden or vocab_size
     found = {name: _made(name, *sizes) for name in entry.needs if name in MAKERS}
-    if entry.head:
-        found["draft_head"] = random_head(entry.head, *sizes)
+    for kind in {one.head for one in (entry, *map(method, entry.inner)) if one.head}:
+        found["draft_head"] = random_head(kind, *sizes)
     if (controller or entry.controller) == "acceptance_head":
         head = random_acceptance(hidden_size or vocab_size, vocab_size)
         found |= {"head": head, "threshold": 0.5, "shortest": 1}

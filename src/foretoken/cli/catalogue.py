@@ -212,7 +212,10 @@ def parts_of(row: Method) -> dict[str, Any]:
     rules = dict.fromkeys((row.verifier, *row.verifiers))
     parts = {"model": resolve(row.model)} if ":" in row.model else {}
     parts |= {"drafter": resolve(row.drafter)}
-    parts |= {f"{name} (a source)": resolve(METHODS[name].drafter) for name in sources(row)}
+    for name in sources(row):
+        if ":" in (model := METHODS[name].model):
+            parts[f"model of {name}"] = resolve(model)
+        parts[f"{name} (a source)"] = resolve(METHODS[name].drafter)
     parts |= {f"verifier={name}": resolve(VERIFIERS[name]) for name in rules}
     parts |= {f"controller={name}": resolve(CONTROLLERS[name]) for name in controllers(row)}
     return parts

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,8 +33,8 @@ def train(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="For a draft: texts that `train data` made. Else prompts: a text file of "
-            "passages, or .jsonl with a prompt each; `online` takes either."
+            help="Texts that `train data` made, for drafts and for heads; or, for heads, data and "
+            "online, prompts: a text file of passages, or .jsonl with a prompt each."
         ),
     ] = None,
     text: Annotated[
@@ -133,6 +134,15 @@ def train_head(
         target=target, draft=draft, method=method, given=given, quiet=json_, **loading
     )  # fmt: skip
     some = partial(prompts, data, seed=config.seed)
+    if data is not None and data.is_dir():
+        if row.models != ("target",):
+            raise ConfigError(
+                f"training the head {name!r} on the texts in {data} was asked for.",
+                f"it learns from what {' and '.join(row.models)} say at one temperature, of texts "
+                "that are written while it is trained.",
+                "pass a file of prompts with --data, or none.",
+            )
+        some = partial(chats, data, session)
     with session:
         found = run_training(session, name, some, config, out, fresh=fresh, show=not json_)
     if json_:
@@ -226,6 +236,22 @@ def prompts(data: Path | None, split: str, count: int, seed: int = 0) -> list[st
     each = -(-count // len(tasks.FAMILIES))
     drawn = [tasks.examples(family, split, each, seed) for family in tasks.FAMILIES]
     return [example.prompt for turn in zip(*drawn, strict=True) for example in turn][:count]
+
+
+def chats(folder: Path, session: Any, split: str, count: int) -> Sequence[Any]:
+    """`count` chats of a split of a folder that `train data` made for this target."""
+    from foretoken.training.dataset.card import check_vocabulary
+    from foretoken.training.dataset.records import every_chat
+
+    check_vocabulary(folder, session)
+    found = list(islice(every_chat(folder, split), count))
+    if not found:
+        raise ConfigError(
+            f"training on the texts in {folder} was asked for.",
+            f"there are no chats of the split {split!r} in it.",
+            "make some: `foretoken train data --target T --out DIR`.",
+        )
+    return found
 
 
 def require_extra() -> None:

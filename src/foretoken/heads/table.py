@@ -92,6 +92,17 @@ HEADS: dict[str, Head] = {
             config="training.objectives.guessing:FeatureTraining",
             serves="eagle",
         ),
+        Head(
+            name="eagle3",
+            summary="the next token, from tokens beside three layers' states or its own output",
+            module="heads.eagle3:Eagle3",
+            models=("target",),
+            reads="target",
+            captures="training.captures.texts:LayeredTexts",
+            objective="training.objectives.unrolled:UnrolledObjective",
+            config="training.objectives.unrolled:UnrolledTraining",
+            serves="eagle3",
+        ),
     )
 }
 

@@ -22,6 +22,7 @@ from foretoken.coins import SeededCoins
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
 from foretoken.row import make_row
+from foretoken.training.dataset.records import Chat
 from foretoken.training.features import Features
 from foretoken.types import DecodeState
 
@@ -93,8 +94,15 @@ def written(
 ) -> Iterator[tuple[DecodeState, Sequence[int]]]:
     """Fresh rows of the prompts, and what the target wrote after each.
 
-    Text i is drawn from the seed `seed + 2i`, and the coins of its row from the next.
+    Text i is drawn from the seed `seed + 2i`, and the coins of its row from the next; chats that
+    `train data` made are taken as they are.
     """
+    if isinstance(prompts[0], Chat):
+        for chat, row in zip(
+            prompts, session.rows([one.prompt for one in prompts], 1), strict=True
+        ):
+            yield row, chat.answer
+        return
     seeds = [seed + 2 * i for i in range(len(prompts))]
     temperature, length = capture.temperature, capture.new_tokens
     rows = session.rows(list(prompts), length, temperature=temperature, seed=seeds)
@@ -110,7 +118,7 @@ def _same_run(folder: Path, split: str, prompts: Sequence[Any], capture: Capture
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}.json"
     plan = {"capture": type(capture).__name__, **asdict(capture)}
-    told = json.dumps({"plan": plan, "prompts": list(prompts)})
+    told = json.dumps({"plan": plan, "prompts": list(prompts)}, default=asdict)
     if not path.is_file():
         partial = path.with_suffix(".partial")
         partial.write_text(told, encoding="utf-8")

@@ -29,6 +29,9 @@ class TrainingConfig:
     steps: int | None = None  # optimizer steps; none: as many as the epochs have
     batch: int = 256  # tokens in a step
     rate: float = 1e-3  # peak learning rate
+    matrix_rate: float = 0.0  # peak rate of Muon, for matrices inside; 0: AdamW for all
+    minutes: float | None = None  # of training at most; none: as many as the steps take
+    precision: str = "no"  # of products: no, for that of the weights, or bf16
     seed: int = 0  # of prompts, samples and weights
 
     def __post_init__(self) -> None:
@@ -40,6 +43,9 @@ class TrainingConfig:
               for name in positive),
             ("temperature", self.temperature >= 0.0, "0 (greedy) or more"),
             ("rate", self.rate > 0.0, "above 0"),
+            ("precision", self.precision in ("no", "bf16"), "no or bf16"),
+            ("matrix_rate", self.matrix_rate >= 0.0, "0 (AdamW for all) or more"),
+            ("minutes", self.minutes is None or self.minutes > 0, "above 0"),
         )  # fmt: skip
 
 

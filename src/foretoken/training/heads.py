@@ -125,8 +125,10 @@ def fit(
     every = max(1, steps // 20)
     plan = TrainingPlan(
         steps=steps,
-        matrix_rate=0.0,
+        matrix_rate=config.matrix_rate,
         vector_rate=config.rate,
+        precision=config.precision,
+        seconds=60.0 * config.minutes if config.minutes else None,
         warmup=max(1, round(0.03 * steps)),
         save_every=every,
         evaluate_every=every,

@@ -123,8 +123,11 @@ class ModelDrafter(RowDrafter):
         rows: list[DecodeState] = []
         paths: list[Sequence[int] | None] = []
         features: list[Features | None] = []
-        judged = zip(step.rows, step.drafts, step.scores, step.verdicts, strict=True)
-        for row, draft, score, verdict in judged:
+        seen = step.whole or step
+        texts = map(_of_text, seen.scores, seen.verdicts)
+        for row, draft, verdict, text in zip(
+            step.rows, step.drafts, step.verdicts, texts, strict=True
+        ):
             state: Opened | None = row.private.get(self)
             if state is None or row.finish is not None:
                 continue
@@ -138,10 +141,10 @@ class ModelDrafter(RowDrafter):
                 path = growth.fed(
                     verdict.path if origin is None else [origin[node] for node in verdict.path]
                 )
-            if path is not None or score.hidden is not None:
+            if path is not None or text is not None:
                 rows.append(row)
                 paths.append(path)
-                features.append(_of_text(score, verdict))
+                features.append(text)
         if rows:
             self.follow(rows, paths, features)
 

@@ -101,10 +101,12 @@ def own_part(step: Step, grown: Sequence[Draft]) -> Step:
         size = len(own.tree)
         path = tuple(node for node in verdict.path if node < size)
         left = verdict.path[len(path) :]
-        hidden = None if score.hidden is None else score.hidden[:size]
-        seen.append(Scores(score.logits[:size], hidden, score.p, score.share))
+        seen.append(Scores(score.logits[:size], None, score.p, score.share))
         told.append(Verdict(path, draft.tree.tokens[left[0]] if left else verdict.next_token))
-    return replace(step, drafts=tuple(grown), scores=tuple(seen), verdicts=tuple(told))
+    return replace(
+        step, drafts=tuple(grown), scores=tuple(seen), verdicts=tuple(told),
+        whole=step.whole or step,
+    )  # fmt: skip
 
 
 def together(members: Sequence[Traits]) -> Traits:

@@ -37,6 +37,7 @@ class TrainedHead:
         head, card = store.load(folder, kind)
         store.check_fits(card, folder, target.hidden_size, target.vocab_size)
         self.head: Any = head.to(target.embed([0]).device)
+        self.card = card
         self.vocab_size = target.vocab_size
 
     def close(self, row: DecodeState) -> None:

@@ -37,7 +37,7 @@ class LeanForward:
         self.program = Program(captured, settled)
         self.plain_scores = plain_scores(captured.graph)
         self.layers = sum(isinstance(mark, Layer) for mark in captured.marks)
-        self.variants: dict[tuple[Taps, Cut, bool], Callable[..., list[Tensor]]] = {}
+        self.variants: dict[tuple[Taps, Cut, bool, bool], Callable[..., list[Tensor]]] = {}
         self.reach = 0  # tokens of a forward for which segments in C are the faster way
         width = value(captured.states[Embedding()]).shape[-1]
         weight = next(captured.root.parameters())
@@ -66,18 +66,20 @@ class LeanForward:
         """What `taps` read, each [B, Q, H], then logits [B, P, V] at `places`.
 
         Without a head, the last are the states [B, Q, H] that it would have read behind the layers.
-        `entering` [B, Q, H] is what enters layer `cut.start`, where that is not the first.
+        `entering` [B, Q, H] is what enters layer `cut.start`; None: the tokens' embeddings, which
+        enter the first.
         """
         if self.versions != [weight._version for weight in self.watched]:
             self.follow_versions()
         few = type(attend) is SlotAttention and len(ids) == 1 and ids.shape[1] <= self.reach
-        run = self.variants.get((taps, cut, few)) or self.write(taps, cut, few)
-        if not cut.start and not cut.without:
+        entered = entering is not None
+        run = self.variants.get((taps, cut, few, entered)) or self.write(taps, cut, few, entered)
+        if not entered and not cut.without:
             return run(ids, positions, places, attend)
         nothing = self.nothing.expand(*ids.shape, -1)
         return run(ids, positions, places, attend, entering=entering, nothing=nothing)
 
-    def write(self, taps: Taps, cut: Cut, few: bool) -> Callable[..., list[Tensor]]:
+    def write(self, taps: Taps, cut: Cut, few: bool, entered: bool) -> Callable[..., list[Tensor]]:
         """The code that gives these results and no others; for `few` tokens, with segments."""
         states = self.capture.states
         stop = self.layers if cut.stop is None else cut.stop
@@ -88,14 +90,14 @@ class LeanForward:
             instead[states[part]] = "nothing"
             if Sublayer(part.layer, 1 - part.kind) in cut.without:
                 instead[states[Layer(part.layer)]] = states[Layer(part.layer - 1)]
-        if cut.start:
-            entry = Layer(cut.start - 1) if cut.start <= self.layers else FinalNorm()
-            instead[states[entry]] = "entering"
+        if entered:
+            entries: list[Tap] = [Embedding(), *map(Layer, range(self.layers)), FinalNorm()]
+            instead[states[entries[cut.start]]] = "entering"
         results = [states[self.known(tap)] for tap in taps]
         results.append(self.capture.logits if cut.head else states[Layer(stop - 1)])
         run = variant_of_few(self.program, results, instead) if few else None
         run = run or self.program.variant(results, instead)
-        self.variants[taps, cut, few] = run
+        self.variants[taps, cut, few, entered] = run
         return run
 
     def known(self, tap: Tap) -> Tap:

@@ -146,7 +146,9 @@ class BatchForward:
         lean = self.lean
         assert lean is not None
         cut, places = WHOLE if wanted else HEADLESS, torch.tensor(wanted)
-        *tapped, logits = lean.run(ids, positions, places, attend, taps, cut)
+        given = [feed.embedded for feed in feeds if feed.embedded is not None]
+        embedded = torch.cat(given)[None] if given else None
+        *tapped, logits = lean.run(ids, positions, places, attend, taps, cut, embedded)
         hidden = torch.stack(tapped, dim=2)[0] if taps else None
         parts = torch.split(logits[0, : len(wanted)], [feed.scored for feed in feeds])
         scores = []
@@ -220,6 +222,8 @@ class BatchForward:
         ids, positions = torch.tensor(numbers, device=self.device).unbind()
         kept = width - count + feed.scored if feed.scored else 1
         batch = Batch([feed], width, feed.stop, kept, ids, positions)
+        if feed.embedded is not None:
+            batch.embedded = _repeated(feed.embedded, width)[None]
         logits, hidden = self._forward(batch, taps, part)
         feed.settle()
         if hidden is None and logits.shape[1] == feed.scored:
@@ -238,11 +242,14 @@ class BatchForward:
         scored = [len(feed.tokens) - feed.scored for feed in feeds if feed.scored]
         first = min(scored, default=width)
         longest = max([feed.stop for feed in feeds])
-        return Batch(feeds, width, longest, max(1, width - first), both[:rows], both[rows:])
+        batch = Batch(feeds, width, longest, max(1, width - first), both[:rows], both[rows:])
+        given = [_repeated(f.embedded, width) for f in feeds if f.embedded is not None]
+        batch.embedded = torch.stack(given) if given else None
+        return batch
 
     def _forward(self, batch: Batch, taps: Taps, part: Part | None) -> tuple[Tensor, Tensor | None]:
         """The model call: logits [B, kept, V] and tapped features [B, Q, L, H] of a batch."""
-        if self.graphs is not None and not taps and part is None:
+        if self.graphs is not None and not taps and part is None and batch.embedded is None:
             replayed = self.graphs.logits(batch)
             if replayed is not None:
                 return replayed, None
@@ -290,7 +297,11 @@ class BatchForward:
         headless = part is not None and not part.head
         if self._keep_accepted and not headless:
             arguments["logits_to_keep"] = batch.kept
-        arguments |= {"input_ids": batch.ids, "past_key_values": self.cache, "use_cache": True}
+        if batch.embedded is None:
+            arguments["input_ids"] = batch.ids
+        else:
+            arguments["inputs_embeds"] = batch.embedded
+        arguments |= {"past_key_values": self.cache, "use_cache": True}
         run = self.stack.body if headless else self.model
         entered = _NOTHING if part is None else part.entered(self.stack, batch.feeds, batch.width)
         tapped: list[Tensor] = []
@@ -313,3 +324,9 @@ def _slot(feed: Feed) -> int:
 def _padded(numbers: list[int], width: int) -> list[int]:
     missing = width - len(numbers)
     return numbers + numbers[-1:] * missing if missing else numbers
+
+
+def _repeated(rows: Tensor, width: int) -> Tensor:
+    """Rows [q, H] as `width` of them, the last one repeated."""
+    missing = width - len(rows)
+    return torch.cat([rows, rows[-1:].expand(missing, -1)]) if missing else rows

@@ -108,17 +108,29 @@ class CachedLM(BatchForward):
     ) -> list[Float[Tensor, "S L H"] | None]:
         """Cache tokens of the rows, all but the last or `limit` more; features of those fed now."""
         for row in rows:
-            if row.uid not in self._rows:
-                self._rows[row.uid] = Memory(slot=len(self._slots))
-                self._slots.append(row.uid)
-            else:
-                assert self.missing(row), "prefill of a row that is already cached"
+            memory = self._entered(row)
+            assert not memory.cached or self.missing(row), "prefill of a row that is cached already"
         parts = self._fill(rows, taps, limit, last)
         if not taps:
             return [None] * len(rows)
         none = self.masks.nothing.new_zeros(0, len(taps), self.hidden_size)
         fed = [torch.cat(part or [none]) for part in parts]
         return [states if last is None else states[-last:] for states in fed]
+
+    @exclusive
+    def supply(self, row: DecodeState, embedded: Float[Tensor, "n H"]) -> None:
+        """What stands for the embeddings of the tokens of this row that are fed next, in order.
+
+        From then on every token of the row needs its own.
+        """
+        self._entered(row).supplied = embedded
+
+    def _entered(self, row: DecodeState) -> Memory:
+        """What is kept of a row, which is known from now on."""
+        if row.uid not in self._rows:
+            self._rows[row.uid] = Memory(slot=len(self._slots))
+            self._slots.append(row.uid)
+        return self._rows[row.uid]
 
     def missing(self, row: DecodeState) -> int:
         """Committed tokens that are not cached yet, the last one aside."""

@@ -27,6 +27,7 @@ class Sublayer:
 class Cut:
     """Which part of a captured model runs: layers from `start` to `stop`, with or without head.
 
+    What enters the first of them is given, or made of the tokens where that is the first of all.
     From as many layers as there are, only the last norm and the head; from one more, the head.
     The sublayers in `without` add nothing to the residual stream.
     """
@@ -59,7 +60,8 @@ class Captured(Protocol):
         """What `taps` read, each [B, Q, H], then logits [B, P, V] at `places`.
 
         Without a head, the last are the states [B, Q, H] that it would have read behind the layers.
-        `entering` [B, Q, H] is what enters layer `cut.start`, where that is not the first.
+        `entering` [B, Q, H] is what enters layer `cut.start`; None: the tokens' embeddings, which
+        enter the first.
         """
         ...
 
@@ -83,6 +85,7 @@ class Call:
         """What the taps and `more` read, then logits."""
         batch = self.batch
         taps = self.taps + more
+        entering = batch.embedded if entering is None else entering
         return lean.run(batch.ids, batch.positions, self.places, self.attend, taps, cut, entering)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.trees.masks import ancestors, depths, prefixes
@@ -22,6 +22,16 @@ class Memory:
     depths: list[int] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  # ancestors as bits
     far: bool = False  # longrope: columns were made beyond the switch
+    # [n H], what stands for the embeddings of the tokens fed next; None: the model's own
+    supplied: Float[Tensor, "n H"] | None = None
+
+    def take(self, count: int) -> Float[Tensor, "n H"] | None:
+        """What stands for the embeddings of `count` tokens that are about to be fed."""
+        if self.supplied is None:
+            return None
+        assert len(self.supplied) >= count, "tokens are fed that nothing was supplied for"
+        taken, self.supplied = self.supplied[:count], self.supplied[count:]
+        return taken
 
     def forget(self) -> None:
         """Drop the open tree."""
@@ -57,6 +67,7 @@ class Feed:
     cached: int
     nodes: tuple[list[int], list[int], list[int]] | None = None  # tokens, depths, seen
     whole: bool = False  # tapped features are wanted of all tokens, not of the scored ones alone
+    embedded: Float[Tensor, "q H"] | None = None  # in place of the tokens' own embeddings
 
     @property
     def tapped(self) -> int:
@@ -94,6 +105,7 @@ class Batch:
     kept: int  # logits are computed for that many last places
     ids: Int[Tensor, "B Q"]
     positions: Int[Tensor, "B Q"]
+    embedded: Float[Tensor, "B Q H"] | None = None
 
     def key_positions(self) -> Int[Tensor, "B K"]:
         """Logical position of every cache column."""
@@ -118,6 +130,7 @@ def committed_feed(memory: Memory, tokens: Sequence[int], stop: int) -> Feed:
         key_positions=positions,
         scored=0,
         cached=stop,
+        embedded=memory.take(stop - start),
     )
 
 
@@ -131,11 +144,12 @@ def tree_feed(
     base, late = memory.cached, len(missing)
     root = base + late
     positions = [root + depth for depth in down]
+    embedded = memory.take(late + len(tokens))
     if not late:
         keys = [root + depth for depth in memory.depths] + positions if known else positions
         return Feed(
             memory, base, base + known, list(tokens), positions, seen, keys,
-            len(tokens), base, (list(tokens), down, seen),
+            len(tokens), base, (list(tokens), down, seen), embedded=embedded,
         )  # fmt: skip
     assert not known, "committed tokens are caught up with before a tree is opened"
     before = (1 << late) - 1
@@ -151,6 +165,7 @@ def tree_feed(
         scored=len(tokens),
         cached=root,
         nodes=(list(tokens), down, seen),
+        embedded=embedded,
     )
 
 

@@ -1,0 +1,149 @@
+"""A small decoder that reads the target's hidden states beside tokens, as a draft model (EAGLE-3).
+
+Token i enters with the state of token i - 1: the target's, fused, where the text is committed, and
+the decoder's own output in an open tree, whose nodes are forgotten when the tree is judged
+(arXiv 2503.01840). Behind that it is an ordinary language model with a KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead
+from foretoken.errors import CapabilityError
+from foretoken.heads import store
+from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime.cached import CachedLM
+from foretoken.lm.views.few_rows import FewRows, is_silenced
+from foretoken.types import DecodeState, Layer, Ragged, Rows, Scores, Taps
+
+POSITIONS = 1 << 20  # rotary: as many as anyone needs, where the target names no end
+OUTPUT = (Layer(-1),)  # of the decoder, before its last norm: what the next token is read with
+
+
+@dataclass(slots=True)
+class Followed:
+    """A row as the decoder knows it."""
+
+    entering: Float[Tensor, "n W"]  # at committed tokens that it has not cached yet, the root last
+    outputs: list[Tensor] = field(default_factory=list)  # [W] at each node of the open tree
+
+
+class StateReader(TrainedHead):
+    """Guesses by a head of the kind `eagle3`."""
+
+    context: int | None = None
+
+    def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
+        super().__init__(target, kind, config)
+        own = self.head.config
+        if (deepest := max(own.taps)) >= target.layers:
+            raise CapabilityError(
+                f"a head of the kind {kind!r} was asked for with a target of {target.layers} "
+                "layers.",
+                f"it reads the output of layer {deepest}, counted from 0.",
+                f"use the target it was trained for, or train one: `foretoken train {kind}`.",
+            )
+        self.taps: Taps = tuple(map(Layer, own.taps))
+        self.target, self.hidden_size = target, own.width
+        self.max_length = target.max_length
+        like = target.embed([0])
+        folder = str((config or self.Config()).draft_head)
+        self.head, self.decoder = opened(
+            folder, kind, self.card.weights, self.max_length or POSITIONS, like.device, like.dtype
+        )
+        ids = self.head.scored
+        rows = OutputRows(torch.arange(len(ids), device=like.device), ids, target.vocab_size)
+        self.laws = FewRows(self.decoder, rows)
+        self.nothing = like.new_zeros(1, own.width)  # the state before the first token
+
+    @torch.inference_mode()
+    def open(self, row: DecodeState, features: Features | None) -> bool:
+        assert features is not None, "the engine asks for the taps"
+        if self.max_length is not None and len(row.tokens) > self.max_length:
+            return False
+        if is_silenced(self.laws, row.params):
+            return False
+        before = torch.cat([self.nothing, self.head.fused(features.to(self.nothing))])
+        entering = self.read(row.tokens, before)
+        if len(entering) > 1:
+            self.decoder.supply(row, entering)
+            self.decoder.prefill([row])
+        row.private[self] = Followed(entering[-1:])
+        return True
+
+    def read(self, tokens: Sequence[int], before: Float[Tensor, "n W"]) -> Float[Tensor, "n W"]:
+        """What enters the decoder at tokens, from the states before them."""
+        entering: Tensor = self.head.entering(self.target.embed(tokens), before)
+        return entering
+
+    @torch.inference_mode()
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        """Laws after new nodes; a root is fed with the committed tokens before it."""
+        inside = [parent for above in parents for parent in above if parent >= 0]
+        if inside:
+            before = torch.stack([
+                row.private[self].outputs[parent]
+                for row, above in zip(rows, parents, strict=True) for parent in above if parent >= 0
+            ])  # fmt: skip
+            below = [new for new, above in zip(tokens, parents, strict=True) if above[0] >= 0]
+            entering = self.read([token for new in below for token in new], before)
+            parts = iter(torch.split(entering, [len(new) for new in below]))
+        for row, above in zip(rows, parents, strict=True):
+            known: Followed = row.private[self]
+            self.decoder.supply(row, known.entering if above[0] < 0 else next(parts))
+        scores = self.laws.grow(rows, tokens, parents, (*OUTPUT, *taps))
+        for row, above, score in zip(rows, parents, scores, strict=True):
+            assert score.hidden is not None, "it was asked for"
+            known = row.private[self]
+            if above[0] < 0:  # what was fed before the root is cached now
+                known.entering, known.outputs = known.entering[-1:], []
+            known.outputs += score.hidden[:, 0]
+            score.hidden = score.hidden[:, 1:] if taps else None
+        return scores
+
+    @torch.inference_mode()
+    def keep(
+        self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]
+    ) -> None:
+        """Keep roots, which were fed with the target's states; the other tokens are fed again."""
+        opened = [row for row, path in zip(rows, paths, strict=True) if path is not None]
+        if opened:
+            self.decoder.commit(opened, [()] * len(opened))
+        seen = [one for one in features if one is not None]
+        assert len(seen) == len(rows), "features come with every verdict"
+        before = self.head.fused(torch.cat(seen).to(self.nothing))
+        fresh = [row.tokens[-len(one) :] for row, one in zip(rows, seen, strict=True)]
+        entering = self.read([token for new in fresh for token in new], before)
+        parts = torch.split(entering, [len(new) for new in fresh])
+        for row, path, part in zip(rows, paths, parts, strict=True):
+            known: Followed = row.private[self]
+            known.entering = part if path is not None else torch.cat([known.entering, part])
+            known.outputs = []
+
+    def close(self, row: DecodeState) -> None:
+        super().close(row)
+        self.decoder.free([row])
+
+
+@lru_cache(maxsize=2)
+def opened(
+    folder: str, kind: str, weights: str, positions: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Any, CachedLM]:
+    """The head in a folder and its decoder; sessions share it, as rows of one model do.
+
+    `weights` is the digest of its file: a head that was trained anew is another one.
+    """
+    head, _ = store.load(folder, kind)
+    head.to(device, dtype)
+    decoder = head.decoder(positions).to(device, dtype)
+    return head, open_lm(decoder, name="draft")

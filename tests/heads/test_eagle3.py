@@ -1,0 +1,86 @@
+"""EAGLE-3's head: what a step of its training sees, and that it drafts as it was trained."""
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.audit.fixtures import folder
+from foretoken.audit.rows import seeded_rows
+from foretoken.errors import CapabilityError
+from foretoken.heads import store
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.lm.opening import open_lm
+from foretoken.training.objectives.unrolled import sight, unrolled
+from foretoken.trees.build import chain
+from foretoken.types import Draft, Draw, Layer, SamplingParams
+
+VOCAB, WIDTH = 61, 64
+
+
+@pytest.fixture
+def head():
+    torch.manual_seed(0)
+    config = Eagle3.Config(hidden_size=32, vocab_size=VOCAB, taps=(0, 1), width=WIDTH, layers=2)
+    return Eagle3(config).eval().requires_grad_(False)
+
+
+def test_a_step_sees_the_text_before_its_draft_and_its_own_tokens_since():
+    last = sight(5, 2)[0, -1].reshape(3, 5).tolist()
+    assert last[0] == [True, True, True, False, False], "the text up to where the draft began"
+    assert last[1] == [False, False, False, True, False], "one level below that"
+    assert last[2] == [False, False, False, False, True], "and itself"
+
+
+def test_training_steps_are_what_a_draft_computes(head):
+    """Step s at token i is the draft that began at token i - s, fed with what was really said."""
+    states = torch.randn(1, 7, 2, 32)
+    embedded = torch.randn(1, 7, 32)
+    steps = list(unrolled(head, embedded, head.fused(states), 3))
+    decoder = open_lm(head.decoder(64), name="draft")
+    ids = list(range(7))
+    for root in range(2, 4):
+        [row] = seeded_rows([ids[: root + 1]], SamplingParams(), VOCAB)
+        before = torch.cat([torch.zeros(1, WIDTH), head.fused(states[0, :root])])
+        with torch.inference_mode():
+            decoder.supply(row, head.entering(embedded[0, : root + 1], before))
+            decoder.prefill([row])
+            tokens, parents = [[ids[root]]], [[-1]]
+            for step in range(3):
+                [score] = decoder.grow([row], tokens, parents, (Layer(-1),))
+                own = score.hidden[0, 0]
+                assert torch.allclose(own, steps[step][0, root + step], atol=1e-5), (root, step)
+                following = embedded[0, root + step + 1 : root + step + 2]
+                decoder.supply(row, head.entering(following, own[None]))
+                tokens, parents = [[ids[root + step + 1]]], [[step]]
+            decoder.free([row])
+
+
+def test_supplied_embeddings_are_read_in_place_of_the_models_own(make_llama):
+    """One row, several laid end to end, and the model's own modules say the same."""
+    model = make_llama(VOCAB, seed=3)
+    prompts = [[5, 6, 7, 8], [9, 10, 11], [1]]
+    said = []
+    for compile in ("auto", "off"):
+        for supplied in (False, True):
+            lm = open_lm(model, compile=compile)
+            rows = seeded_rows(prompts, SamplingParams(), VOCAB)
+            drafts = [Draft(chain(row.tokens[-1], [3, 4]), Draw.POINT) for row in rows]
+            with torch.inference_mode():
+                if supplied:
+                    for row in rows:
+                        lm.supply(row, lm.embed([*row.tokens, 3, 4]).clone())
+                lm.prefill(rows)
+                said.append(torch.cat([score.logits for score in lm.score(rows, drafts)]))
+            lm.close()
+    for other in said[1:]:
+        assert torch.allclose(said[0], other, atol=1e-4)
+
+
+def test_a_head_that_reads_layers_the_target_lacks_is_refused(make_llama):
+    model = make_llama(VOCAB, seed=3)
+    head = Eagle3(
+        Eagle3.Config(hidden_size=model.config.hidden_size, vocab_size=VOCAB, taps=(0, 99))
+    )
+    where = store.save(folder(), "eagle3", head, {})
+    with pytest.raises(CapabilityError, match="layers"):
+        foretoken.load(model, method="eagle3", draft_head=where)
