@@ -109,7 +109,8 @@ class CachedLM(BatchForward):
         """Cache tokens of the rows, all but the last or `limit` more; features of those fed now."""
         for row in rows:
             memory = self._entered(row)
-            assert not memory.cached or self.missing(row), "prefill of a row that is cached already"
+            known = memory.cached > 0 and not self.missing(row)
+            assert not known, "prefill of a row that is already cached"
         parts = self._fill(rows, taps, limit, last)
         if not taps:
             return [None] * len(rows)
