@@ -15,12 +15,12 @@ from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.growers.product import Product
 from foretoken.drafters.growers.sampled_tree import SampledTree
-from foretoken.drafters.parts import feature_head
-from foretoken.drafters.parts.feature_head import FeatureHead
 from foretoken.drafters.parts.parallel_heads import ParallelHeads
+from foretoken.drafters.parts.state_reader import StateReader
 from foretoken.engine.engine import Engine
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.heads.decoder_layer import DecoderLayer, causal
+from foretoken.heads.llama import llama_of
 from foretoken.heads.table import HEADS, Head, HeadConfig
 from foretoken.lm import draft_vocabulary
 from foretoken.lm.opening import open_lm
@@ -36,18 +36,25 @@ VOCAB = 5
 class ToyFeature(nn.Module):
     """A decoder layer over the sum of embedding and state."""
 
+    reads, scored = (FinalNorm(),), None
+
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(HeadConfig):
-        heads: int = 2
+        heads: int = 1
 
     def __init__(self, config):
         super().__init__()
-        self.config = config
+        self.config, self.width = config, config.hidden_size
         self.layer = DecoderLayer(config.hidden_size, config.heads, 8)
-        self.memory_size = self.layer.memory_size
 
-    def forward(self, embedded, before, positions, sees, memory):
-        return self.layer(3 * embedded + before, positions, sees, memory)
+    def fused(self, states):
+        return states[..., 0, :]
+
+    def entering(self, tokens, before, embed):
+        return 3 * embed(tokens) + before
+
+    def decoder(self, positions):
+        return llama_of([self.layer], None, None, positions)
 
 
 class ToyParallel(nn.Module):
@@ -82,7 +89,7 @@ def head_of(cls, target, kind):
 
 
 def feature(target):
-    return head_of(FeatureHead, target, "toy-feature")
+    return head_of(StateReader, target, "toy-feature")
 
 
 def parallel(target):
@@ -166,9 +173,7 @@ def test_rows_of_different_lengths_and_levels_share_a_forward(target, row):
         assert torch.allclose(said, together, atol=1e-5)
 
 
-@pytest.mark.parametrize("chunk", [2, 512])
-def test_a_text_followed_is_a_text_taken_in_whole(target, row, monkeypatch, chunk):
-    monkeypatch.setattr(feature_head, "CHUNK", chunk)
+def test_a_text_followed_is_a_text_taken_in_whole(target, row):
     model, grown = feature(target), row([1, 2, 0], VOCAB)
     opened(model, target, grown)
     for tree, accepted in ((True, [4, 3]), (False, [0]), (True, [])):
@@ -217,7 +222,7 @@ def reduced(target, tokens):
     """A feature head whose folder lists the tokens that it scores."""
     folder = random_head("toy-feature", target.vocab_size, target.hidden_size)
     draft_vocabulary.write(folder / draft_vocabulary.NAME, tokens, target.vocab_size)
-    return FeatureHead(target, "toy-feature", FeatureHead.Config(draft_head=folder))
+    return StateReader(target, "toy-feature", StateReader.Config(draft_head=folder))
 
 
 @pytest.mark.parametrize(
@@ -241,13 +246,13 @@ def test_a_reduced_head_reads_rows_of_the_targets_own_layer_as_it_is_now(make_ll
         hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(2))
         for _ in range(2):
             expected = target.unembed(hidden)
-            found = some.laws(hidden)
+            found = some.laws.target.unembed(hidden)
             assert torch.allclose(found[:, [3, 7, 30]], expected[:, [3, 7, 30]], atol=1e-5)
             assert found.isfinite().sum() == 15
             with torch.no_grad():
                 model.lm_head.weight *= 1.5
             target.refresh()
-        assert whole.laws(hidden).isfinite().all()
+        assert whole.laws.target.unembed(hidden).isfinite().all()
 
 
 def test_the_law_is_the_targets_below_parallel_heads():
@@ -259,10 +264,10 @@ def test_the_law_is_the_targets_below_parallel_heads():
     assert gap.variation <= law.BOUND and gap.law.drafted > 0
 
 
-@pytest.mark.parametrize("make", [FeatureHead, ParallelHeads])
+@pytest.mark.parametrize("make", [StateReader, ParallelHeads])
 def test_a_head_that_is_missing_or_anothers_is_refused(make, target):
-    kind = "toy-feature" if make is FeatureHead else "toy-parallel"
-    other = "toy-parallel" if make is FeatureHead else "toy-feature"
+    kind = "toy-feature" if make is StateReader else "toy-parallel"
+    other = "toy-parallel" if make is StateReader else "toy-feature"
     build = partial(make, target, kind)
     with pytest.raises(ConfigError, match="without one") as caught:
         build()

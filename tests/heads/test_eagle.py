@@ -7,7 +7,6 @@ from torch.nn import functional as F
 from foretoken.audit.fixtures import random_head
 from foretoken.audit.rows import seeded_rows
 from foretoken.engine.assemble import assemble
-from foretoken.heads.decoder_layer import causal
 from foretoken.heads.eagle import LAW, Eagle
 from foretoken.lm.table import TableLM
 from foretoken.methods.heads import EAGLE_TREE
@@ -30,7 +29,7 @@ class TableEnds:
 @pytest.fixture
 def head():
     torch.manual_seed(0)
-    return Eagle(Eagle.Config(hidden_size=VOCAB, vocab_size=VOCAB, heads=2, inner=8))
+    return Eagle(Eagle.Config(hidden_size=VOCAB, vocab_size=VOCAB, inner=8))
 
 
 def texts(count=2, length=5):
@@ -43,12 +42,7 @@ def texts(count=2, length=5):
 
 
 def guessed(head, batch, before):
-    ids = batch["input_ids"]
-    n, length = ids.shape
-    places = torch.arange(length).expand(n, -1)
-    sees = causal(length).expand(n, -1, -1)
-    none = torch.zeros(n, 0, head.memory_size)
-    return head(TableEnds().embed(ids), before, places, sees, none)[0]
+    return head(batch["input_ids"], before, TableEnds().embed)
 
 
 def test_it_reads_the_state_before_each_token_and_guesses_the_one_at_it(head):

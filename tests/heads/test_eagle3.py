@@ -6,11 +6,12 @@ import torch
 import foretoken
 from foretoken.audit.fixtures import folder
 from foretoken.audit.rows import seeded_rows
-from foretoken.errors import CapabilityError
+from foretoken.errors import CapabilityError, ConfigError
 from foretoken.heads import store
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.lm.opening import open_lm
-from foretoken.training.objectives.unrolled import sight, unrolled
+from foretoken.training.heads import run_training
+from foretoken.training.objectives.unrolled import UnrolledTraining, sight, unrolled
 from foretoken.trees.build import chain
 from foretoken.types import Draft, Draw, Layer, SamplingParams
 
@@ -33,26 +34,85 @@ def test_a_step_sees_the_text_before_its_draft_and_its_own_tokens_since():
 
 def test_training_steps_are_what_a_draft_computes(head):
     """Step s at token i is the draft that began at token i - s, fed with what was really said."""
-    states = torch.randn(1, 7, 2, 32)
-    embedded = torch.randn(1, 7, 32)
-    steps = list(unrolled(head, embedded, head.fused(states), 3))
+    states, tokens = torch.randn(1, 7, 2, 32), torch.arange(7)
+    steps = list(unrolled(head, tokens[None], head.fused(states), 3))
     decoder = open_lm(head.decoder(64), name="draft")
-    ids = list(range(7))
+    ids = tokens.tolist()
     for root in range(2, 4):
         [row] = seeded_rows([ids[: root + 1]], SamplingParams(), VOCAB)
         before = torch.cat([torch.zeros(1, WIDTH), head.fused(states[0, :root])])
         with torch.inference_mode():
-            decoder.supply(row, head.entering(embedded[0, : root + 1], before))
+            decoder.supply(row, head.entering(tokens[: root + 1], before))
             decoder.prefill([row])
-            tokens, parents = [[ids[root]]], [[-1]]
+            nodes, parents = [[ids[root]]], [[-1]]
             for step in range(3):
-                [score] = decoder.grow([row], tokens, parents, (Layer(-1),))
+                [score] = decoder.grow([row], nodes, parents, (Layer(-1),))
                 own = score.hidden[0, 0]
                 assert torch.allclose(own, steps[step][0, root + step], atol=1e-5), (root, step)
-                following = embedded[0, root + step + 1 : root + step + 2]
+                following = tokens[root + step + 1 : root + step + 2]
                 decoder.supply(row, head.entering(following, own[None]))
-                tokens, parents = [[ids[root + step + 1]]], [[step]]
+                nodes, parents = [following.tolist()], [[step]]
             decoder.free([row])
+
+
+def test_a_head_begins_as_a_draft_model_that_hears_nothing(make_llama):
+    """Word for word the draft's laws, whatever the target's states; trained, it hears them."""
+    draft = make_llama(
+        VOCAB, seed=5, hidden_size=64, intermediate_size=256, num_attention_heads=1,
+        num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    config = Eagle3.Config(
+        hidden_size=32, vocab_size=VOCAB, taps=(0,), width=64, layers=len(draft.model.layers)
+    )
+    head = Eagle3(config).eval().requires_grad_(False)
+    head.begin_as(draft)
+    ids = torch.randint(VOCAB, (2, 9))
+    [states] = unrolled(head, ids, head.fused(torch.randn(2, 9, 1, 32)), 1)
+    said = head.norm(states) @ head.outputs.T
+    assert torch.allclose(said, draft(ids).logits, atol=1e-4)
+
+
+@pytest.fixture
+def taught(make_llama, tmp_path):
+    """Trains a head for a tiny target, beginning as what a folder holds: its notes."""
+    target = make_llama(VOCAB, seed=3)
+
+    def prompts(split, count):
+        return [[i % VOCAB, 5 * i % VOCAB, 7] for i in range(count)]
+
+    def run(out, start):
+        config = UnrolledTraining(
+            prompts=8, new_tokens=12, window=16, steps=3, batch=4, start=str(start), seed=1,
+            temperature=0.0, rate=1e-5, matrix_rate=0.0,
+        )  # fmt: skip
+        with foretoken.load(target, method="plain", kernels="dense") as session:
+            return run_training(session, "eagle3", prompts, config, out, show=False)
+
+    return run
+
+
+def test_training_goes_on_from_a_draft_and_from_a_head(taught, make_llama, tmp_path):
+    draft = make_llama(
+        VOCAB, seed=5, hidden_size=64, intermediate_size=128, num_attention_heads=1,
+        num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    draft.save_pretrained(tmp_path / "draft")
+    taught(tmp_path / "first", tmp_path / "draft")
+    head, card = store.load(tmp_path / "first", "eagle3")
+    assert card.options["inner"] == 128, "the shape is the draft's"
+    table = draft.get_input_embeddings().weight
+    assert 0 < (head.embedding.weight - table).abs().max() < 1e-3
+    taught(tmp_path / "second", tmp_path / "first")
+    other, _ = store.load(tmp_path / "second", "eagle3")
+    apart = (other.embedding.weight - head.embedding.weight).abs().max()
+    assert 0 < apart < 1e-3 and other.join.weight.abs().max() > head.join.weight.abs().max() > 0
+
+
+def test_a_draft_of_another_form_cannot_be_begun_with(taught, make_llama, tmp_path):
+    draft = make_llama(VOCAB, seed=5, tie_word_embeddings=False)
+    draft.save_pretrained(tmp_path / "draft")
+    with pytest.raises(ConfigError, match="tie_word_embeddings"):
+        taught(tmp_path / "head", tmp_path / "draft")
 
 
 def test_supplied_embeddings_are_read_in_place_of_the_models_own(make_llama):

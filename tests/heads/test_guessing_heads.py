@@ -2,6 +2,8 @@
 themselves.
 """
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -17,6 +19,10 @@ from foretoken.training.heads import run_training
 VOCAB = 61
 ROWS = [pytest.param(row, id=row.name) for row in METHODS.values() if row.head]
 PROMPTS = [[(7 * i * i + 3 * i) % VOCAB for i in range(n)] for n in (19, 1, 6)]
+HEAD_ROWS = {row.head: row for row in reversed(METHODS.values()) if row.head}  # one of each head
+every_head = pytest.mark.parametrize(
+    "row", [pytest.param(row, id=kind) for kind, row in HEAD_ROWS.items()]
+)
 every_row = pytest.mark.parametrize("row", ROWS)
 every_model = pytest.mark.parametrize("family", ["llama", "gpt2"])
 
@@ -102,19 +108,32 @@ def trained(model, row, out, **changes):
         return run_training(session, row.head, prompts, config, out, show=False)
 
 
+@pytest.fixture(scope="module")
+def heads(models, tmp_path_factory):
+    """Trained heads: (folder, notes) of a row's head for a family; rows of one head share it."""
+
+    @cache
+    def made(kind, family):
+        row = next(row for row in METHODS.values() if row.head == kind)
+        out = tmp_path_factory.mktemp(kind)
+        return out, trained(models[family], row, out)
+
+    return lambda row, family: made(row.head, family)
+
+
 @every_model
 @every_row
-def test_training_makes_longer_accepted_paths(row, family, models, tmp_path):
-    notes = trained(models[family], row, tmp_path / "head")
+def test_training_makes_longer_accepted_paths(row, family, models, heads):
+    head, notes = heads(row, family)
     first = next(iter(notes["untrained"]))
     assert notes["figures"]["trained"][first] > notes["untrained"][first]
     with opened(models[family], row, preset="paper") as session:
         untrained = accepted(session)
-    with opened(models[family], row, tmp_path / "head", preset="paper") as session:
+    with opened(models[family], row, head, preset="paper") as session:
         assert accepted(session) > untrained + 0.3
 
 
-@every_row
+@every_head
 def test_a_killed_training_ends_with_the_same_weights(row, models, tmp_path, monkeypatch):
     small = {"prompts": 16, "steps": 12}
     whole = trained(models["llama"], row, tmp_path / "whole", **small)

@@ -86,6 +86,19 @@ def test_every_family_scores_the_same_with_segments(family, made):
     assert bool(found) or family in ("gemma2", "gemma3", "gpt2", "mistral", "phi3", "starcoder2")
 
 
+def test_products_of_odd_widths_stay_with_torch(made, monkeypatch):
+    """A segment hands out whole lines of 32 numbers; the loading of such a model once failed."""
+    kind, changes = families.FAMILIES["llama"]
+    narrow = {**changes, "intermediate_size": 24}
+    monkeypatch.setitem(families.FAMILIES, "llama", (kind, narrow))
+    lm, _ = made("llama")
+    row = row_of([3, 1, 4, 1, 5])
+    lm.prefill([row])
+    draft = point(random_tree(random.Random(0), 5, 7))
+    for mine, their in both_ways(lm, [row], [draft]):
+        assert closeness(mine.logits, their.logits) < 1e-5
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_whole_model_is_one_segment(dtype, threads, made):

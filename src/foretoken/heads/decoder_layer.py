@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 BASE = 10_000.0  # of the rotary frequencies
+EPS = 1e-6  # of the norms
 
 
 class DecoderLayer(nn.Module):
@@ -20,10 +21,10 @@ class DecoderLayer(nn.Module):
     def __init__(self, width: int, heads: int, inner: int, *, normed: bool = True) -> None:
         super().__init__()
         self.heads, self.size = heads, 2 * -(-width // (2 * heads))  # rotary pairs: an even size
-        self.before = nn.RMSNorm(width, eps=1e-6) if normed else nn.Identity()
+        self.before = nn.RMSNorm(width, eps=EPS) if normed else nn.Identity()
         self.attention = nn.Linear(width, 3 * heads * self.size, bias=False)
         self.joined = nn.Linear(heads * self.size, width, bias=False)
-        self.between = nn.RMSNorm(width, eps=1e-6)
+        self.between = nn.RMSNorm(width, eps=EPS)
         self.gate = nn.Linear(width, inner, bias=False)
         self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)

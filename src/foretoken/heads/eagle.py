@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foretoken.heads.decoder_layer import DecoderLayer, causal
+from foretoken.heads.llama import llama_of
 from foretoken.heads.table import HeadConfig
+from foretoken.types import FinalNorm, Taps
 
 LAW = 0.1  # weight of the law's loss beside that of the states; paper 0.1
 
@@ -24,34 +26,43 @@ LAW = 0.1  # weight of the law's loss beside that of the states; paper 0.1
 class Eagle(nn.Module):
     """Embedding and state joined by a linear map, then one decoder layer without a first norm."""
 
+    reads: Taps = (FinalNorm(),)
+    scored = None  # the target's output layer reads its states
+
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config(HeadConfig):
-        heads: int = 4  # of the attention; the target's own number where it is trained
+        heads: int = 1  # of the attention; the target's own number where it is trained
         inner: int = 64  # width of the MLP; the target's as well
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.config = config
-        width = config.hidden_size
-        self.join = nn.Linear(2 * width, width)
-        self.layer = DecoderLayer(width, config.heads, config.inner, normed=False)
+        self.config, self.width = config, config.hidden_size
+        self.join = nn.Linear(2 * self.width, self.width)
+        self.layer = DecoderLayer(self.width, config.heads, config.inner, normed=False)
 
-    @property
-    def memory_size(self) -> int:
-        """Numbers kept of a token."""
-        return self.layer.memory_size
+    def fused(self, states: Float[Tensor, "*n 1 H"]) -> Float[Tensor, "*n H"]:
+        """The target's state as it is."""
+        return states[..., 0, :]
+
+    def entering(
+        self, tokens: Int[Tensor, "*n"], before: Float[Tensor, "*n H"], embed: Any
+    ) -> Float[Tensor, "*n H"]:
+        """Embeddings and the states before them, joined."""
+        found: Tensor = self.join(torch.cat([embed(tokens), before], -1))
+        return found
+
+    def decoder(self, positions: int) -> Any:
+        """Its layer as a model of transformers."""
+        return llama_of([self.layer], None, None, positions)
 
     def forward(
-        self,
-        embedded: Float[Tensor, "B Q H"],
-        before: Float[Tensor, "B Q H"],
-        positions: Int[Tensor, "B Q"],
-        sees: Bool[Tensor, "B Q S+Q"],
-        memory: Float[Tensor, "B S M"],
-    ) -> tuple[Float[Tensor, "B Q H"], Float[Tensor, "B Q M"]]:
-        """States guessed at tokens, from these and the states before them; memory of the tokens."""
-        joined = self.join(torch.cat([embedded, before], -1))
-        found: tuple[Tensor, Tensor] = self.layer(joined, positions, sees, memory)
+        self, tokens: Int[Tensor, "B T"], before: Float[Tensor, "B T H"], embed: Any
+    ) -> Float[Tensor, "B T H"]:
+        """States guessed at the tokens of whole texts, from these and the states before them."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        memory = before.new_zeros(len(tokens), 0, self.layer.memory_size)
+        sees = causal(tokens.shape[1], tokens.device).expand(len(tokens), -1, -1)
+        found: Tensor = self.layer(self.entering(tokens, before, embed), positions, sees, memory)[0]
         return found
 
     def learn(self, texts: Mapping[str, Tensor], ends: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -62,10 +73,7 @@ class Eagle(nn.Module):
         """
         ids, true = texts["input_ids"], texts["hidden"]
         before = F.pad(texts.get("read", true)[:, :-1], (0, 0, 1, 0))
-        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        memory = true.new_zeros(len(ids), 0, self.memory_size)
-        sees = causal(ids.shape[1], ids.device).expand(len(ids), -1, -1)
-        guessed, _ = self(ends.embed(ids), before, positions, sees, memory)
+        guessed = self(ids, before, ends.embed)
         counts = texts["weights"][:, 1:] > 0  # tokens whose law is learnt where they were said
         guessed, true = guessed[:, :-1][counts], true[:, :-1][counts]
         logits, law = ends.unembed(guessed), ends.unembed(true).softmax(-1)

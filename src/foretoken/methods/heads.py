@@ -31,7 +31,7 @@ FAMILY = Family(
             "eagle",
             "a one-layer head goes on with the target's hidden states, in a tree of fixed shape",
             drafter="drafters.growers.best_first:BestFirst",
-            model="drafters.parts.feature_head:FeatureHead",
+            model="drafters.parts.state_reader:StateReader",
             models=("target",),
             head="eagle",
             needs=("draft_head",),

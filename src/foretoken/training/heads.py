@@ -102,6 +102,8 @@ def run_training(
         "held_out": progress.held_out,
         "settings": settings,
     }
+    if config.precision == "bf16":
+        head = head.to(torch.bfloat16)
     store.save(out, name, head, notes)
     shutil.copyfile(run / "loss.png", out / "loss.png")
     return notes
@@ -127,6 +129,7 @@ def fit(
         steps=steps,
         matrix_rate=config.matrix_rate,
         vector_rate=config.rate,
+        embedding_rate=config.rate,
         precision=config.precision,
         seconds=60.0 * config.minutes if config.minutes else None,
         warmup=max(1, round(0.03 * steps)),

@@ -1,8 +1,8 @@
-"""A small decoder that reads the target's hidden states beside tokens, as a draft model (EAGLE-3).
+"""A small decoder that reads the target's hidden states beside tokens, as a draft model (EAGLE).
 
-Token i enters with the state of token i - 1: the target's, fused, where the text is committed, and
-the decoder's own output in an open tree, whose nodes are forgotten when the tree is judged
-(arXiv 2503.01840). Behind that it is an ordinary language model with a KV cache.
+Token i enters with the state of token i - 1: the target's where the text is committed, and the
+decoder's own output in an open tree, whose nodes are forgotten when the tree is judged
+(arXiv 2401.15077, 2503.01840). Behind that it is an ordinary language model with a KV cache.
 """
 
 from __future__ import annotations
@@ -10,24 +10,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead
 from foretoken.errors import CapabilityError
 from foretoken.heads import store
-from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.draft_vocabulary import OutputRows, chosen_rows
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.views.few_rows import FewRows, is_silenced
+from foretoken.lm.views.few_unembedded import FewUnembedded
+from foretoken.lm.views.read_by_target import ReadByTarget
 from foretoken.types import DecodeState, Layer, Ragged, Rows, Scores, Taps
 
 POSITIONS = 1 << 20  # rotary: as many as anyone needs, where the target names no end
-OUTPUT = (Layer(-1),)  # of the decoder, before its last norm: what the next token is read with
+OUTPUT = (Layer(-1),)  # of the decoder, before a last norm: what the next token is read with
+
+
+class StateReading(Protocol):
+    """What a head is asked for; W is the width of its own states."""
+
+    width: int
+    reads: Taps  # states of the target
+    scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
+
+    def fused(self, states: Float[Tensor, "*n L H"]) -> Float[Tensor, "*n W"]:
+        """The target's states as one state of the head's own kind."""
+
+    def entering(
+        self, tokens: Int[Tensor, "*n"], before: Float[Tensor, "*n W"], embed: Any
+    ) -> Float[Tensor, "*n W"]:
+        """What enters the decoder at tokens, from the states before them.
+
+        `embed(tokens)` gives the target's input embeddings.
+        """
+
+    def decoder(self, positions: int) -> Any:
+        """A model of transformers, whose outputs are those of the tokens scored."""
 
 
 @dataclass(slots=True)
@@ -39,32 +63,40 @@ class Followed:
 
 
 class StateReader(TrainedHead):
-    """Guesses by a head of the kind `eagle3`."""
+    """Guesses by a head that goes on with states."""
 
     context: int | None = None
 
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
         super().__init__(target, kind, config)
-        own = self.head.config
-        if (deepest := max(own.taps)) >= target.layers:
+        self.taps = self.head.reads
+        deepest = max((tap.index for tap in self.taps if isinstance(tap, Layer)), default=-1)
+        if deepest >= target.layers:
             raise CapabilityError(
                 f"a head of the kind {kind!r} was asked for with a target of {target.layers} "
                 "layers.",
                 f"it reads the output of layer {deepest}, counted from 0.",
                 f"use the target it was trained for, or train one: `foretoken train {kind}`.",
             )
-        self.taps: Taps = tuple(map(Layer, own.taps))
-        self.target, self.hidden_size = target, own.width
+        self.target, self.hidden_size = target, self.head.width
         self.max_length = target.max_length
         like = target.embed([0])
         folder = str((config or self.Config()).draft_head)
         self.head, self.decoder = opened(
             folder, kind, self.card.weights, self.max_length or POSITIONS, like.device, like.dtype
         )
-        ids = self.head.scored
-        rows = OutputRows(torch.arange(len(ids), device=like.device), ids, target.vocab_size)
-        self.laws = FewRows(self.decoder, rows)
-        self.nothing = like.new_zeros(1, own.width)  # the state before the first token
+        self.laws = self.scoring(target, folder)
+        self.nothing = like.new_zeros(1, self.hidden_size)  # the state before the first token
+
+    def scoring(self, target: LanguageModel, folder: str) -> FewRows | ReadByTarget:
+        """The decoder with laws over the target's tokens."""
+        if (ids := self.head.scored) is not None:
+            rows = OutputRows(torch.arange(len(ids), device=ids.device), ids, target.vocab_size)
+            return FewRows(self.decoder, rows)
+        reduced = chosen_rows(None, folder, target.vocab_size)
+        if reduced is not None:  # its folder lists the tokens that it scores
+            target = FewUnembedded(target, reduced)
+        return ReadByTarget(self.decoder, target)
 
     @torch.inference_mode()
     def open(self, row: DecodeState, features: Features | None) -> bool:
@@ -83,8 +115,13 @@ class StateReader(TrainedHead):
 
     def read(self, tokens: Sequence[int], before: Float[Tensor, "n W"]) -> Float[Tensor, "n W"]:
         """What enters the decoder at tokens, from the states before them."""
-        entering: Tensor = self.head.entering(self.target.embed(tokens), before)
+        ids = torch.tensor(tokens, device=before.device)
+        entering: Tensor = self.head.entering(ids, before, self.embedded)
         return entering
+
+    def embedded(self, tokens: Int[Tensor, "n"]) -> Float[Tensor, "n H"]:
+        """The target's input embeddings."""
+        return self.target.embed(tokens.tolist()).to(self.nothing)
 
     @torch.inference_mode()
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:

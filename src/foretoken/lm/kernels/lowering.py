@@ -144,7 +144,9 @@ class Lowering:
         form = self.form(node.args[0])
         if form is None or form.shape != (site.width,) or site.places is None:
             return False
-        if site.dtype is not self.dtype:
+        said = value(node)
+        parts = said if isinstance(said, list | tuple) else [said]
+        if site.dtype is not self.dtype or any(part.shape[-1] % WHOLE for part in parts):
             return False
         given: Any = node.args[0]
         return self.put(node, "product", [given], site.places.outs, site.places)

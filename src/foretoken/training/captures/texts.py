@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from foretoken.engine.session import Session
 from foretoken.lm.views.view import innermost
+from foretoken.row import make_row
 from foretoken.training.capture import Capture, Tensors
 from foretoken.training.dataset.records import Laws
-from foretoken.trees.build import chain
-from foretoken.types import DecodeState, Draft, Draw, FinalNorm, Layer, Scores, Taps
+from foretoken.types import DecodeState, FinalNorm, Layer, Taps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,27 +34,28 @@ class Texts(Capture):
 
     def record(self, session: Session, row: DecodeState, text: Sequence[int]) -> Tensors:
         target = innermost(session.target)
-        taps = self.read(target)
-        [prompt] = target.prefill([row], taps)
-        draft = Draft(chain(row.tokens[-1], text), Draw.POINT)
-        [score] = target.score([row], [draft], taps)
-        target.free([row])
-        assert prompt is not None and score.hidden is not None, "both were asked for"
-        ids = torch.tensor([*row.tokens, *text])
-        written = torch.arange(len(ids)) >= len(row.tokens)
-        states = torch.cat([prompt, score.hidden]).flatten(1)
-        return {
-            "input_ids": self.cut(ids),
-            "hidden": self.cut(self.kept(states)),
-            "weights": self.cut(written.float()),
-            **{name: self.cut(value) for name, value in self.said(score, len(row.tokens)).items()},
+        read, before = self.read(target), len(row.tokens)
+        whole = make_row([*row.tokens, *text], row.params, row.coins, target.vocab_size)
+        taps = (*read, FinalNorm())
+        [states] = target.prefill([whole], taps)
+        [last] = target.grow([whole], [whole.tokens[-1:]], [[-1]], taps)
+        target.free([whole])
+        assert states is not None and last.hidden is not None, "both were asked for"
+        states = torch.cat([states, last.hidden])
+        laws = target.unembed(states[before - 1 : -1, -1])
+        found = {
+            "input_ids": torch.tensor(whole.tokens),
+            "hidden": self.kept(states[:, : len(read)].flatten(1)),
+            "weights": (torch.arange(len(whole.tokens)) >= before).float(),
+            **self.said(laws, before),
         }
+        return {name: self.cut(value) for name, value in found.items()}
 
     def kept(self, states: Tensor) -> Tensor:
         return states.float().cpu()
 
-    def said(self, score: Scores, prompt: int) -> Tensors:
-        """What else is kept of the scores of a text's tokens, behind a prompt of so many."""
+    def said(self, logits: Float[Tensor, "n V"], prompt: int) -> Tensors:
+        """What else is kept of the laws of a text's tokens, behind a prompt of so many."""
         return {}
 
     def cut(self, values: Tensor) -> Tensor:
@@ -78,8 +80,8 @@ class LayeredTexts(Texts):
     def kept(self, states: Tensor) -> Tensor:
         return states.cpu()  # several of them: as the target has them
 
-    def said(self, score: Scores, prompt: int) -> Tensors:
-        laws = Laws.likeliest(score.logits[:-1], self.likeliest)
+    def said(self, logits: Float[Tensor, "n V"], prompt: int) -> Tensors:
+        laws = Laws.likeliest(logits, self.likeliest)
         return {
             "laws": F.pad(laws.tokens, (0, 0, prompt, 0)),
             "log_probs": F.pad(laws.log_probs, (0, 0, prompt, 0)),

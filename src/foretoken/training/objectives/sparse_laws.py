@@ -35,15 +35,17 @@ class SparseCrossEntropy(torch.autograd.Function):
         for start in range(0, len(states), PIECE):
             place = slice(start, start + PIECE)
             logits = (low[place] @ table.T).float()
-            total = logits.logsumexp(-1, keepdim=True)
             at, p = chosen[place].clamp(min=0), probs[place]
-            told = logits.gather(-1, at)
+            told, largest = logits.gather(-1, at), logits.amax(-1, keepdim=True)
+            parts = logits.sub_(largest).exp_()
+            whole = parts.sum(-1, keepdim=True)
+            total = whole.log() + largest
             totals[0] += (p * (total - told)).sum().double()
-            top = at.gather(-1, p.argmax(-1, keepdim=True))
-            has = p.sum(-1, keepdim=True) > 0
-            totals[1] += ((logits.argmax(-1, keepdim=True) == top) & has).sum().double()
+            has = p.sum(-1, keepdim=True)
+            top = told.gather(-1, p.argmax(-1, keepdim=True))
+            totals[1] += ((top == largest) & (has > 0)).sum().double()
             totals[2] += torch.minimum(p, (told - total).exp()).sum().double()
-            slope = logits.sub_(total).exp_().mul_(p.sum(-1, keepdim=True))  # d loss / d logits
+            slope = parts.mul_(has / whole)  # d loss / d logits
             slope.scatter_add_(-1, at, -p)
             slope = slope.to(kind)
             to_states[place] = slope @ table

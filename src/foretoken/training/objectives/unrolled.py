@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from foretoken.engine.session import Session
-from foretoken.errors import check_values
+from foretoken.errors import ConfigError, check_values
+from foretoken.heads import store
+from foretoken.heads.decoder_layer import BASE
+from foretoken.lm.draft_vocabulary import chosen_rows
 from foretoken.lm.views.view import innermost
+from foretoken.shipped import resolve
 from foretoken.training.captures.texts import fused_layers
-from foretoken.training.drafts.shape import projected
+from foretoken.training.drafts.distilling import student
+from foretoken.training.drafts.shape import HEAD, projected
 from foretoken.training.drafts.words import frequent
 from foretoken.training.features import Features
 from foretoken.training.objectives.guessing import GuessObjective, GuessTraining
@@ -38,6 +44,7 @@ class UnrolledTraining(GuessTraining):
     matrix_rate: float = 0.02  # peak rate of Muon, for matrices inside; 0: AdamW for all
     width: int = 256  # of the head, a multiple of 64
     layers: int = 1  # decoder layers; paper 1
+    start: str = ""  # draft that it begins as, with its shape and tokens: a directory or a name
     taps: tuple[int, ...] | None = None  # layers it reads; none: a low, a middle and a high one
     vocabulary: int = 16384  # tokens it scores: the most frequent of the target's text
     unrolled: int = 4  # steps, the first on the target's states; paper 5 to 7
@@ -63,33 +70,37 @@ class UnrolledObjective(GuessObjective):
 
     def shape(self, session: Session) -> dict[str, Any]:
         config, lm = self.config, innermost(session.target)
-        self.counts = torch.zeros(lm.vocab_size, dtype=torch.float64)
-        self.counts.index_add_(0, self.said[0], self.said[1].double())
-        self.tokens = frequent(self.counts, config.vocabulary, session.eos)
+        counts = torch.zeros(lm.vocab_size, dtype=torch.float64)
+        counts.index_add_(0, self.said[0], self.said[1].double())
+        shape = {"width": config.width, "layers": config.layers, "heads": config.width // HEAD,
+                 "inner": 4 * config.width}  # fmt: skip
+        self.start, self.counts = None, counts
+        if config.start:
+            self.start, self.tokens, shape = beginning(session, config.start)
+        else:
+            self.tokens = frequent(counts, config.vocabulary, session.eos)
         return {
             "taps": config.taps or fused_layers(lm.layers),
             "tokens": len(self.tokens) if len(self.tokens) < lm.vocab_size else 0,
-            "width": config.width,
-            "layers": config.layers,
-            "heads": config.width // 64,
-            "inner": 4 * config.width,
+            **shape,
         }
 
     def begin(self, head: Any, session: Session) -> None:
-        """Layers begin as the identity, ends as the target's in their strongest directions."""
-        super().begin(head, session)
-        self.rows = torch.full_like(self.counts, -1, dtype=torch.long)
+        """As what it goes on from; else with layers that do nothing and the target's embeddings."""
+        vocab_size = innermost(session.target).vocab_size
+        self.rows = torch.full((vocab_size,), -1)
         self.rows[self.tokens] = torch.arange(len(self.tokens))
-        width, every = self.config.width, torch.arange(len(self.counts))
-        table = self.ends.embed(every).float()
         with torch.no_grad():
             head.scored.copy_(self.tokens)
-            known = projected(table, self.counts, width)
-            head.embedding.weight.copy_(torch.linalg.lstsq(table, known, driver="gelsd")[0].T)
-            output = projected(self.ends.weight.float(), self.counts, width)
-            head.lm_head.weight.copy_(output[self.tokens])
+            if isinstance(self.start, type(head)):
+                head.load_state_dict(self.start.state_dict())
+            elif self.start is not None:
+                head.begin_as(self.start)
+            if self.start is not None:
+                return
+            table = innermost(session.target).embed(list(range(vocab_size))).float()
+            head.embedding.weight.copy_(projected(table, self.counts, self.config.width))
             head.norm.weight.fill_(0.05)  # small first logits
-            head.join.weight.copy_(torch.eye(width, 2 * width))
             for layer in head.layers:
                 layer.joined.weight.zero_()
                 layer.down.weight.zero_()
@@ -108,24 +119,55 @@ class UnrolledObjective(GuessObjective):
 
     def steps(self, head: Any, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Loss and agreement of every step."""
-        ids, counts = batch["input_ids"], batch["weights"] > 0
-        hidden, taps = batch["hidden"].float(), len(head.config.taps)
-        target = hidden.view(*ids.shape, taps, hidden.shape[-1] // taps)
-        chosen = self.rows[batch["laws"].long()]
-        probs = batch["log_probs"].float().exp().masked_fill(chosen < 0, 0.0)
-        losses, agreed = [], []
-        outputs = unrolled(head, self.ends.embed(ids), head.fused(target), self.config.unrolled)
+        longest = int(batch["weights"].any(0).nonzero().max()) + 1
+        ids, hidden, weights, laws, log_probs = (
+            batch[name][:, :longest]
+            for name in ("input_ids", "hidden", "weights", "laws", "log_probs")
+        )
+        fused = head.fused(hidden.float().view(*ids.shape, len(head.config.taps), -1))
+        chosen = self.rows[laws.long()]
+        probs = log_probs.float().exp().masked_fill(chosen < 0, 0.0)
+        losses, agreed, outputs = [], [], head.outputs
         told: Any = SparseCrossEntropy.apply
-        for step, states in enumerate(outputs):
-            taught = counts[:, 1:].clone()  # whose law is learnt at the token before
+        for step, states in enumerate(unrolled(head, ids, fused, self.config.unrolled)):
+            taught = weights[:, 1:] > 0  # whose law is learnt at the token before
             taught[:, :step] = False
             said = head.norm(states[:, :-1][taught])
-            loss, figures = told(
-                said, head.lm_head.weight, chosen[:, 1:][taught], probs[:, 1:][taught]
-            )
+            loss, figures = told(said, outputs, chosen[:, 1:][taught], probs[:, 1:][taught])
             losses.append(loss)
             agreed.append(figures[0])
         return losses, agreed
+
+
+def beginning(session: Session, start: str) -> tuple[Any, Int[Tensor, "n"], dict[str, Any]]:
+    """A head, or a draft in its form; the tokens that it scores, and its shape."""
+    place, target = resolve(start), innermost(session.target)
+    if Path(str(place), store.CARD).is_file():
+        head, card = store.load(str(place), "eagle3")
+        store.check_fits(card, start, target.hidden_size, target.vocab_size)
+        shape = asdict(head.config)
+        return head, head.scored, {name: shape[name] for name in card.options}
+    model: Any = student(session, place, "beginning a head as")
+    own = model.config
+    asked = {
+        "model_type": "llama", "num_key_value_heads": own.num_attention_heads,
+        "hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False,
+        "mlp_bias": False, "rope_parameters": {"rope_type": "default", "rope_theta": BASE},
+        "head_dim": own.hidden_size // own.num_attention_heads,
+    }  # fmt: skip
+    other = [name for name, value in asked.items() if getattr(own, name, None) != value]
+    if other:
+        raise ConfigError(
+            f"beginning a head as the draft {start} was asked for.",
+            f"a head has the form of drafts that `foretoken train draft` makes; in this one "
+            f"{', '.join(other)} differ.",
+            "pass such a draft, or leave the option `start` out.",
+        )
+    rows = chosen_rows(None, place, own.vocab_size)
+    return model, torch.arange(own.vocab_size) if rows is None else rows.tokens, {
+        "width": own.hidden_size, "layers": own.num_hidden_layers,
+        "heads": own.num_attention_heads, "inner": own.intermediate_size,
+    }  # fmt: skip
 
 
 def named(agreed: Any) -> dict[str, Any]:
@@ -133,16 +175,16 @@ def named(agreed: Any) -> dict[str, Any]:
 
 
 def unrolled(
-    head: Any, embedded: Float[Tensor, "n T H"], fused: Float[Tensor, "n T W"], steps: int
+    head: Any, tokens: Int[Tensor, "n T"], fused: Float[Tensor, "n T W"], steps: int
 ) -> Iterator[Float[Tensor, "n T W"]]:
     """The head's outputs at every token, step by step."""
-    count, length = embedded.shape[:2]
-    positions = torch.arange(length, device=embedded.device).expand(count, -1)
+    count, length = tokens.shape
+    positions = torch.arange(length, device=tokens.device).expand(count, -1)
     memories = [fused.new_zeros(count, 0, layer.memory_size) for layer in head.layers]
     before = fused
     for step in range(steps):
-        entering = head.entering(embedded, F.pad(before[:, :-1], (0, 0, 1, 0)))
-        sees = sight(length, step).to(embedded.device).expand(count, -1, -1)
+        entering = head.entering(tokens, F.pad(before[:, :-1], (0, 0, 1, 0)))
+        sees = sight(length, step).to(tokens.device).expand(count, -1, -1)
         before, kept = head(entering, positions, sees, memories)
         memories = [torch.cat(pair, 1) for pair in zip(memories, kept, strict=True)]
         yield before
