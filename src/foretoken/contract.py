@@ -134,6 +134,13 @@ class DraftModel(Protocol):
         ...
 
 
+@runtime_checkable
+class Shallow(Protocol):
+    """A draft model that guesses so many levels and no more."""
+
+    deepest: int
+
+
 class BlockModel(Protocol):
     """Whatever guesses several depths at once: Medusa heads, CTC, block diffusion."""
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from foretoken.contract import Drafter, Features, Guided, NoOptions, StoppingRule
 from foretoken.drafters.parts.members import Combination
 from foretoken.errors import PairingError
-from foretoken.types import Budget, DecodeState, Draft, Rows, Step, Traits
+from foretoken.types import Budget, DecodeState, Draft, Rows, Step, Taps, Traits
 
 
 class ByTemperature(Combination):
@@ -22,14 +22,16 @@ class ByTemperature(Combination):
     traits = Traits(prices=True)
 
     def __init__(self, greedy: Drafter, sampled: Drafter, config: NoOptions | None = None) -> None:
-        for member in (greedy, sampled):
-            if member.traits.taps:
-                raise PairingError(
-                    f"{type(member).__name__} was asked to draft for some rows only.",
-                    "it reads hidden states, which are asked for all rows of a step.",
-                    "use it as a method of its own.",
-                )
+        if greedy.traits.taps != sampled.traits.taps:
+            raise PairingError(
+                f"{type(greedy).__name__} and {type(sampled).__name__} were asked to draft for "
+                "some rows each.",
+                "one reads hidden states that the other does not, and all rows of a step are asked "
+                "for the same.",
+                "use one of them as a method of its own.",
+            )
         super().__init__(greedy, sampled)
+        self.traits = replace(self.traits, taps=greedy.traits.taps)
         if isinstance(sampled, Guided):
             self.model = sampled.model
 
@@ -46,6 +48,9 @@ class ByTemperature(Combination):
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
         self.member(row).start(row, seen)
+
+    def reading(self) -> Taps:
+        return self.traits.taps
 
     def propose(
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None

@@ -98,9 +98,11 @@ def _drafter(
         loaded["guesser"] = loaded["guesser"] or OrdinaryModel(*given)
         given = [loaded["guesser"]]
     elif row.model:
-        part = prefix + "model"
+        part = _model_part(row, prefix)
         kind = (row.head,) if row.head else ()
-        given = [parts[part](*given, *kind, config=made[part])]
+        if part not in loaded:
+            loaded[part] = parts[part](*given, *kind, config=made[part])
+        given = [loaded[part]]
     part = prefix + "drafter"
     drafter = parts[part](*given, *inner, config=made[part])
     loaded["target"] = getattr(drafter, "view", None) or loaded["target"]
@@ -179,8 +181,13 @@ def _guessing(row: Method, prefix: str) -> dict[str, Any]:
     for name in row.inner:
         found |= _guessing(method_row(name), f"{name} ")
     if row.model not in ("", "draft"):
-        found[prefix + "model"] = resolve(row.model)
+        found[_model_part(row, prefix)] = resolve(row.model)
     return {**found, prefix + "drafter": resolve(row.drafter)}
+
+
+def _model_part(row: Method, prefix: str) -> str:
+    """What a row's own draft model is called; rows with the same trained head have one for all."""
+    return f"{row.head or prefix} model"
 
 
 def _named(part: str, name: str, known: dict[str, str]) -> str:

@@ -14,6 +14,7 @@ from foretoken.engine.requests import SAMPLING, check_sampling
 from foretoken.engine.session import Session, session_class
 from foretoken.engine.tuned import identity, read_tuned
 from foretoken.errors import ConfigError
+from foretoken.heads.store import method_of
 from foretoken.methods import default_method
 from foretoken.methods import method as method_row
 
@@ -42,7 +43,8 @@ def load(
 ) -> Session:
     """A session over `target` (directory, hub name or loaded model), decoding with `method`.
 
-    Without `method` it is `auto-draft` where there is a draft, and `auto` where there is none.
+    Without `method` it is `auto-draft` where there is a draft, what a `draft_head` was trained for
+    where there is one, and `auto` where there is neither.
     `config` holds fields of the method's model, drafter, verifier and controller. What cannot work
     is refused here, before any weight is read where that can be known. A method that needs no
     draft leaves `draft` alone. `compile` captures the models' forwards at load where that can be
@@ -75,7 +77,9 @@ def load(
         asked |= {"draft_vocabulary": draft_vocabulary, "draft_thresholds": draft_thresholds}
         return load(**complete(tuned, {**asked, **config}))
     check_given(target)
-    method = default_method(draft, controller, verifier) if method is None else method
+    if method is None:
+        head = config.get("draft_head")
+        method = method_of(head) if head else default_method(draft, controller, verifier)
     check_options(method, controller=controller, verifier=verifier, **config)
     from foretoken.lm.draft_vocabulary import check_asked
     from foretoken.lm.load import check_source

@@ -34,6 +34,15 @@ class DecoderLayer(nn.Module):
         """Numbers kept of a token: its key and its value."""
         return 2 * self.heads * self.size
 
+    def remember(
+        self, states: Float[Tensor, "B Q H"], positions: Int[Tensor, "B Q"]
+    ) -> Float[Tensor, "B Q M"]:
+        """Rows of states that are looked at and ask nothing; they pass no norm."""
+        known = self.attention.weight[self.heads * self.size :]
+        shape = (*states.shape[:2], 2, self.heads, self.size)
+        key, value = F.linear(states, known).view(shape).unbind(2)
+        return torch.stack([rotated(key, positions), value], 2).flatten(2)
+
     def forward(
         self,
         x: Float[Tensor, "B Q H"],

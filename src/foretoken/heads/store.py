@@ -21,6 +21,7 @@ from torch import Tensor
 
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.heads.table import head_row, resolve
+from foretoken.shipped import resolve as resolve_shipped
 
 CARD = "head.json"
 VERSION = 1  # of the folder's form
@@ -86,9 +87,14 @@ def load(folder: str | Path, name: str) -> tuple[Any, Card]:
     return head.eval().requires_grad_(False), card
 
 
+def method_of(folder: str | Path) -> str:
+    """The method that a folder's head was trained for; CheckpointError where there is no head."""
+    return head_row(str(_document(_place(folder), "eagle3").get("kind"))).serves
+
+
 def read_card(folder: str | Path, kind: str) -> Card:
     """The card of a head of this kind; CheckpointError where there is none."""
-    found = _document(Path(folder), kind)
+    found = _document(_place(folder), kind)
     if found.get("kind") != kind:
         raise broken(folder, kind, f"the folder holds a head of the kind {found.get('kind')!r}")
     if (version := found.get("version")) != VERSION:
@@ -103,7 +109,7 @@ def read_card(folder: str | Path, kind: str) -> Card:
 def read_weights(folder: str | Path, card: Card) -> dict[str, Tensor]:
     """The weights the card names, on the CPU."""
     kind, name = card.kind, card.weights
-    path = Path(folder) / Path(name).name
+    path = _place(folder) / Path(name).name
     if not path.is_file():
         raise broken(folder, kind, f"its weights {name} are missing")
     if digest(path) not in path.name:
@@ -137,6 +143,11 @@ def broken(folder: str | Path, kind: str, why: str) -> CheckpointError:
         f"{why}.",
         f"pass the folder of a finished one; `foretoken train {kind} --out DIR` makes it.",
     )
+
+
+def _place(folder: str | Path) -> Path:
+    """A folder, or that of a shipped head by its name."""
+    return Path(str(resolve_shipped(folder)))
 
 
 def _tuples(value: Any) -> Any:

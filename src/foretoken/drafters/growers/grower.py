@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from foretoken.contract import BlockModel, DraftModel, Features, LanguageModel, StoppingRule, Views
+from foretoken.contract import (
+    BlockModel,
+    DraftModel,
+    Features,
+    LanguageModel,
+    Shallow,
+    StoppingRule,
+    Views,
+)
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.trees.build import undrafted
 from foretoken.types import Budget, DecodeState, Draft, Rows, Scores, Step, Verdict
@@ -58,6 +66,7 @@ class ModelDrafter(RowDrafter):
 
     view: LanguageModel  # set where the model is part of the target: the engine scores through it
     longest: int | None = None  # sequence that the model's positions allow
+    deepest: int | None = None  # level that the model guesses
 
     def __init__(self, model: DraftModel | BlockModel) -> None:
         self.source = model
@@ -115,6 +124,8 @@ class ModelDrafter(RowDrafter):
         if row.tokens[-1] in row.params.eos and len(row.tokens) > row.prompt_len:
             return 0  # of a row whose last tokens nobody has judged yet
         depth = min(budget.depth, budget.nodes)
+        if self.deepest is not None:
+            depth = min(depth, self.deepest)
         if self.longest is not None:
             depth = min(depth, self.longest - len(row.tokens) + 1)
         return depth
@@ -160,6 +171,7 @@ class Grower(ModelDrafter):
         super().__init__(model)
         self.model = model
         self.longest = model.max_length
+        self.deepest = model.deepest if isinstance(model, Shallow) else None
 
     def grow(self, growths: Sequence[Growth], stop: StoppingRule | None) -> None:
         taps = () if stop is None else stop.taps

@@ -17,14 +17,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
-from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead
-from foretoken.errors import CapabilityError
+from foretoken.drafters.parts.trained_head import (
+    HeadOptions,
+    TrainedHead,
+    check_depth,
+    reading_few,
+)
 from foretoken.heads import store
-from foretoken.lm.draft_vocabulary import OutputRows, chosen_rows
+from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.views.few_rows import FewRows, is_silenced
-from foretoken.lm.views.few_unembedded import FewUnembedded
 from foretoken.lm.views.read_by_target import ReadByTarget
 from foretoken.types import DecodeState, Layer, Ragged, Rows, Scores, Taps
 
@@ -70,14 +73,7 @@ class StateReader(TrainedHead):
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
         super().__init__(target, kind, config)
         self.taps = self.head.reads
-        deepest = max((tap.index for tap in self.taps if isinstance(tap, Layer)), default=-1)
-        if deepest >= target.layers:
-            raise CapabilityError(
-                f"a head of the kind {kind!r} was asked for with a target of {target.layers} "
-                "layers.",
-                f"it reads the output of layer {deepest}, counted from 0.",
-                f"use the target it was trained for, or train one: `foretoken train {kind}`.",
-            )
+        check_depth(self.taps, kind, target)
         self.target, self.hidden_size = target, self.head.width
         self.max_length = target.max_length
         like = target.embed([0])
@@ -93,10 +89,7 @@ class StateReader(TrainedHead):
         if (ids := self.head.scored) is not None:
             rows = OutputRows(torch.arange(len(ids), device=ids.device), ids, target.vocab_size)
             return FewRows(self.decoder, rows)
-        reduced = chosen_rows(None, folder, target.vocab_size)
-        if reduced is not None:  # its folder lists the tokens that it scores
-            target = FewUnembedded(target, reduced)
-        return ReadByTarget(self.decoder, target)
+        return ReadByTarget(self.decoder, reading_few(target, folder))
 
     @torch.inference_mode()
     def open(self, row: DecodeState, features: Features | None) -> bool:

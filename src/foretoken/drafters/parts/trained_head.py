@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.contract import LanguageModel
-from foretoken.errors import ConfigError
+from foretoken.errors import CapabilityError, ConfigError
 from foretoken.heads import store
-from foretoken.types import DecodeState, FinalNorm, Taps
+from foretoken.lm.draft_vocabulary import chosen_rows
+from foretoken.lm.views.few_unembedded import FewUnembedded
+from foretoken.types import DecodeState, FinalNorm, Layer, Taps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,3 +44,20 @@ class TrainedHead:
 
     def close(self, row: DecodeState) -> None:
         row.private.pop(self, None)
+
+
+def reading_few(target: LanguageModel, folder: str | Path) -> LanguageModel:
+    """The target, at the rows of its output layer that a head's folder lists, if it lists any."""
+    rows = chosen_rows(None, folder, target.vocab_size)
+    return target if rows is None else FewUnembedded(target, rows)
+
+
+def check_depth(taps: Taps, kind: str, target: LanguageModel) -> None:
+    """CapabilityError for a head that reads layers which the target has not."""
+    deepest = max((tap.index for tap in taps if isinstance(tap, Layer)), default=-1)
+    if deepest >= target.layers:
+        raise CapabilityError(
+            f"a head of the kind {kind!r} was asked for with a target of {target.layers} layers.",
+            f"it reads the output of layer {deepest}, counted from 0.",
+            f"use the target it was trained for, or train one: `foretoken train {kind}`.",
+        )

@@ -88,6 +88,16 @@ class LayeredTexts(Texts):
         }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TappedTexts(Texts):
+    """With the outputs of several layers [1 T (L+1)*H], those behind the last norm at the end."""
+
+    taps: tuple[int, ...] | None  # layers; none: a low, a middle and a high one
+
+    def read(self, target: Any) -> Taps:
+        return (*map(Layer, self.taps or fused_layers(target.layers)), FinalNorm())
+
+
 def fused_layers(layers: int) -> tuple[int, ...]:
     """The layers that EAGLE-3 reads of a target, by the number of those it has."""
     return tuple(sorted({min(1, layers - 1), (layers - 1) // 2, max(0, layers - 4)}))

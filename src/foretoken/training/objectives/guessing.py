@@ -42,16 +42,25 @@ class GuessTraining(TrainingConfig):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ParallelTraining(GuessTraining):
-    """Medusa-1's settings (arXiv 2401.10774): the target stays as it is."""
+class DeepTraining(GuessTraining):
+    """Of heads that stand for a depth each, such as Hydra's (arXiv 2402.05109)."""
 
-    depth: int = 4  # places guessed behind the next token; paper 5
-    blocks: int = 1  # residual blocks before each output layer; paper 1
+    depth: int = 4  # places guessed behind the next token; paper 4
 
     def __post_init__(self) -> None:
         GuessTraining.__post_init__(self)
-        for name in ("depth", "blocks"):
-            check_values(self, (name, getattr(self, name) >= 1, "1 or more"))
+        check_values(self, ("depth", self.depth >= 1, "1 or more"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelTraining(DeepTraining):
+    """Medusa-1's settings (arXiv 2401.10774): the target stays as it is."""
+
+    blocks: int = 1  # residual blocks before each output layer; paper 1
+
+    def __post_init__(self) -> None:
+        DeepTraining.__post_init__(self)
+        check_values(self, ("blocks", self.blocks >= 1, "1 or more"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,15 +108,22 @@ class GuessObjective(HeadObjective):
     def __call__(
         self, model: Any, batch: dict[str, Tensor], rng: random.Random
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, right = model.learn(batch, self.ends)
+        loss, right = self.learnt(model, batch, rng)
         return loss, {"loss": loss.detach(), **right}
+
+    def learnt(
+        self, head: Any, texts: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The head's loss on texts, and how often its guesses were right."""
+        found: tuple[Tensor, dict[str, Tensor]] = head.learn(texts, self.ends)
+        return found
 
     def judge(self, head: Any, held_out: Features) -> dict[str, float]:
         """How often guesses are the target's tokens; shards count alike."""
         names: list[str] = []
 
         def right(texts: dict[str, Tensor]) -> Tensor:
-            found = head.learn(texts, self.ends)[1]
+            found = self.learnt(head, texts, random.Random(0))[1]
             names[:] = found
             return torch.stack(list(found.values()))[None]
 
@@ -115,11 +131,18 @@ class GuessObjective(HeadObjective):
         return dict(zip(names, shares, strict=True))
 
 
-class ParallelObjective(GuessObjective):
+class DeepObjective(GuessObjective):
+    """Of heads that stand for a depth each."""
+
+    def shape(self, session: Session) -> dict[str, Any]:
+        return {"depth": self.config.depth}
+
+
+class ParallelObjective(DeepObjective):
     """Of heads that guess several places at once, whose outputs start as the target's own."""
 
     def shape(self, session: Session) -> dict[str, Any]:
-        return {"depth": self.config.depth, "blocks": self.config.blocks}
+        return {**super().shape(session), "blocks": self.config.blocks}
 
     def begin(self, head: Any, session: Session) -> None:
         super().begin(head, session)
@@ -130,12 +153,7 @@ class FeatureObjective(GuessObjective):
     """Of heads that guess state after state, in the shape of one of the target's layers."""
 
     def shape(self, session: Session) -> dict[str, Any]:
-        lm = innermost(session.target)
-        if not isinstance(lm, CachedLM):
-            return {}
-        config = lm.model.config.get_text_config(decoder=True)
-        inner = getattr(config, "intermediate_size", None) or 4 * lm.hidden_size
-        return {"heads": config.num_attention_heads, "inner": inner}
+        return layer_shape(session)
 
     def __call__(
         self, model: Any, batch: dict[str, Tensor], rng: random.Random
@@ -146,3 +164,13 @@ class FeatureObjective(GuessObjective):
             )
             batch = {**batch, "read": disturbed}
         return super().__call__(model, batch, rng)
+
+
+def layer_shape(session: Session) -> dict[str, int]:
+    """Attention heads and width of the MLP of one of the target's layers; none of a table's."""
+    lm = innermost(session.target)
+    if not isinstance(lm, CachedLM):
+        return {}
+    config = lm.model.config.get_text_config(decoder=True)
+    inner = getattr(config, "intermediate_size", None) or 4 * lm.hidden_size
+    return {"heads": config.num_attention_heads, "inner": inner}
