@@ -199,10 +199,10 @@ def test_parallel_heads_read_the_state_behind_which_the_last_token_was_said(targ
     rows = [opened(model, target, row(text, VOCAB)) for text in ([3], [1, 2, 0], [4, 4])]
     laws = model.laws(rows, 2)
     assert [len(one) for one in laws] == [0, 2, 2], "one token: nothing was said before it"
-    state = target.after([1, 2]).float()[None]
+    state = target.after([1, 2])[None]
     assert torch.allclose(laws[1], model.head(state)[0, :2])
     model.keep(rows[:1], [torch.stack([target.after([3]), target.after([3, 1])])[:, None]])
-    state = target.after([3, 1]).float()[None]
+    state = target.after([3, 1])[None]
     assert torch.allclose(model.laws(rows[:1], 3)[0], model.head(state)[0])
 
 

@@ -99,7 +99,9 @@ def prompts(split, count):
 
 def settings(row, **changes):
     small = {"prompts": 32, "new_tokens": 40, "window": 40, "steps": 120, "batch": 8, "rate": 5e-3}
-    return resolve(HEADS[row.head].config)(**{**small, "temperature": 0.0, **changes})
+    cls = resolve(HEADS[row.head].config)
+    own = {name: 64 for name in ("width",) if name in cls.__dataclass_fields__}
+    return cls(**{**small, **own, "temperature": 0.0, **changes})
 
 
 def trained(model, row, out, **changes):

@@ -53,8 +53,6 @@ class BlockReader(TrainedHead):
         self.target = reading_few(target, (config or self.Config()).draft_head)
         self.hidden_size = target.hidden_size
         self.deepest: int = self.head.depth
-        self.like = target.embed([0])
-        self.head.to(self.like.dtype)
 
     @torch.inference_mode()
     def open(self, row: DecodeState, features: Features | None) -> bool:

@@ -25,7 +25,6 @@ class ParallelHeads(TrainedHead):
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
         super().__init__(target, kind, config)
         self.depth: int = self.head.depth
-        self.dtype = next(self.head.parameters()).dtype
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if features is not None and len(features):  # nothing was said before a single token
@@ -40,7 +39,7 @@ class ParallelHeads(TrainedHead):
         none = torch.zeros(0, self.vocab_size)
         if not known:
             return [none] * len(rows)
-        said = iter(self.head(torch.stack(known).to(self.dtype))[:, :depth])
+        said = iter(self.head(torch.stack(known).to(self.like))[:, :depth])
         return [none if state is None else next(said) for state in states]
 
     def keep(self, rows: Rows, features: Sequence[Features | None]) -> None:

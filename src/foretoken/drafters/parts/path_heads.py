@@ -38,8 +38,7 @@ class PathHeads(TrainedHead):
         self.target = target = reading_few(target, (config or self.Config()).draft_head)
         self.hidden_size = target.hidden_size
         self.deepest: int = self.head.depth
-        self.nothing = target.embed([0]).new_zeros(self.hidden_size)
-        self.head.to(self.nothing)
+        self.nothing = self.like.new_zeros(self.hidden_size)
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if is_silenced(self.target, row.params):

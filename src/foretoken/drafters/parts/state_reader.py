@@ -23,7 +23,6 @@ from foretoken.drafters.parts.trained_head import (
     check_depth,
     reading_few,
 )
-from foretoken.heads import store
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.cached import CachedLM
@@ -76,13 +75,9 @@ class StateReader(TrainedHead):
         check_depth(self.taps, kind, target)
         self.target, self.hidden_size = target, self.head.width
         self.max_length = target.max_length
-        like = target.embed([0])
-        folder = str((config or self.Config()).draft_head)
-        self.head, self.decoder = opened(
-            folder, kind, self.card.weights, self.max_length or POSITIONS, like.device, like.dtype
-        )
-        self.laws = self.scoring(target, folder)
-        self.nothing = like.new_zeros(1, self.hidden_size)  # the state before the first token
+        self.decoder = opened(self.head, self.max_length or POSITIONS)
+        self.laws = self.scoring(target, str((config or self.Config()).draft_head))
+        self.nothing = self.like.new_zeros(1, self.hidden_size)  # the state before the first token
 
     def scoring(self, target: LanguageModel, folder: str) -> FewRows | ReadByTarget:
         """The decoder with laws over the target's tokens."""
@@ -166,14 +161,7 @@ class StateReader(TrainedHead):
 
 
 @lru_cache(maxsize=2)
-def opened(
-    folder: str, kind: str, weights: str, positions: int, device: torch.device, dtype: torch.dtype
-) -> tuple[Any, CachedLM]:
-    """The head in a folder and its decoder; sessions share it, as rows of one model do.
-
-    `weights` is the digest of its file: a head that was trained anew is another one.
-    """
-    head, _ = store.load(folder, kind)
-    head.to(device, dtype)
-    decoder = head.decoder(positions).to(device, dtype)
-    return head, open_lm(decoder, name="draft")
+def opened(head: Any, positions: int) -> CachedLM:
+    """The decoder of a head; sessions share it, as rows of one model do."""
+    weight = next(head.parameters())
+    return open_lm(head.decoder(positions).to(weight.device, weight.dtype), name="draft")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from foretoken.contract import LanguageModel
 from foretoken.errors import CapabilityError, ConfigError
@@ -36,14 +39,24 @@ class TrainedHead:
                 "a head is trained for one target and kept in a folder.",
                 f"make one with `foretoken train {kind} --out DIR`, then pass draft_head=DIR.",
             )
-        head, card = store.load(folder, kind)
+        self.card = card = store.read_card(folder, kind)
         store.check_fits(card, folder, target.hidden_size, target.vocab_size)
-        self.head: Any = head.to(target.embed([0]).device)
-        self.card = card
+        self.like = target.embed([0])
+        where = self.like.device, self.like.dtype
+        self.head: Any = shared(str(folder), kind, card.weights, *where)
         self.vocab_size = target.vocab_size
 
     def close(self, row: DecodeState) -> None:
         row.private.pop(self, None)
+
+
+@lru_cache(maxsize=4)
+def shared(folder: str, kind: str, weights: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """The head in a folder, in the target's type: one for all sessions, as nobody changes it.
+
+    `weights` is the digest of its file: a head that was trained anew is another one.
+    """
+    return store.load(folder, kind)[0].to(device, dtype)
 
 
 def reading_few(target: LanguageModel, folder: str | Path) -> LanguageModel:
