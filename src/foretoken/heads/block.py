@@ -92,6 +92,17 @@ class Block(nn.Module):
         """What is added to the logits of a slot behind these tokens."""
         return 0.0 if self.before is None or self.after is None else self.after(self.before(tokens))
 
+    def slots(
+        self, texts: Mapping[str, Tensor], ends: Any, at: Int[Tensor, "n A"]
+    ) -> Float[Tensor, "n A depth H"]:
+        """Blocks that begin at these places of whole texts, as `learn` is given them."""
+        ids, (count, length) = texts["input_ids"], texts["input_ids"].shape
+        states = texts["hidden"].view(count, length, len(self.reads) + 1, -1)[:, :, :-1]
+        places = torch.arange(length, device=ids.device)
+        memories = self.remember(states, places.expand(count, -1))
+        found: Tensor = self(ends.embed(ids.gather(1, at)), at, places < at[..., None], memories)
+        return found
+
     def learn(
         self, texts: Mapping[str, Tensor], ends: Any, at: Int[Tensor, "n A"]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -102,12 +113,8 @@ class Block(nn.Module):
         cross-entropy and nine tenths total variation, else cross-entropy.
         """
         ids, (count, length) = texts["input_ids"], texts["input_ids"].shape
-        every = texts["hidden"].view(count, length, len(self.reads) + 1, -1)
-        states, final = every[:, :, :-1], every[:, :, -1]
-        places = torch.arange(length, device=ids.device)
-        memories = self.remember(states, places.expand(count, -1))
-        sees = places < at[..., None]
-        slots = self(ends.embed(ids.gather(1, at)), at, sees, memories)
+        slots = self.slots(texts, ends, at)
+        final = texts["hidden"].view(count, length, len(self.reads) + 1, -1)[:, :, -1]
         before = at[..., None] + torch.arange(self.depth, device=ids.device)  # whose law it is
         inside = before.clamp(max=length - 2)
         row = torch.arange(count, device=ids.device)[:, None, None]

@@ -115,6 +115,17 @@ HEADS: dict[str, Head] = {
             serves="auto-eagle3",
         ),
         Head(
+            name="ctc",
+            summary="frames that collapse to the next tokens, however they are aligned",
+            module="heads.ctc:CtcBlock",
+            models=("target",),
+            reads="target",
+            captures="training.captures.texts:TappedTexts",
+            objective="training.objectives.blocks:BlockObjective",
+            config="training.objectives.blocks:FrameTraining",
+            serves="ctc-drafter",
+        ),
+        Head(
             name="dflash",
             summary="a block of tokens in one pass, each layer looking at the target's states",
             module="heads.block:Block",

@@ -98,6 +98,18 @@ FAMILY = Family(
             defaults={"depth": 10, "nodes": 64},
         ),
         Method(
+            "ctc-drafter",
+            "frames guessed in one pass that collapse to tokens: the best tree of what they say",
+            drafter="drafters.growers.best_first:BestFirst",
+            model="drafters.parts.ctc_reader:CtcReader",
+            models=("target",),
+            head="ctc",
+            needs=("draft_head",),
+            verifier="point",
+            paper_options={"depth": 4, "nodes": 63},
+            paper="arXiv 2412.00061",
+        ),
+        Method(
             "dflash",
             "a block guessed in one pass; the best tree of its independent laws",
             drafter="drafters.growers.best_first:BestFirst",

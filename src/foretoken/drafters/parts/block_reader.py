@@ -45,6 +45,7 @@ class BlockReader(TrainedHead):
 
     context: int | None = None
     max_length: int | None = None  # positions are rotary
+    made = Known  # what is kept of a row
 
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
         super().__init__(target, kind, config)
@@ -59,7 +60,7 @@ class BlockReader(TrainedHead):
         assert features is not None, "the engine asks for the taps"
         if is_silenced(self.target, row.params):
             return False
-        row.private[self] = Known(self.remembered(features, 0))
+        row.private[self] = self.made(self.remembered(features, 0))
         return True
 
     def remembered(self, features: Features, first: int) -> list[Float[Tensor, "S M"]]:
@@ -111,4 +112,4 @@ class BlockReader(TrainedHead):
             known: Known = row.private[self]
             new = self.remembered(seen, known.length)
             memory = [torch.cat(pair) for pair in zip(known.memory, new, strict=True)]
-            row.private[self] = Known(memory)
+            row.private[self] = self.made(memory)

@@ -47,6 +47,13 @@ class CorrectedTraining(BlockTraining):
         check_values(self, ("rank", self.rank >= 1, "1 or more"))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameTraining(BlockTraining):
+    """CTC-drafter's (arXiv 2412.00061)."""
+
+    depth: int = 8  # frames, which learn half as many tokens; paper 4 to 6
+
+
 class BlockObjective(GuessObjective):
     """Of heads whose slots are read by the target's output layer."""
 

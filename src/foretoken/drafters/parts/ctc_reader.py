@@ -1,0 +1,115 @@
+"""Frames of a CTC head as a draft model: the law of the next token behind what frames began to say.
+
+The probability that frames collapse to something that begins with a path is a sum over alignments,
+which grows token by token (prefix scores, Graves 2008). So a tree of tokens is drafted as from any
+other model, where the paper collapses a tree of frames and mends masks and positions afterwards
+(arXiv 2412.00061).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from foretoken.drafters.parts.block_reader import BlockReader, Known
+from foretoken.types import Ragged, Rows, Scores, Taps
+
+LEAST = 1e-30  # a probability that counts as none
+
+
+@dataclass(slots=True)
+class Prefix:
+    """What frames began to say, and how likely each number of the n frames says just that."""
+
+    last: int | None  # its last token
+    told: Float[Tensor, "n+1"]  # by alignments of 0 to n frames that end in that token
+    blank: Float[Tensor, "n+1"]  # and in a blank
+
+
+@dataclass(slots=True)
+class Said(Known):
+    """A row with the frames of its open tree, as probabilities; the blank is the last class."""
+
+    frames: Float[Tensor, "U V+1"] | None = None
+    prefixes: list[Prefix] = field(default_factory=list)  # at each node
+
+
+class CtcReader(BlockReader):
+    """Laws by the frames of a head of the kind `ctc`."""
+
+    made = Said
+
+    @torch.inference_mode()
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        """Laws after new nodes; frames are guessed for all roots among them, in one pass."""
+        roots = [row for row, above in zip(rows, parents, strict=True) if above[0] < 0]
+        if roots:
+            self.guess(roots)
+        found = []
+        for row, new, above in zip(rows, tokens, parents, strict=True):
+            known: Said = row.private[self]
+            assert known.frames is not None and known.slots is not None, "its root was fed"
+            said = []
+            for token, parent in zip(new, above, strict=True):
+                prefix = (
+                    nothing(known.frames)
+                    if parent < 0
+                    else longer(known.prefixes[parent], token, known.frames)
+                )
+                known.prefixes.append(prefix)
+                said.append(following(prefix, known.frames))
+            logits = torch.stack(said).clamp(min=LEAST).log().to(self.like)
+            hidden = known.slots[:1, None].expand(len(new), len(taps), -1) if taps else None
+            found.append(Scores(logits, hidden))
+        return found
+
+    def guess(self, rows: Rows) -> None:
+        super().guess(rows)
+        for row in rows:
+            known: Said = row.private[self]
+            assert known.slots is not None and known.laws is not None, "just guessed"
+            logits = self.head.frames(known.slots, known.laws)
+            known.frames, known.prefixes = logits.double().softmax(-1), []
+
+
+def nothing(frames: Float[Tensor, "U V+1"]) -> Prefix:
+    """Frames that said nothing yet: all of them blank."""
+    one = frames.new_ones(1)
+    blank = torch.cat([one, frames[:, -1].cumprod(0)])
+    return Prefix(None, torch.zeros_like(blank), blank)
+
+
+def following(prefix: Prefix, frames: Float[Tensor, "U V+1"]) -> Float[Tensor, "V"]:
+    """How likely what is said begins with the prefix and then each token."""
+    found = (prefix.told + prefix.blank)[:-1] @ frames[:, :-1]
+    if prefix.last is not None:  # said again only behind a blank
+        found[prefix.last] -= prefix.told[:-1] @ frames[:, prefix.last]
+    return found
+
+
+def longer(prefix: Prefix, token: int, frames: Float[Tensor, "U V+1"]) -> Prefix:
+    """The prefix with one more token."""
+    before = prefix.blank if token == prefix.last else prefix.told + prefix.blank
+    told, blank = [frames.new_zeros(())], [frames.new_zeros(())]
+    for t, frame in enumerate(frames):
+        now = (told[-1] + before[t]) * frame[token]
+        blank.append((told[-1] + blank[-1]) * frame[-1])
+        told.append(now)
+    return Prefix(token, torch.stack(told), torch.stack(blank))
+
+
+def likelihood(prefix: Prefix) -> Tensor:
+    """How likely all frames together say the prefix and nothing else."""
+    return prefix.told[-1] + prefix.blank[-1]
+
+
+def path_of(frames: Float[Tensor, "U V+1"], tokens: Sequence[int]) -> Prefix:
+    """The prefix of several tokens."""
+    prefix = nothing(frames)
+    for token in tokens:
+        prefix = longer(prefix, token, frames)
+    return prefix

@@ -1,0 +1,79 @@
+"""CTC-drafter's head: a block of frames that say tokens or nothing, learnt as a sequence.
+
+A block as DFlash has it, but its slots are frames: repeats of a frame's token and blanks drop out,
+and the loss counts every way in which frames collapse to the target's next tokens (connectionist
+temporal classification, arXiv 2412.00061). So a slot need not know which token it stands for.
+
+Departures: the block is DFlash's (the paper's single layer reads states alone, not the last token),
+and the blank is a class of its own, where the release takes token 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from foretoken.heads.block import Block
+
+
+class CtcBlock(Block):
+    """`depth` frames; the last class of each is the blank."""
+
+    def __init__(self, config: Block.Config) -> None:
+        super().__init__(config)
+        self.blank = nn.Linear(config.hidden_size, 1)
+
+    def frames(
+        self, slots: Float[Tensor, "*n H"], logits: Float[Tensor, "*n V"]
+    ) -> Float[Tensor, "*n V+1"]:
+        """Logits of tokens and of the blank, at slots and what the output layer makes of them."""
+        return torch.cat([logits, self.blank(slots)], -1)
+
+    def learn(
+        self, texts: Mapping[str, Tensor], ends: Any, at: Int[Tensor, "n A"]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the next tokens behind these places, half as many as there are frames.
+
+        Of texts: as in `Block.learn`. "length" is how many tokens the likeliest frames collapse to,
+        before the first that is not the target's.
+        """
+        ids, weights = texts["input_ids"], texts["weights"]
+        slots = self.slots(texts, ends, at)
+        said = self.frames(slots, ends.unembed(slots)).flatten(0, 1).float().log_softmax(-1)
+        number = max(1, self.depth // 2)
+        after = at[..., None] + torch.arange(1, number + 1, device=ids.device)
+        inside = after.clamp(max=ids.shape[1] - 1)
+        row = torch.arange(len(ids), device=ids.device)[:, None, None]
+        counts = ((weights[row, inside] > 0) & (after < ids.shape[1])).flatten(0, 1)
+        lengths = counts.cumprod(-1).sum(-1)
+        labels = ids[row, inside].flatten(0, 1)
+        frames = torch.full_like(lengths, self.depth)
+        loss = F.ctc_loss(
+            said.transpose(0, 1), labels, frames, lengths, blank=said.shape[-1] - 1,
+            reduction="none", zero_infinity=True,
+        )  # fmt: skip
+        right = torch.stack([
+            agreeing(collapsed(one.argmax(-1).tolist(), said.shape[-1] - 1), label[:length])
+            for one, label, length in zip(said, labels, lengths.tolist(), strict=True)
+        ])  # fmt: skip
+        return loss.mean(), {"length": right.float().mean()}
+
+
+def collapsed(frames: list[int], blank: int) -> list[int]:
+    """What frames say: a token that the frame before said is not said again, blanks say nothing."""
+    before = [blank, *frames]
+    return [
+        token for last, token in zip(before, frames, strict=False) if token not in (last, blank)
+    ]
+
+
+def agreeing(said: list[int], labels: Int[Tensor, "n"]) -> Int[Tensor, ""]:
+    """How many tokens are right before the first that is not."""
+    count = min(len(said), len(labels))
+    same = torch.tensor(said[:count], device=labels.device) == labels[:count]
+    return same.long().cumprod(0).sum()
