@@ -25,7 +25,7 @@ from foretoken.heads.table import HEADS, Head, HeadConfig
 from foretoken.lm import draft_vocabulary
 from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
-from foretoken.types import FinalNorm
+from foretoken.types import FinalNorm, Layer
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.point import Point
 from foretoken.verifiers.recursive import Recursive
@@ -36,7 +36,7 @@ VOCAB = 5
 class ToyFeature(nn.Module):
     """A decoder layer over the sum of embedding and state."""
 
-    reads, scored = (FinalNorm(),), None
+    reads, goes_on, scored = (FinalNorm(),), Layer(-1), None
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(HeadConfig):

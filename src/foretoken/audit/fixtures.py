@@ -122,7 +122,7 @@ def random_head(kind: str, vocab_size: int, hidden_size: int) -> Path:
     """A head of HEADS that knows nothing, in the shape that its Config gives."""
     module = resolve(head_row(kind).module)
     head = module(module.Config(hidden_size=hidden_size, vocab_size=vocab_size))
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(6)
     with torch.no_grad():
         for weight in head.parameters():
             weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)

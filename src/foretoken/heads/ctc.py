@@ -11,6 +11,7 @@ and the blank is a class of its own, where the release takes token 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -57,11 +58,13 @@ class CtcBlock(Block):
             said.transpose(0, 1), labels, frames, lengths, blank=said.shape[-1] - 1,
             reduction="none", zero_infinity=True,
         )  # fmt: skip
-        right = torch.stack([
-            agreeing(collapsed(one.argmax(-1).tolist(), said.shape[-1] - 1), label[:length])
-            for one, label, length in zip(said, labels, lengths.tolist(), strict=True)
-        ])  # fmt: skip
-        return loss.mean(), {"length": right.float().mean()}
+        best = said.detach().argmax(-1).tolist()
+        told = zip(best, labels.tolist(), lengths.tolist(), strict=True)
+        right = [
+            agreeing(collapsed(one, said.shape[-1] - 1), label[:length])
+            for one, label, length in told
+        ]
+        return loss.mean(), {"length": torch.tensor(right, dtype=torch.float32).mean()}
 
 
 def collapsed(frames: list[int], blank: int) -> list[int]:
@@ -72,8 +75,7 @@ def collapsed(frames: list[int], blank: int) -> list[int]:
     ]
 
 
-def agreeing(said: list[int], labels: Int[Tensor, "n"]) -> Int[Tensor, ""]:
+def agreeing(said: list[int], labels: list[int]) -> int:
     """How many tokens are right before the first that is not."""
-    count = min(len(said), len(labels))
-    same = torch.tensor(said[:count], device=labels.device) == labels[:count]
-    return same.long().cumprod(0).sum()
+    pairs = zip(said, labels, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from foretoken.heads.decoder_layer import DecoderLayer, causal
 from foretoken.heads.llama import llama_of
 from foretoken.heads.table import HeadConfig
-from foretoken.types import FinalNorm, Taps
+from foretoken.types import FinalNorm, Layer, Taps
 
 LAW = 0.1  # weight of the law's loss beside that of the states; paper 0.1
 
@@ -27,6 +27,7 @@ class Eagle(nn.Module):
     """Embedding and state joined by a linear map, then one decoder layer without a first norm."""
 
     reads: Taps = (FinalNorm(),)
+    goes_on = Layer(-1)
     scored = None  # the target's output layer reads its states
 
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,10 @@ class Eagle(nn.Module):
         """Its layer as a model of transformers."""
         return llama_of([self.layer], None, None, positions)
 
+    def saying(self, guessed: Float[Tensor, "*n H"]) -> Float[Tensor, "*n H"]:
+        """What the output layer reads of guessed states: they themselves."""
+        return guessed
+
     def forward(
         self, tokens: Int[Tensor, "B T"], before: Float[Tensor, "B T H"], embed: Any
     ) -> Float[Tensor, "B T H"]:
@@ -76,7 +81,7 @@ class Eagle(nn.Module):
         guessed = self(ids, before, ends.embed)
         counts = texts["weights"][:, 1:] > 0  # tokens whose law is learnt where they were said
         guessed, true = guessed[:, :-1][counts], true[:, :-1][counts]
-        logits, law = ends.unembed(guessed), ends.unembed(true).softmax(-1)
+        logits, law = ends.unembed(self.saying(guessed)), ends.unembed(true).softmax(-1)
         number = max(1, len(guessed))
         entropy = F.cross_entropy(logits, law, reduction="sum") / number
         apart = F.smooth_l1_loss(guessed, true, reduction="sum") / (number * true.shape[-1])

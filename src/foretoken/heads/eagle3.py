@@ -30,6 +30,7 @@ from foretoken.types import Layer
 class Eagle3(nn.Module):
     """What it goes on with is `width` wide; it scores `tokens` of the target's vocabulary."""
 
+    goes_on = Layer(-1)
     scored: Int[Tensor, "n"]  # the target's id of each output
 
     @dataclass(frozen=True, slots=True, kw_only=True)

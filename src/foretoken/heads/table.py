@@ -104,6 +104,17 @@ HEADS: dict[str, Head] = {
             serves="eagle2",
         ),
         Head(
+            name="fspad",
+            summary="such a state, and beside it what a law is read from; the token gates both",
+            module="heads.fspad:Fspad",
+            models=("target",),
+            reads="target",
+            captures="training.captures.texts:Texts",
+            objective="training.objectives.guessing:FeatureObjective",
+            config="training.objectives.guessing:FeatureTraining",
+            serves="fspad",
+        ),
+        Head(
             name="eagle3",
             summary="the next token, from tokens beside three layers' states or its own output",
             module="heads.eagle3:Eagle3",

@@ -64,6 +64,18 @@ FAMILY = Family(
             paper="arXiv 2406.16858",
         ),
         Method(
+            "fspad",
+            "a head that guesses states and laws apart, in the same kind of tree",
+            drafter="drafters.growers.best_first:BestFirst",
+            model="drafters.parts.state_reader:StateReader",
+            models=("target",),
+            head="fspad",
+            needs=("draft_head",),
+            verifier="point",
+            paper_options={"depth": 6, "nodes": 60, "branch": 10},
+            paper="arXiv 2408.15562",
+        ),
+        Method(
             "eagle3",
             "a small decoder on three layers' hidden states, in a tree that grows where it is sure",
             drafter="drafters.growers.best_first:BestFirst",

@@ -21,13 +21,13 @@ from foretoken.types import Ragged, Rows, Scores, Taps
 LEAST = 1e-30  # a probability that counts as none
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Prefix:
-    """What frames began to say, and how likely each number of the n frames says just that."""
+    """What frames began to say, and how likely each number of the U frames says just that."""
 
     last: int | None  # its last token
-    told: Float[Tensor, "n+1"]  # by alignments of 0 to n frames that end in that token
-    blank: Float[Tensor, "n+1"]  # and in a blank
+    told: list[float]  # by alignments of 0 to U frames that end in that token
+    blank: list[float]  # and in a blank
 
 
 @dataclass(slots=True)
@@ -53,16 +53,14 @@ class CtcReader(BlockReader):
         for row, new, above in zip(rows, tokens, parents, strict=True):
             known: Said = row.private[self]
             assert known.frames is not None and known.slots is not None, "its root was fed"
-            said = []
             for token, parent in zip(new, above, strict=True):
-                prefix = (
+                known.prefixes.append(
                     nothing(known.frames)
                     if parent < 0
                     else longer(known.prefixes[parent], token, known.frames)
                 )
-                known.prefixes.append(prefix)
-                said.append(following(prefix, known.frames))
-            logits = torch.stack(said).clamp(min=LEAST).log().to(self.like)
+            said = following(known.prefixes[-len(new) :], known.frames)
+            logits = said.clamp(min=LEAST).log().to(self.like)
             hidden = known.slots[:1, None].expand(len(new), len(taps), -1) if taps else None
             found.append(Scores(logits, hidden))
         return found
@@ -78,31 +76,31 @@ class CtcReader(BlockReader):
 
 def nothing(frames: Float[Tensor, "U V+1"]) -> Prefix:
     """Frames that said nothing yet: all of them blank."""
-    one = frames.new_ones(1)
-    blank = torch.cat([one, frames[:, -1].cumprod(0)])
-    return Prefix(None, torch.zeros_like(blank), blank)
-
-
-def following(prefix: Prefix, frames: Float[Tensor, "U V+1"]) -> Float[Tensor, "V"]:
-    """How likely what is said begins with the prefix and then each token."""
-    found = (prefix.told + prefix.blank)[:-1] @ frames[:, :-1]
-    if prefix.last is not None:  # said again only behind a blank
-        found[prefix.last] -= prefix.told[:-1] @ frames[:, prefix.last]
-    return found
+    blank = [1.0, *frames[:, -1].cumprod(0).tolist()]
+    return Prefix(None, [0.0] * len(blank), blank)
 
 
 def longer(prefix: Prefix, token: int, frames: Float[Tensor, "U V+1"]) -> Prefix:
     """The prefix with one more token."""
-    before = prefix.blank if token == prefix.last else prefix.told + prefix.blank
-    told, blank = [frames.new_zeros(())], [frames.new_zeros(())]
-    for t, frame in enumerate(frames):
-        now = (told[-1] + before[t]) * frame[token]
-        blank.append((told[-1] + blank[-1]) * frame[-1])
-        told.append(now)
-    return Prefix(token, torch.stack(told), torch.stack(blank))
+    told, blank = [0.0], [0.0]
+    for t, (own, empty) in enumerate(frames[:, [token, -1]].tolist()):
+        fresh = prefix.blank[t] + (0.0 if token == prefix.last else prefix.told[t])
+        blank.append((told[-1] + blank[-1]) * empty)
+        told.append((told[-1] + fresh) * own)
+    return Prefix(token, told, blank)
 
 
-def likelihood(prefix: Prefix) -> Tensor:
+def following(prefixes: Sequence[Prefix], frames: Float[Tensor, "U V+1"]) -> Float[Tensor, "n V"]:
+    """How likely what is said begins with each prefix and then each token."""
+    ends = [[a + b for a, b in zip(one.told, one.blank, strict=True)] for one in prefixes]
+    found = frames.new_tensor(ends)[:, :-1] @ frames[:, :-1]
+    for own, one in zip(found, prefixes, strict=True):
+        if one.last is not None:  # said again only behind a blank
+            own[one.last] -= frames.new_tensor(one.told[:-1]) @ frames[:, one.last]
+    return found
+
+
+def likelihood(prefix: Prefix) -> float:
     """How likely all frames together say the prefix and nothing else."""
     return prefix.told[-1] + prefix.blank[-1]
 

@@ -31,7 +31,6 @@ from foretoken.lm.views.read_by_target import ReadByTarget
 from foretoken.types import DecodeState, Layer, Ragged, Rows, Scores, Taps
 
 POSITIONS = 1 << 20  # rotary: as many as anyone needs, where the target names no end
-OUTPUT = (Layer(-1),)  # of the decoder, before a last norm: what the next token is read with
 
 
 class StateReading(Protocol):
@@ -39,6 +38,7 @@ class StateReading(Protocol):
 
     width: int
     reads: Taps  # states of the target
+    goes_on: Layer  # of the decoder, whose output the next token is read with
     scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
 
     def fused(self, states: Float[Tensor, "*n L H"]) -> Float[Tensor, "*n W"]:
@@ -126,7 +126,7 @@ class StateReader(TrainedHead):
         for row, above in zip(rows, parents, strict=True):
             known: Followed = row.private[self]
             self.decoder.supply(row, known.entering if above[0] < 0 else next(parts))
-        scores = self.laws.grow(rows, tokens, parents, (*OUTPUT, *taps))
+        scores = self.laws.grow(rows, tokens, parents, (self.head.goes_on, *taps))
         for row, above, score in zip(rows, parents, scores, strict=True):
             assert score.hidden is not None, "it was asked for"
             known = row.private[self]
