@@ -157,3 +157,27 @@ def test_a_killed_training_ends_with_the_same_weights(row, models, tmp_path, mon
     heads = [store.load(tmp_path / name, row.head)[0] for name in ("whole", "killed")]
     for name, weight in heads[0].state_dict().items():
         assert torch.equal(weight, heads[1].state_dict()[name]), name
+
+
+def test_a_session_with_a_head_uses_the_method_it_was_trained_for(models):
+    for kind in HEAD_ROWS:
+        head = random_head(kind, VOCAB, models["llama"].config.hidden_size)
+        with foretoken.load(models["llama"], draft_head=head, kernels="dense") as session:
+            assert session.method == HEADS[kind].serves
+            assert session.generate(PROMPTS[0], 8).lossless
+    with pytest.raises(CheckpointError, match="there is no"):
+        foretoken.load(models["llama"], draft_head="nowhere")
+
+
+def test_greedy_and_sampled_rows_share_one_head(models):
+    row = METHODS["auto-eagle3"]
+    head = random_head("eagle3", VOCAB, models["llama"].config.hidden_size)
+    with opened(models["llama"], row, head) as session:
+        hybrid, chain = session.engine.drafter.members
+        assert hybrid.inner.source is chain.source
+        for heat in (0.0, 1.0):
+            options = {"max_new_tokens": 30, "temperature": heat}
+            together = session.generate(PROMPTS, seed=[1, 2, 3], **options)
+            alone = [session.generate(p, seed=i + 1, **options) for i, p in enumerate(PROMPTS)]
+            assert texts(together) == texts(alone)
+            assert sum(one.stats.drafted for one in together) > 0
