@@ -50,7 +50,9 @@ def test_training_steps_are_what_a_draft_computes(head):
                 own = score.hidden[0, 0]
                 assert torch.allclose(own, steps[step][0, root + step], atol=1e-5), (root, step)
                 following = tokens[root + step + 1 : root + step + 2]
-                decoder.supply(row, head.entering(following, own[None]))
+                extra = score.logits[:, -WIDTH:]
+                assert torch.allclose(head.heard(own[None]), extra, atol=1e-5)
+                decoder.supply(row, head.entering(following, extra))
                 nodes, parents = [following.tolist()], [[step]]
             decoder.free([row])
 
@@ -80,10 +82,10 @@ def taught(make_llama, tmp_path):
     def prompts(split, count):
         return [[i % VOCAB, 5 * i % VOCAB, 7] for i in range(count)]
 
-    def run(out, start):
+    def run(out, start, rate=1e-5):
         config = UnrolledTraining(
             prompts=8, new_tokens=12, window=16, steps=3, batch=4, start=str(start), seed=1,
-            temperature=0.0, rate=1e-5, matrix_rate=0.0,
+            temperature=0.0, rate=1e-5, matrix_rate=0.0, embedding_rate=rate,
         )  # fmt: skip
         with foretoken.load(target, method="plain", kernels="dense") as session:
             return run_training(session, "eagle3", prompts, config, out, show=False)
@@ -104,6 +106,9 @@ def test_training_goes_on_from_a_draft_and_from_a_head(taught, make_llama, tmp_p
     assert 0 < (head.embedding.weight - table).abs().max() < 1e-3
     taught(tmp_path / "second", tmp_path / "first")
     other, _ = store.load(tmp_path / "second", "eagle3")
+    taught(tmp_path / "third", tmp_path / "first", rate=0.0)
+    third, _ = store.load(tmp_path / "third", "eagle3")
+    assert torch.equal(third.embedding.weight, head.embedding.weight), "it may stay as it is"
     apart = (other.embedding.weight - head.embedding.weight).abs().max()
     assert 0 < apart < 1e-3 and other.join.weight.abs().max() > head.join.weight.abs().max() > 0
 

@@ -131,7 +131,7 @@ def test_training_makes_longer_accepted_paths(row, family, models, heads):
     with opened(models[family], row, preset="paper") as session:
         untrained = accepted(session)
     with opened(models[family], row, head, preset="paper") as session:
-        assert accepted(session) > untrained + 0.3
+        assert accepted(session) > untrained + 0.2
 
 
 @every_head
@@ -172,7 +172,7 @@ def test_a_session_with_a_head_uses_the_method_it_was_trained_for(models):
 def test_greedy_and_sampled_rows_share_one_head(models):
     row = METHODS["auto-eagle3"]
     head = random_head("eagle3", VOCAB, models["llama"].config.hidden_size)
-    with opened(models["llama"], row, head) as session:
+    with opened(models["llama"], row, head, controller="fixed", depth=3) as session:
         hybrid, chain = session.engine.drafter.members
         assert hybrid.inner.source is chain.source
         for heat in (0.0, 1.0):

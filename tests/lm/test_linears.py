@@ -11,10 +11,12 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.lm.kernels import choosing
+from foretoken.lm.kernels import choosing, measuring
+from foretoken.lm.kernels.choosing import NO_COPY
 from foretoken.lm.kernels.linears import (
     DENSE,
     LISTED,
+    NATIVE,
     ONEDNN,
     PACKED,
     PADDED,
@@ -122,6 +124,25 @@ def test_measuring_covers_the_row_counts_and_stops_when_time_is_up():
     assert set(table) == set(ROWS) and list(table) == sorted(table)
     assert set(hurried) == {1}  # what is most wanted comes first
     assert all(value > 0 for row in table.values() for value in row.values())
+
+
+def test_a_stalled_measurement_leaves_the_choice_to_a_rule(monkeypatch):
+    """Beside a busy neighbour every call takes a scheduler's slice, whichever kernel it is."""
+
+    class Member:
+        width, dtype, places = 8, torch.float32, object()
+        pack_once = staticmethod(lambda: None)
+        nbytes = staticmethod(lambda: 1000)
+
+    monkeypatch.setattr(
+        measuring, "interleaved", lambda _, x, kernels: dict.fromkeys(kernels, 7e-3)
+    )
+    table = measuring.measure([Member()], 1.0)
+    kernels, many = choose(table, (DENSE, NATIVE, PACKED, PADDED))
+    assert set(kernels[: measuring.MOST[NATIVE] + 1]) == {NATIVE} and many == PACKED
+    assert choose(table, NO_COPY)[1] == DENSE
+    Member.places = None
+    assert NATIVE not in measuring.measure([Member()], 0.0)[1], "no compiler, no rule"
 
 
 def test_saving_two_copies_keeps_every_weight_and_one_copy_refuses(tmp_path):

@@ -1,7 +1,8 @@
 """EAGLE-3's head: a small decoder that reads tokens beside hidden states of the target.
 
 To every token's embedding it adds what it makes of the state before it: three layers of the target,
-fused, where the target has read the text, and its own output where it goes on alone. It learns to
+fused, where the target has read the text, and its own output where it goes on alone (a few more
+rows of its output layer, so that a level of a draft is one forward and a sum). It learns to
 live on its own outputs (training-time test) and is asked for laws only, never for the target's
 states (arXiv 2503.01840).
 
@@ -30,7 +31,7 @@ from foretoken.types import Layer
 class Eagle3(nn.Module):
     """What it goes on with is `width` wide; it scores `tokens` of the target's vocabulary."""
 
-    goes_on = Layer(-1)
+    goes_on = None  # its outputs behind those of tokens are what it goes on with
     scored: Int[Tensor, "n"]  # the target's id of each output
 
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class Eagle3(nn.Module):
         self.fuse = nn.Linear(len(config.taps) * config.hidden_size, width, bias=False)
         self.state_norm = nn.RMSNorm(width, eps=EPS)
         self.join = nn.Linear(width, width, bias=False)
+        self.hear = nn.Linear(width, width, bias=False)
         self.embedding = nn.Embedding(config.vocab_size, width)
         self.layers = nn.ModuleList(
             DecoderLayer(width, config.heads, config.inner) for _ in range(config.layers)
@@ -64,15 +66,20 @@ class Eagle3(nn.Module):
         return rows
 
     def fused(self, states: Float[Tensor, "*n L H"]) -> Float[Tensor, "*n W"]:
-        """The target's hidden states as one state of the head's own kind."""
-        found: Tensor = self.fuse(states.flatten(-2))
+        """What is added to the embeddings behind the target's hidden states."""
+        found: Tensor = self.join(self.state_norm(self.fuse(states.flatten(-2))))
+        return found
+
+    def heard(self, states: Float[Tensor, "*n W"]) -> Float[Tensor, "*n W"]:
+        """What is added behind states of its own, before its norm."""
+        found: Tensor = self.hear(self.norm(states))
         return found
 
     def entering(
         self, tokens: Int[Tensor, "*n"], before: Float[Tensor, "*n W"], _: Any = None
     ) -> Float[Tensor, "*n W"]:
-        """What enters the layers at tokens, with the states before them."""
-        found: Tensor = self.embedding(tokens) + self.join(self.state_norm(before))
+        """What enters the layers at tokens, with what was made of the states before them."""
+        found: Tensor = self.embedding(tokens) + before
         return found
 
     def forward(
@@ -98,8 +105,10 @@ class Eagle3(nn.Module):
         for i, layer in enumerate(self.layers):
             for name, part in as_llama(layer).items():
                 part.copy_(weights[f"model.layers.{i}.{name}"])
-        self.join.weight.zero_()
+        for deaf in (self.join, self.hear):
+            deaf.weight.zero_()
 
     def decoder(self, positions: int) -> Any:
         """Its layers, norm and outputs as a model of transformers, with weights of its own."""
-        return llama_of(self.layers, self.norm, self.outputs, positions)
+        outputs = torch.cat([self.outputs, self.hear.weight])
+        return llama_of(self.layers, self.norm, outputs, positions)

@@ -129,7 +129,7 @@ def fit(
         steps=steps,
         matrix_rate=config.matrix_rate,
         vector_rate=config.rate,
-        embedding_rate=config.rate,
+        embedding_rate=getattr(config, "embedding_rate", config.rate),
         precision=config.precision,
         seconds=60.0 * config.minutes if config.minutes else None,
         warmup=max(1, round(0.03 * steps)),

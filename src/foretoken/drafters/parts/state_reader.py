@@ -38,7 +38,8 @@ class StateReading(Protocol):
 
     width: int
     reads: Taps  # states of the target
-    goes_on: Layer  # of the decoder, whose output the next token is read with
+    goes_on: Layer | None  # of the decoder, whose output the next token is read with; None: its
+    # outputs behind those of tokens, W of them
     scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
 
     def fused(self, states: Float[Tensor, "*n L H"]) -> Float[Tensor, "*n W"]:
@@ -53,7 +54,7 @@ class StateReading(Protocol):
         """
 
     def decoder(self, positions: int) -> Any:
-        """A model of transformers, whose outputs are those of the tokens scored."""
+        """A model of transformers, whose first outputs are those of the tokens scored."""
 
 
 @dataclass(slots=True)
@@ -126,15 +127,30 @@ class StateReader(TrainedHead):
         for row, above in zip(rows, parents, strict=True):
             known: Followed = row.private[self]
             self.decoder.supply(row, known.entering if above[0] < 0 else next(parts))
-        scores = self.laws.grow(rows, tokens, parents, (self.head.goes_on, *taps))
-        for row, above, score in zip(rows, parents, scores, strict=True):
-            assert score.hidden is not None, "it was asked for"
+        scores, outputs = self.said(rows, tokens, parents, taps)
+        for row, above, own in zip(rows, parents, outputs, strict=True):
             known = row.private[self]
             if above[0] < 0:  # what was fed before the root is cached now
                 known.entering, known.outputs = known.entering[-1:], []
-            known.outputs += score.hidden[:, 0]
-            score.hidden = score.hidden[:, 1:] if taps else None
+            known.outputs += own
         return scores
+
+    def said(
+        self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps
+    ) -> tuple[list[Scores], list[Float[Tensor, "n W"]]]:
+        """Laws after new nodes, and what the head goes on with there."""
+        if self.head.goes_on is None:
+            assert isinstance(self.laws, FewRows), "it has outputs of its own"
+            scores = self.decoder.grow(rows, tokens, parents, taps)
+            own = [score.logits[:, -self.hidden_size :].to(self.nothing) for score in scores]
+            return [self.laws.spread(score) for score in scores], own
+        scores = self.laws.grow(rows, tokens, parents, (self.head.goes_on, *taps))
+        own = []
+        for score in scores:
+            assert score.hidden is not None, "it was asked for"
+            own.append(score.hidden[:, 0])
+            score.hidden = score.hidden[:, 1:] if taps else None
+        return scores, own
 
     @torch.inference_mode()
     def keep(

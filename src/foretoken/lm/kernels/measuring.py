@@ -25,6 +25,7 @@ from foretoken.lm.kernels.native import Places
 ROWS = (1, 16, 64, 4, 32, 8, 2, 256, 24, 3, 12, 6)
 MOST = {PADDED: PAD - 1, NATIVE: 64}  # rows that a kernel is meant for; the others have no end
 Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
+SLOWEST, STALL = 1e9, 1e-3  # bytes a second, and seconds: a lone row that takes longer was stalled
 
 
 class Multiplies(Protocol):
@@ -45,6 +46,8 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
     Several products are cycled through, since a weight that stays in the cache flatters everybody.
     A kernel that is far behind once is not tried again, but for the best of those without a limit;
     `seconds` bounds the whole, and a row count that was not reached takes its neighbour's choice.
+    Where calls wait for a processor that others keep busy, nothing is told of kernels: then C is
+    taken where it is meant for, as it waits least (a whole forward in one call).
     """
     members = products[: max(1, 96_000_000 // products[0].nbytes())]
     for product in members:
@@ -61,11 +64,24 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
         used = members if rows < 64 else members[:1]  # many rows: arithmetic, not memory
         tried = [kernel for kernel in alive if rows <= MOST.get(kernel, rows)]
         table[rows] = interleaved(used, x, tried)
+        stalled = min(table[rows].values()) > STALL + rows * members[0].nbytes() / SLOWEST
+        if stalled and NATIVE in alive:
+            return by_rule(min(table[rows].values()))
         # a bad moment must not leave only kernels that are meant for few rows
         told, best = table[rows], min(table[rows].values())
         endless = min((kernel for kernel in told if kernel not in MOST), key=told.__getitem__)
         alive = [k for k in alive if k == endless or told.get(k, best) < 4 * best]
     return dict(sorted(table.items()))
+
+
+def by_rule(seconds: float) -> dict[int, dict[int, float]]:
+    """A table of which C is chosen up to the rows it is meant for, and packed weights above."""
+    most = MOST[NATIVE]
+    return {
+        1: {DENSE: 2 * seconds, NATIVE: seconds},
+        most: {DENSE: 2 * seconds, NATIVE: seconds},
+        4 * most: {DENSE: 2 * seconds, PACKED: seconds},
+    }
 
 
 def interleaved(

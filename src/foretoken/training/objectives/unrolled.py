@@ -42,6 +42,7 @@ class UnrolledTraining(GuessTraining):
 
     rate: float = 3e-3  # peak learning rate
     matrix_rate: float = 0.02  # peak rate of Muon, for matrices inside; 0: AdamW for all
+    embedding_rate: float = 3e-3  # peak rate of its embeddings; 0: they stay as they begin
     width: int = 256  # of the head, a multiple of 64
     layers: int = 1  # decoder layers; paper 1
     start: str = ""  # draft that it begins as, with its shape and tokens: a directory or a name
@@ -56,6 +57,7 @@ class UnrolledTraining(GuessTraining):
             check_values(self, (name, getattr(self, name) >= 1, "1 or more"))
         check_values(
             self,
+            ("embedding_rate", self.embedding_rate >= 0, "0 (they stay) or more"),
             ("width", self.width >= 64 and self.width % 64 == 0, "a multiple of 64"),
             ("taps", self.taps is None or min(self.taps, default=-1) >= 0, "layers, from 0 on"),
         )
@@ -185,9 +187,10 @@ def unrolled(
     for step in range(steps):
         entering = head.entering(tokens, F.pad(before[:, :-1], (0, 0, 1, 0)))
         sees = sight(length, step).to(tokens.device).expand(count, -1, -1)
-        before, kept = head(entering, positions, sees, memories)
+        states, kept = head(entering, positions, sees, memories)
         memories = [torch.cat(pair, 1) for pair in zip(memories, kept, strict=True)]
-        yield before
+        before = head.heard(states)
+        yield states
 
 
 def sight(length: int, step: int) -> Bool[Tensor, "1 T (step+1)T"]:
