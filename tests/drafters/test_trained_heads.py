@@ -67,6 +67,7 @@ class ToyParallel(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config, self.depth = config, config.depth
+        self.scored = torch.arange(config.vocab_size)
         self.out = nn.Linear(config.hidden_size, config.depth * config.vocab_size)
 
     def forward(self, states):

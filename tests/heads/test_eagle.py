@@ -19,6 +19,8 @@ VOCAB = 6
 class TableEnds:
     """A table's states are its logits."""
 
+    places = torch.arange(VOCAB)  # every token has an output
+
     def embed(self, tokens):
         return F.one_hot(tokens, VOCAB).float()
 

@@ -6,13 +6,14 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 import foretoken
 from foretoken.audit.fixtures import random_head
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.heads import store
 from foretoken.heads.table import HEADS, resolve
+from foretoken.lm import draft_vocabulary
 from foretoken.methods import METHODS
 from foretoken.training.heads import run_training
 
@@ -34,7 +35,16 @@ def models(make_llama):
         vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.2,
         eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
-    return {"llama": make_llama(VOCAB, seed=3), "gpt2": GPT2LMHeadModel(gpt2).eval()}
+    qwen3 = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return {
+        "llama": make_llama(VOCAB, seed=3),
+        "gpt2": GPT2LMHeadModel(gpt2).eval(),
+        "qwen3": Qwen3ForCausalLM(qwen3).eval(),
+    }
 
 
 def opened(model, row, head=None, **options):
@@ -74,6 +84,21 @@ def test_sampled_text_is_its_own_whatever_runs_beside_it(row, family, models):
         alone = [session.generate(p, seed=i + 1, **options) for i, p in enumerate(PROMPTS)]
     assert texts(together) == texts(alone)
     assert all(one.lossless for one in together)
+
+
+@every_head
+def test_a_target_with_normed_queries_and_few_keys_keeps_its_law(row, models):
+    wanted, model = {}, models["qwen3"]
+    for heat in (0.0, 1.0):
+        with opened(model, row, controller="fixed", depth=3) as session:
+            options = {"max_new_tokens": 24, "temperature": heat}
+            together = session.generate(PROMPTS, seed=[1, 2, 3], **options)
+            alone = [session.generate(p, seed=i + 1, **options) for i, p in enumerate(PROMPTS)]
+            assert texts(together) == texts(alone)
+            assert sum(one.stats.drafted for one in together) > 0
+            wanted[heat] = texts(alone)
+    with foretoken.load(model, method="plain", kernels="dense") as plain:
+        assert texts(plain.generate(PROMPTS, 24)) == wanted[0.0]
 
 
 @every_row
@@ -157,6 +182,32 @@ def test_a_killed_training_ends_with_the_same_weights(row, models, tmp_path, mon
     heads = [store.load(tmp_path / name, row.head)[0] for name in ("whole", "killed")]
     for name, weight in heads[0].state_dict().items():
         assert torch.equal(weight, heads[1].state_dict()[name]), name
+
+
+@every_head
+def test_a_head_that_scores_few_tokens_drafts_no_other(row, models, tmp_path):
+    model, head = models["llama"], tmp_path / "few"
+    few = {"vocabulary": 9, "prompts": 16, "steps": 60}
+    notes = trained(model, row, head, **few)
+    assert sum(notes["figures"]["trained"].values()) > sum(notes["untrained"].values())
+    with opened(model, row, head, controller="fixed", depth=2) as session:
+        found = session.generate(PROMPTS, 30)
+        drafter = session.engine.drafter
+        draft = getattr(drafter, "block", None) or drafter.source
+        scored = getattr(draft, "output_rows", None) or draft_rows(draft)
+        assert len(scored) == 9
+        assert sum(one.stats.accepted for one in found) > 0
+    with foretoken.load(model, method="plain", kernels="dense") as plain:
+        assert texts(found) == texts(plain.generate(PROMPTS, 30))
+    if (head / draft_vocabulary.NAME).is_file():  # a head of all tokens takes the list away
+        trained(model, row, head, **{**few, "vocabulary": 0, "steps": 2})
+        assert not (head / draft_vocabulary.NAME).is_file()
+
+
+def draft_rows(draft):
+    """The outputs that a head's laws are read at."""
+    laws = getattr(draft, "laws", None)
+    return getattr(laws, "output_rows", None) or draft.target.output_rows
 
 
 def test_a_session_with_a_head_uses_the_method_it_was_trained_for(models):

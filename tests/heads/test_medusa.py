@@ -48,13 +48,17 @@ def test_it_starts_from_a_real_models_output_layer(make_llama):
     assert torch.allclose(head(states)[:, 0], wanted, atol=1e-5)
 
 
+class EveryToken:
+    places = torch.arange(8)  # of every token an output
+
+
 def test_depth_d_learns_the_token_d_plus_one_behind_the_next():
     head = Medusa(Medusa.Config(hidden_size=8, vocab_size=8, depth=2))
     for depth, one in enumerate(head.heads):  # state i is one-hot at i: token i + 2 + depth is said
         one[-1].weight.data = 50.0 * torch.eye(8).roll(depth + 2, 0)
-    loss, right = head.learn(texts([list(range(8))], torch.eye(8)[None]), None)
+    loss, right = head.learn(texts([list(range(8))], torch.eye(8)[None]), EveryToken)
     assert float(loss.detach()) < 1e-6 and right == {"depth_1": 1.0, "depth_2": 1.0}
-    loss, right = head.learn(texts([list(range(8))], torch.eye(8).roll(1, 0)[None]), None)
+    loss, right = head.learn(texts([list(range(8))], torch.eye(8).roll(1, 0)[None]), EveryToken)
     assert float(loss.detach()) > 10.0 and right == {"depth_1": 0.0, "depth_2": 0.0}
 
 
@@ -62,12 +66,12 @@ def test_deeper_losses_fade_and_prompts_and_padding_do_not_count():
     torch.manual_seed(0)
     head = Medusa(Medusa.Config(hidden_size=4, vocab_size=5, depth=2))
     ids, states = [[1, 2, 3, 4, 0, 1, 2]], torch.randn(1, 7, 4)
-    loss, _ = head.learn(texts(ids, states, [[0.0, 0, 0, 0, 1, 1, 0]]), None)
+    loss, _ = head.learn(texts(ids, states, [[0.0, 0, 0, 0, 1, 1, 0]]), EveryToken)
     said = head(states[0])
     wanted = F.cross_entropy(said[2:4, 0], torch.tensor([0, 1]))
     wanted = wanted + FADING * F.cross_entropy(said[1:3, 1], torch.tensor([0, 1]))
     assert torch.allclose(loss, wanted)
-    nothing, right = head.learn(texts(ids, states, [[0.0] * 7]), None)
+    nothing, right = head.learn(texts(ids, states, [[0.0] * 7]), EveryToken)
     assert float(nothing.detach()) == 0.0 and right["depth_1"] == 0.0
 
 

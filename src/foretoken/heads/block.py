@@ -88,9 +88,14 @@ class Block(nn.Module):
         found: Tensor = self.norm(x).view(count, blocks, self.depth, width)
         return found
 
-    def correction(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n V"] | float:
-        """What is added to the logits of a slot behind these tokens."""
-        return 0.0 if self.before is None or self.after is None else self.after(self.before(tokens))
+    def correction(
+        self, tokens: Int[Tensor, "*n"], scored: Int[Tensor, "n"] | None = None
+    ) -> Float[Tensor, "*n V"] | float:
+        """What is added to the logits of a slot behind these tokens; those of `scored` alone."""
+        if self.before is None or self.after is None:
+            return 0.0
+        rows = self.after.weight
+        return F.linear(self.before(tokens), rows if scored is None else rows[scored])
 
     def slots(
         self, texts: Mapping[str, Tensor], ends: Any, at: Int[Tensor, "n A"]
@@ -126,13 +131,14 @@ class Block(nn.Module):
             rows_of = row[..., 0].expand_as(some)[some]
             law = ends.unembed(final[rows_of, places_of]).softmax(-1)
             said = ends.unembed(slots[..., slot, :][some])
-            said = said + self.correction(ids[rows_of, places_of])
+            said = said + self.correction(ids[rows_of, places_of], ends.scored)
             number = max(1, len(said))
             apart = F.cross_entropy(said, law, reduction="sum") / number
             if self.config.rank:
                 lost = (said.softmax(-1) - law).abs().sum() / number
                 apart = 0.1 * apart + 0.9 * lost
             loss = loss + math.exp(-slot / FADING) * apart
-            hits = (said.argmax(-1) == ids[rows_of, places_of + 1]).float().sum() / number
+            truth = ends.places[ids[rows_of, places_of + 1]]
+            hits = (said.argmax(-1) == truth).float().sum() / number
             right[f"depth_{slot + 1}"] = hits.detach()
         return loss, right

@@ -50,9 +50,9 @@ class CtcBlock(Block):
         after = at[..., None] + torch.arange(1, number + 1, device=ids.device)
         inside = after.clamp(max=ids.shape[1] - 1)
         row = torch.arange(len(ids), device=ids.device)[:, None, None]
+        labels = ends.places[ids[row, inside]].flatten(0, 1)
         counts = ((weights[row, inside] > 0) & (after < ids.shape[1])).flatten(0, 1)
-        lengths = counts.cumprod(-1).sum(-1)
-        labels = ids[row, inside].flatten(0, 1)
+        lengths = (counts & (labels >= 0)).cumprod(-1).sum(-1)
         frames = torch.full_like(lengths, self.depth)
         loss = F.ctc_loss(
             said.transpose(0, 1), labels, frames, lengths, blank=said.shape[-1] - 1,

@@ -85,5 +85,5 @@ class Eagle(nn.Module):
         number = max(1, len(guessed))
         entropy = F.cross_entropy(logits, law, reduction="sum") / number
         apart = F.smooth_l1_loss(guessed, true, reduction="sum") / (number * true.shape[-1])
-        hits = (logits.argmax(-1) == ids[:, 1:][counts]).float().sum() / number
+        hits = (logits.argmax(-1) == ends.places[ids[:, 1:][counts]]).float().sum() / number
         return apart + LAW * entropy, {"right": hits.detach()}

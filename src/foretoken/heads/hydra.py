@@ -71,6 +71,6 @@ class Hydra(nn.Module):
             number = max(1, len(said))
             entropy = F.cross_entropy(said, law, reduction="sum") / number
             loss = loss + FADING ** (depth - 1) * entropy
-            hits = (said.argmax(-1) == ids[:, ahead:][counts]).float().sum() / number
+            hits = (said.argmax(-1) == ends.places[ids[:, ahead:][counts]]).float().sum() / number
             right[f"depth_{depth}"] = hits.detach()
         return loss, right

@@ -18,6 +18,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import ConfigError
 from foretoken.heads import store
 from foretoken.heads.table import HEADS, Head, head_row, resolve
+from foretoken.lm import draft_vocabulary
 from foretoken.training import checkpoint
 from foretoken.training.capture import collect
 from foretoken.training.config import TrainingConfig
@@ -33,6 +34,8 @@ Prompts = Callable[[str, int], Sequence[Any]]  # a split, "train" or "valid", an
 
 class HeadObjective:
     """What is a head's own in training: its shape, its loss, and how good it has become."""
+
+    scored: Tensor | None = None  # [k] outputs of the target that read the head; None: all
 
     def __init__(self, config: Any, train: Features) -> None:
         self.config = config
@@ -104,6 +107,12 @@ def run_training(
     }
     if config.precision == "bf16":
         head = head.to(torch.bfloat16)
+    if objective.scored is None:
+        (out / draft_vocabulary.NAME).unlink(missing_ok=True)  # an older head's
+    else:
+        draft_vocabulary.write(
+            out / draft_vocabulary.NAME, objective.scored.tolist(), lm.vocab_size
+        )
     store.save(out, name, head, notes)
     shutil.copyfile(run / "loss.png", out / "loss.png")
     return notes

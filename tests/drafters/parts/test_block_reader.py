@@ -132,6 +132,8 @@ def test_a_step_of_training_is_what_a_draft_computes(target, row, tmp_path):
     [states] = target.prefill([one], (*model.taps, FinalNorm()))
 
     class Ends:
+        scored, places = None, torch.arange(VOCAB)  # every token has an output
+
         def embed(self, tokens):
             return target.embed(tokens.flatten().tolist()).view(*tokens.shape, -1)
 

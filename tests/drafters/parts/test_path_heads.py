@@ -32,6 +32,8 @@ def disturbed(head):
 class Ends:
     """A table's states are its logits."""
 
+    places = torch.arange(VOCAB)  # every token has an output
+
     def __init__(self, target):
         self.target = target
 

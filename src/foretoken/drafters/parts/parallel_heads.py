@@ -14,19 +14,25 @@ from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead
+from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.views.few_rows import is_silenced
 from foretoken.types import DecodeState, Rows
 
 
 class ParallelHeads(TrainedHead):
-    """Laws of the next places by a module that maps states [n H] to logits [n depth V]."""
+    """Laws of the next places by a module that maps states [n H] to logits [n depth k]."""
 
     context: int | None = 1
 
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
         super().__init__(target, kind, config)
         self.depth: int = self.head.depth
+        ids = self.head.scored
+        self.output_rows = OutputRows(torch.arange(len(ids)).to(ids), ids, target.vocab_size)
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
+        if is_silenced(self, row.params):
+            return False
         if features is not None and len(features):  # nothing was said before a single token
             row.private[self] = features[-1, 0]
         return True
@@ -40,7 +46,8 @@ class ParallelHeads(TrainedHead):
         if not known:
             return [none] * len(rows)
         said = iter(self.head(torch.stack(known).to(self.like))[:, :depth])
-        return [none if state is None else next(said) for state in states]
+        spread = self.output_rows.spread
+        return [none if state is None else spread(next(said)) for state in states]
 
     def keep(self, rows: Rows, features: Sequence[Features | None]) -> None:
         for row, seen in zip(rows, features, strict=True):

@@ -24,6 +24,7 @@ from foretoken.lm.runtime.family import decoder_of
 from foretoken.lm.runtime.output_head import OutputHead
 from foretoken.lm.views.view import innermost
 from foretoken.training.config import TrainingConfig
+from foretoken.training.drafts.words import frequent
 from foretoken.training.features import Features
 from foretoken.training.heads import HeadObjective
 
@@ -35,10 +36,15 @@ class GuessTraining(TrainingConfig):
     epochs: int = 20  # passes over the captured texts
     batch: int = 16  # texts in a step
     window: int = 128  # tokens read of a text, its prompt's end included
+    vocabulary: int = 0  # tokens it scores: the most frequent of the target's text; 0: all
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
-        check_values(self, ("window", self.window >= 2, "2 or more"))
+        check_values(
+            self,
+            ("window", self.window >= 2, "2 or more"),
+            ("vocabulary", self.vocabulary >= 0, "0 (all tokens) or more"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +77,15 @@ class FeatureTraining(GuessTraining):
 
 
 class Ends:
-    """The target's input embeddings and output head, frozen, for losses to go through."""
+    """The target's input embeddings and output head, frozen, for losses to go through.
+
+    `scored` are the tokens whose laws are learnt, all where it is None; `places` their outputs by
+    token, -1 where there is none.
+    """
 
     @torch.no_grad()
-    def __init__(self, lm: LanguageModel) -> None:
-        self.lm, self.head = lm, None
+    def __init__(self, lm: LanguageModel, scored: Int[Tensor, "n"] | None = None) -> None:
+        self.lm, self.head, self.scored = lm, None, scored
         layer: Callable[[Tensor], Tensor] = lm.unembed
         if isinstance(lm, CachedLM):
             self.head = OutputHead(lm.model, decoder_of(lm.model))
@@ -83,16 +93,20 @@ class Ends:
         # Asked for unit vectors: a layer whose weights are packed has none to look at.
         units = torch.eye(lm.hidden_size).to(lm.embed([0]))
         bias = layer(torch.zeros_like(units[:1])).float()
-        self.bias = bias[0].clone()
-        self.weight = (layer(units).float() - bias).T.contiguous().clone()  # [V H]
+        rows = torch.arange(lm.vocab_size) if scored is None else scored
+        rows = rows.to(bias.device)
+        self.bias = bias[0][rows]
+        self.weight = (layer(units).float() - bias).T[rows].contiguous()  # [k H]
+        self.places = rows.new_full((lm.vocab_size,), -1)
+        self.places[rows] = torch.arange(len(rows), device=rows.device)
 
     def embed(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n H"]:
         """Input embeddings."""
         found = self.lm.embed(tokens.flatten().tolist()).clone()
         return found.view(*tokens.shape, -1).to(self.weight)
 
-    def unembed(self, states: Float[Tensor, "*n H"]) -> Float[Tensor, "*n V"]:
-        """Logits; gradients pass to the states."""
+    def unembed(self, states: Float[Tensor, "*n H"]) -> Float[Tensor, "*n k"]:
+        """Logits of the tokens scored; gradients pass to the states."""
         logits = F.linear(states, self.weight, self.bias)
         return logits if self.head is None else self.head.shaped(logits)
 
@@ -102,8 +116,17 @@ class GuessObjective(HeadObjective):
 
     config: Any
 
+    def __init__(self, config: Any, train: Features) -> None:
+        super().__init__(config, train)
+        written = train.column("weights") > 0
+        self.written = train.column("input_ids")[written] if config.vocabulary else None
+
     def begin(self, head: Any, session: Session) -> None:
-        self.ends = Ends(innermost(session.target))
+        target = innermost(session.target)
+        if self.written is not None and self.config.vocabulary < target.vocab_size:
+            counts = torch.bincount(self.written, minlength=target.vocab_size).double()
+            self.scored = frequent(counts, self.config.vocabulary, session.eos)
+        self.ends = Ends(target, self.scored)
 
     def __call__(
         self, model: Any, batch: dict[str, Tensor], rng: random.Random
@@ -142,11 +165,17 @@ class ParallelObjective(DeepObjective):
     """Of heads that guess several places at once, whose outputs start as the target's own."""
 
     def shape(self, session: Session) -> dict[str, Any]:
-        return {**super().shape(session), "blocks": self.config.blocks}
+        config = self.config
+        few = 0 < config.vocabulary < innermost(session.target).vocab_size
+        tokens = config.vocabulary if few else 0
+        return {**super().shape(session), "blocks": config.blocks, "tokens": tokens}
 
     def begin(self, head: Any, session: Session) -> None:
         super().begin(head, session)
         head.start_from(self.ends.weight)
+        if self.scored is not None:
+            head.scored.copy_(self.scored)
+            self.scored = None  # it keeps them itself
 
 
 class FeatureObjective(GuessObjective):
