@@ -101,6 +101,7 @@ def run_training(
         "untrained": untrained,
         "figures": figures,
         "steps": progress.step,
+        "seconds": round(progress.seconds, 1),
         "ended": progress.ended,
         "held_out": progress.held_out,
         "settings": settings,

@@ -30,7 +30,8 @@ class SparseCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         kind = torch.bfloat16 if torch.is_autocast_enabled(states.device.type) else states.dtype
         low, table = states.to(kind), rows.to(kind)
-        to_states, to_rows = torch.empty_like(low), torch.zeros_like(rows)
+        to_states = torch.empty_like(low)
+        to_rows = torch.zeros_like(rows) if ctx.needs_input_grad[1] else None  # None: they stay
         totals = torch.zeros(3, dtype=torch.float64)
         for start in range(0, len(states), PIECE):
             place = slice(start, start + PIECE)
@@ -49,17 +50,19 @@ class SparseCrossEntropy(torch.autograd.Function):
             slope.scatter_add_(-1, at, -p)
             slope = slope.to(kind)
             to_states[place] = slope @ table
-            to_rows += (slope.T @ low[place]).to(to_rows.dtype)
+            if to_rows is not None:
+                to_rows += (slope.T @ low[place]).to(to_rows.dtype)
         count = max(len(states), 1)
-        ctx.save_for_backward(to_states.to(states.dtype) / count, to_rows / count)
+        rows_part = None if to_rows is None else to_rows / count
+        ctx.save_for_backward(to_states.to(states.dtype) / count, rows_part)
         loss, figures = (totals[0] / count).float(), (totals[1:] / count).float()
         ctx.mark_non_differentiable(figures)
         return loss, figures
 
     @staticmethod
-    def backward(ctx: Any, loss: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, loss: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         to_states, to_rows = ctx.saved_tensors
-        return to_states * loss, to_rows * loss, None, None
+        return to_states * loss, None if to_rows is None else to_rows * loss, None, None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

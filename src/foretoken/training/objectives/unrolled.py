@@ -92,6 +92,7 @@ class UnrolledObjective(GuessObjective):
         vocab_size = innermost(session.target).vocab_size
         self.rows = torch.full((vocab_size,), -1)
         self.rows[self.tokens] = torch.arange(len(self.tokens))
+        head.embedding.requires_grad_(self.config.embedding_rate > 0)
         with torch.no_grad():
             head.scored.copy_(self.tokens)
             if isinstance(self.start, type(head)):
