@@ -50,14 +50,18 @@ def draft(session, texts, tmp_path_factory):
     return out, notes
 
 
-def dense_loss(states, rows, chosen, probs):
+def dense_loss(states, rows, chosen, probs, decay):
     """The same loss from whole logits, by autograd."""
     log_q = (states @ rows.T).log_softmax(-1)
     told = log_q.gather(-1, chosen.clamp(min=0))
-    return -(probs * told).sum() / len(states)
+    overlap = torch.minimum(probs, told.exp()).sum(-1)
+    share = (-decay * overlap).exp().detach()
+    lost = (1 - share) * (probs.sum(-1) - overlap)
+    return (lost - share * (probs * told).sum(-1)).sum() / len(states)
 
 
-def test_the_pieced_loss_and_its_gradients_are_those_of_whole_logits(monkeypatch):
+@pytest.mark.parametrize("decay", [0.0, 3.0])
+def test_the_pieced_loss_and_its_gradients_are_those_of_whole_logits(decay, monkeypatch):
     monkeypatch.setattr("foretoken.training.objectives.sparse_laws.PIECE", 7)
     torch.manual_seed(0)
     states = torch.randn(23, 8, requires_grad=True)
@@ -67,11 +71,11 @@ def test_the_pieced_loss_and_its_gradients_are_those_of_whole_logits(monkeypatch
     chosen[5] = -1
     probs = torch.rand(23, 5).masked_fill(chosen < 0, 0.0)
     probs = probs / probs.sum(-1, keepdim=True).clamp(min=1.0) * 0.9
-    loss, figures = SparseCrossEntropy.apply(states, rows, chosen, probs)
+    loss, figures = SparseCrossEntropy.apply(states, rows, chosen, probs, decay)
     (3.0 * loss).backward()
     found = states.grad.clone(), rows.grad.clone()
     states.grad = rows.grad = None
-    truth = dense_loss(states, rows, chosen, probs)
+    truth = dense_loss(states, rows, chosen, probs, decay)
     (3.0 * truth).backward()
     torch.testing.assert_close(loss, truth)
     torch.testing.assert_close(found, (states.grad, rows.grad))

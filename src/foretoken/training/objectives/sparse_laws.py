@@ -21,12 +21,14 @@ class SparseCrossEntropy(torch.autograd.Function):
 
     states [n H]; rows [V H], of the output layer; chosen [n k], which rows the law tells of (-1:
     none); probs [n k]. Returns the loss and the shares of places where the draft's best row is the
-    law's, and of sum min(p, q) over the rows told of.
+    law's, and of alpha = sum min(p, q) over the rows told of: how often the draft is accepted.
+    Above 0, `decay` mixes exp(-decay alpha) of that loss with the rest of what acceptance lacks,
+    sum p - alpha, the share taken as a constant (LK losses, arXiv 2602.23881: 3).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, rows: Tensor, chosen: Tensor, probs: Tensor
+        ctx: Any, states: Tensor, rows: Tensor, chosen: Tensor, probs: Tensor, decay: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         kind = torch.bfloat16 if torch.is_autocast_enabled(states.device.type) else states.dtype
         low, table = states.to(kind), rows.to(kind)
@@ -41,13 +43,17 @@ class SparseCrossEntropy(torch.autograd.Function):
             parts = logits.sub_(largest).exp_()
             whole = parts.sum(-1, keepdim=True)
             total = whole.log() + largest
-            totals[0] += (p * (total - told)).sum().double()
-            has = p.sum(-1, keepdim=True)
+            has, q = p.sum(-1, keepdim=True), (told - total).exp()
+            overlap, below = torch.minimum(p, q).sum(-1, keepdim=True), q < p
+            share = (-decay * overlap).exp()
+            totals[0] += (share * (p * (total - told)).sum(-1, keepdim=True)).sum().double()
+            totals[0] += ((1 - share) * (has - overlap)).sum().double()
             top = told.gather(-1, p.argmax(-1, keepdim=True))
             totals[1] += ((top == largest) & (has > 0)).sum().double()
-            totals[2] += torch.minimum(p, (told - total).exp()).sum().double()
-            slope = parts.mul_(has / whole)  # d loss / d logits
-            slope.scatter_add_(-1, at, -p)
+            totals[2] += overlap.sum().double()
+            held = (q * below).sum(-1, keepdim=True)  # what would be accepted if it were more
+            slope = parts.mul_((share * has + (1 - share) * held) / whole)  # d loss / d logits
+            slope.scatter_add_(-1, at, -share * p - (1 - share) * q * below)
             slope = slope.to(kind)
             to_states[place] = slope @ table
             if to_rows is not None:
@@ -60,9 +66,9 @@ class SparseCrossEntropy(torch.autograd.Function):
         return loss, figures
 
     @staticmethod
-    def backward(ctx: Any, loss: Tensor, _: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         to_states, to_rows = ctx.saved_tensors
-        return to_states * loss, None if to_rows is None else to_rows * loss, None, None
+        return to_states * loss, None if to_rows is None else to_rows * loss, None, None, None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,6 +50,9 @@ class UnrolledTraining(GuessTraining):
     vocabulary: int = 16384  # tokens it scores: the most frequent of the target's text
     unrolled: int = 4  # steps, the first on the target's states; paper 5 to 7
     likeliest: int = 16  # tokens of the target's laws that it learns from
+    overlap: float = (
+        0.0  # how soon the loss turns to what acceptance lacks (LK losses: 3); 0: never
+    )
 
     def __post_init__(self) -> None:
         GuessTraining.__post_init__(self)
@@ -58,6 +61,7 @@ class UnrolledTraining(GuessTraining):
         check_values(
             self,
             ("embedding_rate", self.embedding_rate >= 0, "0 (they stay) or more"),
+            ("overlap", self.overlap >= 0, "0 (cross-entropy alone) or more"),
             ("width", self.width >= 64 and self.width % 64 == 0, "a multiple of 64"),
             ("taps", self.taps is None or min(self.taps, default=-1) >= 0, "layers, from 0 on"),
         )
@@ -136,7 +140,8 @@ class UnrolledObjective(GuessObjective):
             taught = weights[:, 1:] > 0  # whose law is learnt at the token before
             taught[:, :step] = False
             said = head.norm(states[:, :-1][taught])
-            loss, figures = told(said, outputs, chosen[:, 1:][taught], probs[:, 1:][taught])
+            laws_here = chosen[:, 1:][taught], probs[:, 1:][taught]
+            loss, figures = told(said, outputs, *laws_here, self.config.overlap)
             losses.append(loss)
             agreed.append(figures[0])
         return losses, agreed
