@@ -124,6 +124,33 @@ def test_gradients_accumulate_over_batches(tmp_path):
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
+class Hearing:
+    """An objective that changes along the run, and a kill in one of its steps."""
+
+    def __init__(self, killed=None):
+        self.heard, self.killed = [], killed
+
+    def reach(self, done):
+        self.heard.append(done)
+
+    def __call__(self, model, batch, rng):
+        if len(self.heard) == self.killed:
+            raise KeyboardInterrupt
+        return objective(model, batch, rng)
+
+
+def test_an_objective_hears_before_each_step_how_much_is_over(tmp_path):
+    plan = {"steps": 8, "save_every": 2, "evaluate_every": 8}
+    hearing = Hearing(killed=6)
+    run, _ = trainer(tmp_path, loss=hearing, **plan)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(show=False)
+    assert hearing.heard == [step / 8 for step in range(6)]
+    hearing = Hearing()
+    trainer(tmp_path, loss=hearing, **plan)[0].run(show=False)
+    assert hearing.heard == [step / 8 for step in range(4, 8)], "on from the checkpoint"
+
+
 def test_a_broken_or_foreign_checkpoint_is_named(tmp_path):
     run, _ = trainer(tmp_path, steps=5)
     run.run(show=False)

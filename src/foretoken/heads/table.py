@@ -115,6 +115,17 @@ HEADS: dict[str, Head] = {
             serves="fspad",
         ),
         Head(
+            name="falcon",
+            summary="the target's next states, a block of them in a pass, from a block of tokens",
+            module="heads.falcon:Falcon",
+            models=("target",),
+            reads="target",
+            captures="training.captures.texts:Texts",
+            objective="training.objectives.glancing:GlancingObjective",
+            config="training.objectives.glancing:GlancingTraining",
+            serves="falcon",
+        ),
+        Head(
             name="eagle3",
             summary="the next token, from tokens beside three layers' states or its own output",
             module="heads.eagle3:Eagle3",

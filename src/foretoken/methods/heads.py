@@ -76,6 +76,18 @@ FAMILY = Family(
             paper="arXiv 2408.15562",
         ),
         Method(
+            "falcon",
+            "a head that guesses several states in a pass, and goes on with them as a block",
+            drafter="drafters.growers.best_first:BestFirst",
+            model="drafters.parts.state_blocks:StateBlocks",
+            models=("target",),
+            head="falcon",
+            needs=("draft_head",),
+            verifier="point",
+            paper_options={"depth": 8, "nodes": 130, "branch": 20},
+            paper="arXiv 2412.12639",
+        ),
+        Method(
             "eagle3",
             "a small decoder on three layers' hidden states, in a tree that grows where it is sure",
             drafter="drafters.growers.best_first:BestFirst",

@@ -5,6 +5,7 @@ to a loss and some metrics; a stream maps an index to a batch. Everything random
 (seed, step), so a run that was killed continues to the very same weights. Several processes: start
 it with ``accelerate launch``. Where an objective is a mean over places and says by `count(batch)`
 how many there are, a step is the mean over all places of its batches, in whatever process they are.
+One that changes along a run is told by `reach(done)`, before each step, which part of it is over.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ class Trainer:
         )
         self.judge, self.measure = held_out_objective or objective, measure
         self.count: Callable[[dict[str, Tensor]], float] | None = getattr(objective, "count", None)
+        self.reach: Callable[[float], None] | None = getattr(objective, "reach", None)
         self.scalars: Scalars | None = None
         # Layer dropout leaves weights without a gradient in some steps; DDP must expect that.
         uneven = DistributedDataParallelKwargs(find_unused_parameters=True)
@@ -224,6 +226,8 @@ class Trainer:
         plan, step = self.plan, float(self.progress.step)
         if plan.seconds and self.progress.step:  # whichever of time and steps is further decides
             step = max(step, plan.steps * self.progress.seconds / plan.seconds)
+        if self.reach is not None:
+            self.reach(min(1.0, step / plan.steps))
         factor = cosine(int(step), plan.steps, plan.warmup, plan.floor)
         groups = [group for o in self.optimizers for group in o.param_groups]
         for group, peak in zip(groups, self.peaks, strict=True):
