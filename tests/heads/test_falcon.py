@@ -215,6 +215,20 @@ def test_a_tree_grown_block_by_block_is_one_recomputed_from_the_start(size, targ
 
 
 @every_size
+def test_rows_at_different_levels_share_a_pass(size, target, tmp_path):
+    model = reader(target, made(size), tmp_path)
+    long, short = opened(model, target, [1, 2, 0, 3, 5, 5]), opened(model, target, [4])
+    path, found = [2, 3, 0, 1], [model.grow([long], [[5]], [[-1]])[0].logits[0]]
+    for depth, token in enumerate(path):
+        above = depth - 1  # of the short row, which is one level behind
+        both = model.grow([long, short], [[token], [[4, *path][depth]]], [[depth], [above]])
+        found += [score.logits[0] for score in both]
+    for text, said in (([1, 2, 0, 3, 5, 5], [found[0], *found[1::2]]), ([4], found[2::2])):
+        alone = laws_along(model, opened(model, target, text), path[: len(said) - 1])
+        assert torch.allclose(alone, torch.stack(said), atol=1e-5)
+
+
+@every_size
 def test_a_text_followed_is_a_text_taken_in_whole(size, target, tmp_path):
     model = reader(target, made(size), tmp_path)
     grown = opened(model, target, [1])

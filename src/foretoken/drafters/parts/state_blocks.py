@@ -93,11 +93,11 @@ class Known:
         self.close_tree()
         self.add(rows)
         self.length = self.used
-        self.last = torch.cat([self.last, inputs])[-len(self.last) :]
+        size = len(self.last)
+        self.last = torch.cat([self.last, inputs[-size:]])[-size:]
 
 
 Opening = list[tuple[Known, list[int]]]  # of each row, the nodes that open a block
-Guess = tuple[Float[Tensor, "k H"], Float[Tensor, "k V"]]  # states and laws of a block
 
 
 class StateBlocks(TrainedHead):
