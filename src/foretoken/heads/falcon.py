@@ -184,11 +184,11 @@ class Falcon(nn.Module):
         ids, hidden, last = texts["input_ids"], texts["hidden"], texts["input_ids"].shape[1] - 1
         guessed = self.guessed(texts, ends, at, shown)[learnt]
         true = hidden[:, (at + self.block - 1).clamp(max=last)][learnt]
-        tokens = ids[:, (at + self.block).clamp(max=last)][learnt]
+        tokens = ends.places[ids[:, (at + self.block).clamp(max=last)][learnt]]  # -1: not scored
         said, law = ends.unembed(guessed), (ends.unembed(true) / HEAT).softmax(-1)
         number = max(1, len(tokens))
         soft = F.cross_entropy(said / HEAT, law, reduction="sum") / number
-        drawn = F.cross_entropy(said, tokens, reduction="sum") / number
+        drawn = F.cross_entropy(said, tokens, reduction="sum", ignore_index=-1) / number
         apart = F.smooth_l1_loss(guessed, true, reduction="sum") / (number * true.shape[-1])
         hits = torch.zeros_like(learnt, dtype=torch.float32)
         hits[learnt] = (said.argmax(-1) == tokens).float()

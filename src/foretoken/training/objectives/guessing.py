@@ -118,8 +118,9 @@ class GuessObjective(HeadObjective):
 
     def __init__(self, config: Any, train: Features) -> None:
         super().__init__(config, train)
-        written = train.column("weights") > 0
-        self.written = train.column("input_ids")[written] if config.vocabulary else None
+        self.written = None
+        if config.vocabulary:
+            self.written = train.column("input_ids")[train.column("weights") > 0]
 
     def begin(self, head: Any, session: Session) -> None:
         target = innermost(session.target)
