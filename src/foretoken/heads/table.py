@@ -93,6 +93,17 @@ HEADS: dict[str, Head] = {
             serves="hydra",
         ),
         Head(
+            name="chimera",
+            summary="the tokens several places ahead, each behind a trigram that sees the text",
+            module="heads.chimera:Chimera",
+            models=("target",),
+            reads="target",
+            captures="training.captures.texts:Texts",
+            objective="training.objectives.guessing:BranchObjective",
+            config="training.objectives.guessing:BranchTraining",
+            serves="chimera",
+        ),
+        Head(
             name="eagle",
             summary="the target's next hidden state, from the last one and the token after it",
             module="heads.eagle:Eagle",

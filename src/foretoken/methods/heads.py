@@ -40,6 +40,18 @@ FAMILY = Family(
             paper="arXiv 2402.05109",
         ),
         Method(
+            "chimera",
+            "a layer over the text's states and trigrams guesses along each branch of its tree",
+            drafter="drafters.growers.best_first:BestFirst",
+            model="drafters.parts.trigram_reader:TrigramReader",
+            models=("target",),
+            head="chimera",
+            needs=("draft_head",),
+            verifier="point",
+            paper_options={"template": EAGLE_TREE, "depth": 5, "nodes": 25},
+            paper="arXiv 2402.15758",
+        ),
+        Method(
             "eagle",
             "a one-layer head goes on with the target's hidden states, in a tree of fixed shape",
             drafter="drafters.growers.best_first:BestFirst",

@@ -76,6 +76,17 @@ class FeatureTraining(GuessTraining):
     noise: float = 0.1  # largest disturbance of the states read, against piled-up errors; paper 0.1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BranchTraining(DeepTraining):
+    """Chimera's settings (arXiv 2402.15758), at a rate for small models."""
+
+    state_weight: float = 0.0  # of guessed states' distance from the target's; release 0
+
+    def __post_init__(self) -> None:
+        DeepTraining.__post_init__(self)
+        check_values(self, ("state_weight", self.state_weight >= 0, "0 (laws alone) or more"))
+
+
 class Ends:
     """The target's input embeddings and output head, frozen, for losses to go through.
 
@@ -177,6 +188,21 @@ class ParallelObjective(DeepObjective):
         if self.scored is not None:
             head.scored.copy_(self.scored)
             self.scored = None  # it keeps them itself
+
+
+class BranchObjective(DeepObjective):
+    """Of heads that draft along texts while they learn, with one of the target's layers."""
+
+    def shape(self, session: Session) -> dict[str, Any]:
+        return {**super().shape(session), **layer_shape(session)}
+
+    def learnt(
+        self, head: Any, texts: dict[str, Tensor], rng: random.Random
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        found: tuple[Tensor, dict[str, Tensor]] = head.learn(
+            texts, self.ends, self.config.state_weight
+        )
+        return found
 
 
 class FeatureObjective(GuessObjective):
