@@ -48,9 +48,9 @@ class Chimera(nn.Module):
         self.residual = nn.ModuleList(
             nn.Linear(2 * width, width, bias=False) for _ in range(config.depth)
         )
-        for head in self.residual:
-            weight: Tensor = head.weight  # type: ignore[assignment]
-            weight.data.copy_(torch.eye(width).repeat(1, 2))  # their sum, at first
+        with torch.no_grad():
+            for head in self.residual:  # at first the sum of what they read
+                head.weight.copy_(torch.eye(width).repeat(1, 2))  # type: ignore[operator]
 
     def encode(self, embedded: Float[Tensor, "*n 3 H"]) -> Float[Tensor, "*n H"]:
         """Rows of trigrams, from the embeddings of their tokens, the last one last."""
