@@ -6,9 +6,9 @@ outputs of its own branch; an output stands for the state that the target has no
 head for each depth joins it with the last true state (arXiv 2402.15758).
 
 Departures: a head maps 2H numbers to H for the target's own output layer, where the paper gives
-each an output layer of its own. In training a row sees the text's own trigrams and, of its draft,
-its own guesses, just as it drafts; the paper has it see its neighbours' guesses for the text.
-Repeats of the first token stand before it.
+each an output layer of its own. In training a draft sees the text's own trigrams before its root,
+as when it is used; the paper has it see its neighbours' guesses there. Where a text has no token,
+before its first, that one is repeated.
 """
 
 from __future__ import annotations
@@ -107,6 +107,8 @@ class Chimera(nn.Module):
             found, kept = self(self.encode(told), at, looks, memory)
             logits = ends.unembed(self.saying(step, states[begun], found[begun]))
             yield found[begun], logits
+            if step + 1 == self.depth:
+                return
             memory = torch.cat([memory, kept, self.remember(found.detach(), at)], 1)
             sees, seen = torch.cat([sees, seen, own], -1), own
             last = torch.zeros_like(told[:, :, 2])
