@@ -41,6 +41,8 @@ def disturbed(head):
 class Tied:
     """Random embeddings, which score tokens as well."""
 
+    ids = places = torch.arange(VOCAB)  # every token has an output
+
     def __init__(self):
         self.weight = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(9))
 
@@ -54,6 +56,8 @@ class Tied:
 class Table:
     """A table's states are its logits."""
 
+    ids = places = torch.arange(VOCAB)  # every token has an output
+
     def __init__(self, vocab):
         self.vocab = vocab
 
@@ -66,6 +70,8 @@ class Table:
 
 class Lent:
     """The ends of a target."""
+
+    ids = places = torch.arange(VOCAB)  # every token has an output
 
     def __init__(self, target):
         self.target = target

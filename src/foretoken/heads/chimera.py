@@ -112,7 +112,7 @@ class Chimera(nn.Module):
             memory = torch.cat([memory, kept, self.remember(found.detach(), at)], 1)
             sees, seen = torch.cat([sees, seen, own], -1), own
             last = torch.zeros_like(told[:, :, 2])
-            last[begun] = ends.embed(logits.detach().argmax(-1))
+            last[begun] = ends.embed(ends.ids[logits.detach().argmax(-1)])
             told = torch.cat([told[:, :, 1:], last[:, :, None]], 2)
 
     def learn(
@@ -132,9 +132,9 @@ class Chimera(nn.Module):
             guessed = place + step + 2
             inside = guessed.clamp(max=ids.shape[1] - 1)
             counts = (weights[row, inside] > 0) & (guessed < ids.shape[1])
-            labels, said = ids[row, inside][counts], logits[counts]
+            labels, said = ends.places[ids[row, inside][counts]], logits[counts]
             number = max(1, len(labels))
-            loss = loss + F.cross_entropy(said, labels, reduction="sum") / number
+            loss = loss + F.cross_entropy(said, labels, reduction="sum", ignore_index=-1) / number
             if step == 0 and state_weight:
                 apart = F.mse_loss(found, hidden[row, place + 1], reduction="sum")
                 loss = loss + state_weight * apart / (number * hidden.shape[-1])

@@ -90,8 +90,8 @@ class BranchTraining(DeepTraining):
 class Ends:
     """The target's input embeddings and output head, frozen, for losses to go through.
 
-    `scored` are the tokens whose laws are learnt, all where it is None; `places` their outputs by
-    token, -1 where there is none.
+    `scored` are the tokens whose laws are learnt, all where it is None: `ids` of the outputs, and
+    `places`, the outputs by token, -1 where there is none.
     """
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class Ends:
         units = torch.eye(lm.hidden_size).to(lm.embed([0]))
         bias = layer(torch.zeros_like(units[:1])).float()
         rows = torch.arange(lm.vocab_size) if scored is None else scored
-        rows = rows.to(bias.device)
+        self.ids = rows = rows.to(bias.device)
         self.bias = bias[0][rows]
         self.weight = (layer(units).float() - bias).T[rows].contiguous()  # [k H]
         self.places = rows.new_full((lm.vocab_size,), -1)
