@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.types import (
@@ -40,6 +40,32 @@ class NoOptions:
 
 
 Features = Float[Tensor, "S L H"]  # hidden states of the taps that were asked for
+
+
+class LayerCache(Protocol):
+    """The keys and values that one attention layer keeps of cached tokens, as it reads them."""
+
+    heads: int  # of keys and values: fewer than of queries where these share them
+    size: int  # of one head
+    rotary: bool  # keys are rotated by their positions
+
+    def keys_values(
+        self, row: DecodeState
+    ) -> tuple[Float[Tensor, "heads S size"], Float[Tensor, "heads S size"]]:
+        """Keys and values of the row's S cached tokens, those of its open tree left out.
+
+        They may lie in the cache itself: read them before the row is fed, committed or freed.
+        """
+        ...
+
+    def rotated(
+        self, states: Float[Tensor, "n any size"], positions: Int[Tensor, "n"]
+    ) -> Float[Tensor, "n any size"]:
+        """Queries or keys rotated as the layer does at these positions; as they are if it does not.
+
+        Gradients pass.
+        """
+        ...
 
 
 class LanguageModel(Protocol):
@@ -100,6 +126,12 @@ class LanguageModel(Protocol):
 
     def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         """Logits of states that passed the last norm."""
+        ...
+
+    def layer_cache(self, layer: int) -> LayerCache:
+        """What layer `layer` (from 0) keeps of cached tokens; CapabilityError where it keeps no
+        keys and values of one size, or rotates them in a way that is not known.
+        """
         ...
 
 

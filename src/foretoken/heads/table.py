@@ -159,6 +159,17 @@ HEADS: dict[str, Head] = {
             serves="ctc-drafter",
         ),
         Head(
+            name="longspec",
+            summary="the next token, from a window of tokens and the target's own KV cache",
+            module="heads.longspec:LongSpec",
+            models=("target",),
+            reads="target",
+            captures="training.captures.keys_values:KeysValues",
+            objective="training.objectives.long_contexts:LongContextObjective",
+            config="training.objectives.long_contexts:LongContextTraining",
+            serves="longspec",
+        ),
+        Head(
             name="dflash",
             summary="a block of tokens in one pass, each layer looking at the target's states",
             module="heads.block:Block",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.types import Caps, DecodeState, Draft, Layer, Ragged, Rows, Scores, Taps
@@ -99,7 +99,7 @@ class TableLM:
             self._catch_up(memory, row.tokens[:stop])
             first = held if last is None else max(held, stop - last)
             contexts = [row.tokens[: end + 1] for end in range(first, stop)]
-            fed.append(self._tapped(contexts, taps) if taps else None)
+            fed.append(self.tapped(contexts, taps) if taps else None)
         return fed
 
     def missing(self, row: DecodeState) -> int:
@@ -120,7 +120,7 @@ class TableLM:
         for row, new, above in zip(rows, tokens, parents, strict=True):
             logits = self._grow_row(row, self._memory(row), new, above, self.logits)
             contexts = self._contexts(row) if taps else []
-            hidden = self._tapped(contexts[len(contexts) - len(new) :], taps) if taps else None
+            hidden = self.tapped(contexts[len(contexts) - len(new) :], taps) if taps else None
             scores.append(Scores(logits, hidden))
         return scores
 
@@ -177,6 +177,9 @@ class TableLM:
     def unembed(self, hidden: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         return hidden
 
+    def layer_cache(self, layer: int) -> TableCache:
+        return TableCache(self, layer)
+
     def cached(self, row: DecodeState) -> list[int]:
         """The tokens this model has cached for `row`."""
         return list(self._memory(row).cached)
@@ -189,7 +192,7 @@ class TableLM:
         assert row.uid in self._rows, "a row that was never prefilled, or was freed"
         return self._rows[row.uid]
 
-    def _tapped(self, contexts: Ragged, taps: Taps) -> Float[Tensor, "n L V"]:
+    def tapped(self, contexts: Ragged, taps: Taps) -> Float[Tensor, "n L V"]:
         """A table's hidden states are the logits of its early exits."""
         tables = [
             self.behind(tap.index % self.layers + 1 if isinstance(tap, Layer) else self.layers)
@@ -248,3 +251,28 @@ class TableLM:
             path.append(memory.tokens[node])
             node = memory.parents[node]
         return memory.cached[-self.order :] + path[::-1]
+
+
+class TableCache:
+    """What a layer of a table would keep of cached tokens: its hidden states, as keys and values.
+
+    One head, and no rotation: a table knows no positions.
+    """
+
+    heads, rotary = 1, False
+
+    def __init__(self, table: TableLM, layer: int) -> None:
+        self.table, self.size, self.tap = table, table.vocab_size, Layer(layer)
+
+    def keys_values(
+        self, row: DecodeState
+    ) -> tuple[Float[Tensor, "1 S V"], Float[Tensor, "1 S V"]]:
+        cached = self.table.cached(row)
+        contexts = [cached[:end] for end in range(1, len(cached) + 1)]
+        states = self.table.tapped(contexts, (self.tap,)).transpose(0, 1)
+        return states, states
+
+    def rotated(
+        self, states: Float[Tensor, "n any V"], positions: Int[Tensor, "n"]
+    ) -> Float[Tensor, "n any V"]:
+        return states

@@ -183,6 +183,18 @@ FAMILY = Family(
             paper="arXiv 2607.05147",
         ),
         Method(
+            "longspec",
+            "one block over a window of tokens and the target's own KV cache: constant memory",
+            drafter="drafters.growers.best_first:BestFirst",
+            model="drafters.parts.window_reader:WindowReader",
+            models=("target",),
+            head="longspec",
+            needs=("draft_head",),
+            verifier="point",
+            paper_options={"depth": 5, "nodes": 68, "branch": 16},
+            paper="arXiv 2502.17421",
+        ),
+        Method(
             "auto-eagle3",
             "eagle3-hybrid for greedy text, eagle3-chain for sampled text: the default with a head",
             drafter="drafters.by_temperature:ByTemperature",

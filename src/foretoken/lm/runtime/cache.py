@@ -213,6 +213,13 @@ class SlotCache(Cache):
         return (group.keys.shape[2] * (group.keys.shape[4] + group.values.shape[4])
                 * group.keys.element_size())  # fmt: skip
 
+    def kept(self, layer: int, slot: int, columns: int) -> tuple[Tensor, Tensor] | None:
+        """Views of a row's first columns in a layer; None where it was never run."""
+        keys, values = self.rows_of[layer].keys, self.rows_of[layer].values
+        if keys is None or values is None:
+            return None
+        return keys[slot, :, :columns], values[slot, :, :columns]
+
     def keep(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         """Move columns `start + nodes[i]` of a row to `start + i`."""
         at = next((i for i, node in enumerate(nodes) if node != i), len(nodes))

@@ -16,6 +16,7 @@ from torch import Tensor
 from foretoken.lm.runtime.batch_forward import BatchForward
 from foretoken.lm.runtime.captured import Captured, end_of
 from foretoken.lm.runtime.family import Family
+from foretoken.lm.runtime.layer_cache import SlotLayerCache
 from foretoken.lm.runtime.output_head import OutputHead
 from foretoken.lm.runtime.packing import (
     Memory,
@@ -54,6 +55,7 @@ class CachedLM(BatchForward):
         self.max_length = family.max_length
         self._rows: dict[int, Memory] = {}  # uid -> memory, any order
         self._slots: list[int] = []  # slot -> uid
+        self._layer_caches: dict[int, SlotLayerCache] = {}  # by layer, once they were asked for
         self.kernels: Any = None  # KernelReport of what stands in for linear layers
 
     def __enter__(self) -> CachedLM:
@@ -202,6 +204,20 @@ class CachedLM(BatchForward):
         """Logits of hidden states behind the last norm, as the model's own forward makes them."""
         lean = self.lean
         return self._head(hidden) if lean is None else end_of(lean, hidden, lean.layers + 1)
+
+    def layer_cache(self, layer: int) -> SlotLayerCache:
+        """What layer `layer` keeps of cached tokens, as views of the slot cache."""
+        if layer not in self._layer_caches:
+            self._layer_caches[layer] = SlotLayerCache(self, layer)
+        return self._layer_caches[layer]
+
+    @exclusive
+    def columns(self, row: DecodeState, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Keys and values [heads, S, size] of a row's cached tokens in a layer, where they lie;
+        None before the first forward.
+        """
+        memory = self._memory(row)
+        return self.cache.kept(layer, memory.slot, memory.cached)
 
     @exclusive
     def read_out(self, states: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:

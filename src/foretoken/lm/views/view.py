@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.contract import LanguageModel
+from foretoken.contract import LanguageModel, LayerCache
 from foretoken.types import Caps, DecodeState, Draft, Ragged, Rows, Scores, Taps
 
 
@@ -61,6 +61,9 @@ class TargetView:
 
     def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         return self.lm.unembed(hidden)
+
+    def layer_cache(self, layer: int) -> LayerCache:
+        return self.lm.layer_cache(layer)
 
 
 def innermost(lm: LanguageModel) -> LanguageModel:
