@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+from foretoken.lm.runtime.tree_attention import hybrid, of_rows, pays
+
 NAME = "foretoken"
 MOST_FOLDED = 256  # more query rows than this: the product dominates, and repeating is cheap
 
@@ -34,6 +36,7 @@ def attend(
     s_aux: Tensor | None = None,
     unmasked: bool = False,  # every query sees every key
     causal: bool = False,  # queries and keys are the same tokens, in order
+    prefix: int = 0,  # first columns that every query of every row sees: the mask is zero there
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """softmax(query key^T scaling) value, for one layer."""
@@ -42,13 +45,15 @@ def attend(
     fold = heads // groups
     mask = None if unmasked or causal else attention_mask
     odd = softcap is not None or s_aux is not None
+    if mask is not None and not odd and not dropout and pays(query, key, value, prefix):
+        return hybrid(query, key, value, mask, prefix, scaling).transpose(1, 2).contiguous(), None
     if fold > 1 and not odd and fold * queries > MOST_FOLDED:
         key, value = repeated(key, fold), repeated(value, fold)
         fold = 1
     if causal and (fold > 1 or odd):
         mask = triangle(queries, query)
-    if mask is not None and mask.shape[-2] != fold * queries:  # folded otherwise, or not at all
-        mask = mask[:, :, :queries].repeat(1, 1, fold, 1)
+    if mask is not None:
+        mask = of_rows(mask, queries, fold)
     folded = query.reshape(batch, heads // fold, fold * queries, -1)
     if odd:
         sinks = None if s_aux is None else s_aux.reshape(1, -1, fold, 1)

@@ -163,7 +163,9 @@ class BatchForward:
         lean, windows = self.lean, self.family.windows
         if lean is not None and lean.plain_scores and len(batch.feeds) == 1:
             [feed] = batch.feeds
-            mask = None if feed.in_order else sights.masks[windows[0]]
+            mask = None
+            if not feed.in_order:
+                mask = sights.masks[windows[0]][0, 0, :, feed.base :]
             rows = [Reading.of(feed.memory.slot, 0, batch.width, feed.start, mask)]
             found = self.in_slots.over(rows, () if mask is None else (mask,))
             if found is not None:
@@ -207,8 +209,8 @@ class BatchForward:
         rows, kept = [], []
         for feed, a, b in zip(feeds, starts, stops, strict=True):
             mask = None
-            if not feed.in_order:  # a copy: the next one is made in the same memory
-                mask = self.masks.full([feed], b - a, feed.stop, 1)[0, 0].clone()
+            if not feed.in_order:
+                mask = self.masks.behind(feed, b - a)
                 kept.append(mask)
             rows.append(Reading.of(feed.memory.slot, a, b, feed.start, mask))
         return self.in_slots.over(rows, kept)

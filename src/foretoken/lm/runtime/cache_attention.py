@@ -42,10 +42,10 @@ class CacheAttention:
             into_keys.copy_(key)
             into_values.copy_(value)
         sights = self.sights
-        mask = sights.masks[self.windows[layer]]
+        window = self.windows[layer]
         mixed, _ = attend(
-            None, query, keys, values, mask, scaling, 0.0, softcap, sinks,
-            sights.unmasked, sights.causal,
+            None, query, keys, values, sights.masks[window], scaling, 0.0, softcap, sinks,
+            sights.unmasked, sights.causal, sights.prefix_of(window),
         )  # fmt: skip
         return mixed
 

@@ -35,7 +35,7 @@ class Masks:
         """Who sees whom, windows aside. Shorter feeds repeat their last query up to `width`."""
         if len(feeds) == 1:
             [feed] = feeds
-            block = self._block(feed, width)
+            block = self.behind(feed, width)
             if fold * width > MOST_FOLDED:
                 mask = block.new_zeros(width, longest)
                 mask[:, feed.base :] = block
@@ -47,7 +47,7 @@ class Masks:
         hidden = (columns >= bases[:, None])[:, None, None].expand(-1, -1, width, -1)
         mask = self.nothing.new_zeros(hidden.shape).masked_fill_(hidden, self.least)
         for row, feed in zip(mask, feeds, strict=True):
-            row[0, :, feed.base : feed.stop] = self._block(feed, width)
+            row[0, :, feed.base : feed.stop] = self.behind(feed, width)
         return mask.repeat(1, 1, fold, 1) if fold > 1 else mask
 
     def windowed(
@@ -65,8 +65,8 @@ class Masks:
             hidden = hidden.repeat(1, 1, fold, 1)
         return mask[..., low:].masked_fill(hidden, self.least)
 
-    def _block(self, feed: Feed, width: int) -> Tensor:
-        """[width, columns from the feed's base on]."""
+    def behind(self, feed: Feed, width: int) -> Float[Tensor, "width K"]:
+        """Who sees whom of the columns from the feed's base on; all before are seen by all."""
         seen = feed.seen
         if len(seen) < width:
             seen = seen + seen[-1:] * (width - len(seen))
@@ -105,13 +105,14 @@ class Masks:
             return Sights(masks, bounds, causal=True)  # a prompt's first chunk
         fold = family.fold if plan.own and family.fold * width <= MOST_FOLDED else 1
         full = self.full(feeds, width, batch.longest, fold)
+        prefix = min(feed.base for feed in feeds) if plan.own else 0
         keys = batch.key_positions() if bounds else None
         for window in masks:
             masks[window] = full
             if keys is not None and window is not None and window in bounds:
                 low = bounds[window]
                 masks[window] = self.windowed(full, batch.positions, keys, window, low)
-        return Sights(masks, bounds)
+        return Sights(masks, bounds, prefix=prefix)
 
     def places(self, batch: Batch, family: Family, plan: Plan) -> Int[Tensor, "1 K"]:
         """For models that count places: one row, every column a token, the mask their own."""
@@ -133,14 +134,21 @@ class Sights:
     bounds: dict[int | None, int]  # windows that hide anything: the first column still seen
     unmasked: bool = False  # every query sees every column, masks are not looked at
     causal: bool = False  # queries and columns are the same tokens, in order
+    prefix: int = 0  # first columns that every query of every row sees, windows aside
+
+    def prefix_of(self, window: int | None) -> int:
+        """First columns that all queries see in layers of this window."""
+        return 0 if window in self.bounds else self.prefix
 
     def arguments(self, family: Family) -> dict[str, Any]:
         """The same as arguments of a transformers model."""
         mask: Any = self.masks[family.windows[0]]
         if family.names:
             mask = {name: self.masks[window] for name, window in family.names.items()}
-        given = {"attention_mask": mask, "unmasked": self.unmasked, "causal": self.causal}
-        return {name: value for name, value in given.items() if value is not False}
+        # one number for all layers: of no use where a window hides columns from some of them
+        prefix = 0 if self.bounds else self.prefix
+        said = {"unmasked": self.unmasked, "causal": self.causal, "prefix": prefix}
+        return {"attention_mask": mask} | {name: value for name, value in said.items() if value}
 
     def kept(self) -> Sights:
         """The same in memory of its own: a mask lies in a buffer that the next one is made in."""

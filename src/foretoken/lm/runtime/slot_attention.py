@@ -64,14 +64,19 @@ class Reading(ctypes.Structure):
         ("last", ctypes.c_int64),  # the one behind them
         ("start", ctypes.c_int64),  # column of the first
         ("stop", ctypes.c_int64),  # columns read
-        ("mask", ctypes.c_void_p),  # [tokens, stop], additive; null: each sees up to itself
+        ("behind", ctypes.c_int64),  # columns that all its tokens see: the mask begins behind them
+        ("mask", ctypes.c_void_p),  # [tokens, stop - behind], additive; null: each up to itself
         ("mask_token", ctypes.c_int64),  # elements between its rows
     )
 
     @classmethod
     def of(cls, slot: int, first: int, last: int, start: int, mask: Tensor | None) -> Reading:
-        where = (None, 0) if mask is None else (mask.data_ptr(), mask.stride(-2))
-        return cls(slot, first, last, start, start + last - first, *where)
+        """`mask` is that of the last columns, all before being seen by all tokens."""
+        stop = start + last - first
+        if mask is None:
+            return cls(slot, first, last, start, stop, stop, None, 0)
+        behind = stop - mask.shape[-1]
+        return cls(slot, first, last, start, stop, behind, mask.data_ptr(), mask.stride(-2))
 
 
 class SlotAttention:
@@ -221,7 +226,8 @@ def timed(own: InSlots, tokens: int) -> tuple[float, float]:
     key, value = like.new_zeros(1, heads, tokens, width), like.new_zeros(1, heads, tokens, wide)
     mask = like.new_zeros(1, 1, own.fold * tokens, COLUMNS)
     plain = prompt or tokens == 1
-    ours = own.over([Reading.of(0, 0, tokens, start, None if plain else mask[0, 0])], [mask])
+    block = mask[0, 0, :, start:]  # of the new columns alone
+    ours = own.over([Reading.of(0, 0, tokens, start, None if plain else block)], [mask])
     assert ours is not None
     stop, best = start + tokens, [float("inf"), float("inf")]
     for _ in range(FEWER if prompt else ROUNDS):

@@ -8,14 +8,29 @@
 
 #include "operations.h"
 
-enum { PARTS = 4, COLUMNS = PARTS * LANES, QUERIES = 32 };
+enum { PARTS = 4, COLUMNS = PARTS * LANES, QUERIES = 48, TURNING = 2, TRIED = 16 };
 
 struct asked { /* one query, and what was made of the columns so far */
   const void *query, *mask;
   void *to;
-  int64_t seen;      /* columns, from the first on, before the mask */
+  int64_t seen, behind; /* columns, before the mask; how many the mask lies behind */
   floats top, whole; /* the largest score; sums of weights relative to it */
 };
+
+/* Queries of each task of a row alone, so that the thread with most to do has least of it: turning
+ * keys takes as long as TURNING queries. Several rows are tasks enough. */
+int omp_get_num_threads(void);
+INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
+  const int64_t least = (queries + QUERIES - 1) / QUERIES, team = omp_get_num_threads();
+  int64_t best = INT64_MAX, found = QUERIES;
+  for (int64_t blocks = least; blocks < least + (rows > 1 ? 1 : TRIED); blocks++) {
+    const int64_t each = ((queries + blocks - 1) / blocks + ROWS - 1) / ROWS * ROWS;
+    const int64_t tasks = groups * ((queries + each - 1) / each);
+    const int64_t most = (tasks + team - 1) / team * (each + TURNING);
+    if (most < best) best = most, found = each;
+  }
+  return found;
+}
 
 /* turned: keys of COLUMNS columns; across[k * PARTS + p] holds load k of each of LANES columns.
  * scored: scores of one query, and how far what was made so far is scaled down.
@@ -39,27 +54,30 @@ struct asked { /* one query, and what was made of the columns so far */
       }                                                                                           \
   }                                                                                               \
                                                                                                   \
-  INLINE floats scored_##T(struct asked *at, floats scores[PARTS], float *weights, int64_t first, \
-                           float scale) {                                                         \
+  INLINE floats scored_##T(struct asked *at, floats scores[PARTS], weight_##T *weights,           \
+                           int64_t first, float scale) {                                          \
     floats top = at->top;                                                                         \
     for (int p = 0; p < PARTS; p++) {                                                             \
       const int64_t j = first + p * LANES, left = at->seen - j;                                   \
-      const T *mask = at->mask ? (const T *)at->mask + j : 0;                                     \
+      const int64_t masked = j - at->behind;                                                      \
       scores[p] *= scale;                                                                         \
-      if (mask && left >= LANES) scores[p] += widened_##T(mask);                                  \
-      else if (mask)                                                                              \
-        for (int i = 0; i < left; i++) scores[p][i] += wide_##T(mask[i]);                         \
+      if (at->mask && masked >= 0 && left >= LANES)                                               \
+        scores[p] += widened_##T((const T *)at->mask + masked);                                   \
+      else if (at->mask)                                                                          \
+        for (int i = masked < 0 ? -masked : 0; i < LANES && i < left; i++)                        \
+          scores[p][i] += wide_##T(((const T *)at->mask)[masked + i]);                            \
       for (int i = left < 0 ? 0 : left; i < LANES; i++) scores[p][i] = -INFINITY;                 \
       top = larger(scores[p], top);                                                               \
     }                                                                                             \
     top = (floats){0} + largest(top);                                                             \
-    const floats fade = exponential(at->top - top);                                               \
+    const floats fade =                                                                           \
+      at->top[0] == top[0] ? (floats){0} + 1 : exponential(at->top - top);                        \
     at->top = top;                                                                                \
     at->whole *= fade;                                                                            \
     for (int p = 0; p < PARTS; p++) {                                                             \
       const floats some = exponential(scores[p] - top);                                           \
       at->whole += some;                                                                          \
-      keep_f32(weights + p * LANES, some);                                                        \
+      weigh_##T(weights + p * LANES, some);                                                       \
     }                                                                                             \
     return fade;                                                                                  \
   }                                                                                               \
@@ -68,7 +86,7 @@ struct asked { /* one query, and what was made of the columns so far */
                        int64_t first, int64_t count, int64_t depth, int64_t width, float scale,   \
                        const T *next, const int rows) {                                           \
     floats sums[ROWS][PARTS], fade[ROWS];                                                         \
-    float weights[ROWS][COLUMNS];                                                                 \
+    weight_##T weights[ROWS][COLUMNS];                                                            \
     memset(sums, 0, sizeof sums);                                                                 \
     for (int64_t k = 0; k < depth; k++, across += PARTS) {                                        \
       held_##T keys[PARTS];                                                                       \
@@ -86,14 +104,18 @@ struct asked { /* one query, and what was made of the columns so far */
       for (int r = 0; r < rows; r++)                                                              \
         for (int i = 0; i < 2; i++)                                                               \
           made[r][i] = load_f32(mixed + r * width + d + i * LANES) * fade[r];                     \
-      for (int64_t j = 0; j < count; j++) {                                                       \
-        const T *from = values + j * width + d;                                                   \
-        const floats low = widened_##T(from), high = widened_##T(from + LANES);                   \
-        for (int i = 0; i < 2 * LANES; i += LINE / (int)sizeof(T))                                \
-          __builtin_prefetch(next + j * width + d + i);                                           \
+      for (int64_t j = 0; j < count; j += BESIDE_##T) {                                           \
+        const T *one = values + j * width + d, *two = j + 1 < count ? one + width : one;          \
+        const beside_##T low = both_##T(one, two), high = both_##T(one + LANES, two + LANES);     \
+        if (next)                                                                                 \
+          for (int k = 0; k < BESIDE_##T; k++)                                                    \
+            for (int i = 0; i < 2 * LANES; i += LINE / (int)sizeof(T))                            \
+              __builtin_prefetch(next + (j + k) * width + d + i);                                 \
         for (int r = 0; r < rows; r++) {                                                          \
-          made[r][0] += weights[r][j] * low;                                                      \
-          made[r][1] += weights[r][j] * high;                                                     \
+          beside_##T weight = spread_weight_##T(weights[r] + j);                                  \
+          HELD(weight);                                                                           \
+          made[r][0] = weighed_##T(made[r][0], low, weight);                                      \
+          made[r][1] = weighed_##T(made[r][1], high, weight);                                     \
         }                                                                                         \
       }                                                                                           \
       for (int r = 0; r < rows; r++)                                                              \
@@ -105,10 +127,10 @@ struct asked { /* one query, and what was made of the columns so far */
    * `later`: where the keys and values of whoever comes next begin */                            \
   INLINE void block_##T(const struct layout *of, const struct row *row, const T *q, T *y,         \
                         const T *keys, const T *values, const T *const later[2], int64_t group,   \
-                        int64_t one, float scale) {                                               \
+                        int64_t one, int64_t most, float scale) {                                 \
     const int64_t fold = of->heads / of->groups, left = (row->last - row->first) * fold - one;    \
     const int64_t width = of->width, wide = of->value_width, depth = width / (STEP_##T / LANES);  \
-    const int64_t rows = left < QUERIES ? left : QUERIES;                                         \
+    const int64_t rows = left < most ? left : most;                                               \
     struct asked at[QUERIES];                                                                     \
     words across[depth * PARTS];                                                                  \
     float mixed[QUERIES * wide];                                                                  \
@@ -120,6 +142,7 @@ struct asked { /* one query, and what was made of the columns so far */
       at[r].mask = row->mask ? (const T *)row->mask + token * row->mask_token : 0;                \
       at[r].to = y + (t * of->heads + head) * wide;                                               \
       at[r].seen = row->mask ? row->stop : row->start + token + 1;                                \
+      at[r].behind = row->behind;                                                                 \
       at[r].top = (floats){0} - FLT_MAX;                                                          \
       at[r].whole = (floats){0};                                                                  \
     }                                                                                             \
@@ -134,6 +157,7 @@ struct asked { /* one query, and what was made of the columns so far */
       for (int r = 0; r < rows; r += ROWS) {                                                      \
         struct asked *some = at + r;                                                              \
         float *to = mixed + r * wide;                                                             \
+        if (r) next = 0; /* fetched with the first tile */                                        \
         switch (rows - r) {                                                                       \
           case 1: tile_##T(some, to, across, from, first, count, depth, wide, scale, next, 1);    \
             break;                                                                                \
@@ -173,7 +197,8 @@ struct asked { /* one query, and what was made of the columns so far */
     _Pragma("omp barrier")                                                                        \
     for (int64_t r = 0; r < count; r++) {                                                         \
       const struct row *row = rows + r, *after = r + 1 < count ? row + 1 : row;                   \
-      const int64_t blocks = ((row->last - row->first) * fold + QUERIES - 1) / QUERIES;           \
+      const int64_t all = (row->last - row->first) * fold, most = evenly(all, of->groups, count); \
+      const int64_t blocks = (all + most - 1) / most;                                             \
       _Pragma("omp for schedule(dynamic) nowait")                                                 \
       for (int64_t task = 0; task < blocks * of->groups; task++) {                                \
         const int64_t group = task / blocks, ahead = (task + 1) / blocks % of->groups;            \
@@ -182,7 +207,7 @@ struct asked { /* one query, and what was made of the columns so far */
                                   values + slot * of->value_slot + ahead * of->value_head};       \
         block_##T(of, row, q, y, keys + row->slot * of->key_slot + group * of->key_head,          \
                   values + row->slot * of->value_slot + group * of->value_head, later, group,     \
-                  task % blocks * QUERIES, scale);                                                \
+                  task % blocks * most, most, scale);                                             \
       }                                                                                           \
     }                                                                                             \
   }                                                                                               \

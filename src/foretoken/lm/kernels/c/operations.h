@@ -16,8 +16,10 @@ struct layout { /* sizes, then elements between neighbours; of the cache: one la
   int64_t key_slot, key_head, value_slot, value_head;
 };
 
-struct row { /* tokens `first` to `last` of the batch; their columns; mask null: all seen */
-  int64_t slot, first, last, start, stop;
+/* Tokens `first` to `last` of the batch; their columns. All see what the mask lies `behind`; mask
+ * null: each sees up to itself. */
+struct row {
+  int64_t slot, first, last, start, stop, behind;
   const void *mask;
   int64_t mask_token;
 };

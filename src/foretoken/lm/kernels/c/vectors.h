@@ -95,6 +95,40 @@ INLINE void keep_bf16(bf16 *to, floats value) {
 }
 #endif
 
+/* Weights of columns, and the same numbers of BESIDE columns as one register takes them. */
+typedef f32 weight_f32;
+typedef floats beside_f32;
+enum { BESIDE_f32 = 1 };
+INLINE void weigh_f32(weight_f32 *to, floats value) { keep_f32(to, value); }
+INLINE floats spread_weight_f32(const weight_f32 *from) { return (floats){0} + *from; }
+INLINE floats both_f32(const f32 *one, const f32 *two) {
+  (void)two;
+  return load_f32(one);
+}
+INLINE floats weighed_f32(floats sums, floats a, floats b) { return sums + a * b; }
+#if defined(__AVX512BF16__)
+typedef bf16 weight_bf16;
+typedef held_bf16 beside_bf16;
+enum { BESIDE_bf16 = 2 };
+INLINE void weigh_bf16(weight_bf16 *to, floats value) { keep_bf16(to, value); }
+INLINE held_bf16 spread_weight_bf16(const weight_bf16 *from) { return spread_bf16(from); }
+INLINE held_bf16 both_bf16(const bf16 *one, const bf16 *two) {
+  return (held_bf16)((words)widened_bf16(one) >> 16 | (words)widened_bf16(two));
+}
+INLINE floats weighed_bf16(floats sums, held_bf16 a, held_bf16 b) { return add_bf16(sums, a, b); }
+#else
+typedef f32 weight_bf16;
+typedef floats beside_bf16;
+enum { BESIDE_bf16 = 1 };
+INLINE void weigh_bf16(weight_bf16 *to, floats value) { keep_f32(to, value); }
+INLINE floats spread_weight_bf16(const weight_bf16 *from) { return (floats){0} + *from; }
+INLINE floats both_bf16(const bf16 *one, const bf16 *two) {
+  (void)two;
+  return widened_bf16(one);
+}
+INLINE floats weighed_bf16(floats sums, floats a, floats b) { return sums + a * b; }
+#endif
+
 #if defined(__AVX512F__)
 INLINE floats larger(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE float largest(floats x) { return _mm512_reduce_max_ps((__m512)x); }
