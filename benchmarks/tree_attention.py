@@ -7,15 +7,17 @@ own, as the weights of a forward leave them: not in the processor. One row, its 
 random. The ways: in C over the slot cache, which captured models take where a compiler is; and for
 all others the hybrid (prefix without a mask, tree under its own, merged by log-sum-exp), one mask
 over all columns, and torch's attention with repeated keys as transformers calls it. Every way runs
-in turn, the order rotating. With `--target DIR`, whole forwards of that model as well, by the first
-three. Writes benchmarks/results/tree_attention.json and .md.
+in turn, the order rotating. With `--target DIR`, whole forwards of that model instead, by the first
+three. Writes benchmarks/results/tree_attention.json and .md (tree_attention-NAME with --target).
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -38,6 +40,7 @@ from foretoken.trees.masks import Sight, ancestors
 from foretoken.types import DecodeState, Draft, Draw, SamplingParams, TokenTree
 
 HEADS, GROUPS, WIDTH, LAYERS = 9, 3, 64, 10
+ALWAYS = dict.fromkeys(tree_attention.LARGE, 0)
 FORWARD = 30  # layers of the model: what is reported is as many
 C, HYBRID, MASKED, THEIRS = "in C", "hybrid", "masked", "as transformers"
 
@@ -136,7 +139,7 @@ def forwards(asked: Any, dtype: torch.dtype) -> list[dict[str, Any]]:
         score = partial(scored, lm, row, draft)
         lm.score([row], [draft])
         reach, large = lm.in_slots.reach, tree_attention.LARGE
-        each = {HYBRID: partial(score, 0, 0), MASKED: partial(score, 0, ENDLESS)}
+        each = {HYBRID: partial(score, 0, ALWAYS), MASKED: partial(score, 0, {})}
         each = ({C: partial(score, reach, large)} if reach >= asked.nodes else {}) | each
         seconds = in_turn(each, asked.rounds)
         tree_attention.LARGE = large
@@ -146,7 +149,9 @@ def forwards(asked: Any, dtype: torch.dtype) -> list[dict[str, Any]]:
     return found
 
 
-def scored(lm: Any, row: DecodeState, draft: Draft, reach: int, large: int) -> Any:
+def scored(
+    lm: Any, row: DecodeState, draft: Draft, reach: int, large: dict[torch.dtype, int]
+) -> Any:
     """Logits of a tree, with attention in C for `reach` nodes, the hybrid from `large` bytes on."""
     lm.in_slots.reach, tree_attention.LARGE = reach, large
     return lm.score([row], [draft])
@@ -169,29 +174,30 @@ def run(description: str | None) -> int:
     options.add_argument("--dtypes", default="float32,bfloat16")
     options.add_argument("--nodes", type=int, default=16)
     options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--resume", action="store_true", help="keep other types of an earlier run")
     asked = options.parse_args()
     asked.contexts = [int(n) for n in asked.contexts.split(",")]
     if asked.quick:
         asked.contexts, asked.rounds = asked.contexts[:1], 1
     if asked.threads:
         torch.set_num_threads(asked.threads)
-    tree_attention.LARGE = 0  # each way at every context
-    document: dict[str, Any] = {
-        "environment": environment.describe(), "threads": torch.get_num_threads(),
-        "nodes": asked.nodes, "layers": {}, "forwards": {},
-    }  # fmt: skip
-    text = f"# Attention of {asked.nodes} nodes over a long context\n"
-    text += f"\n{document['threads']} threads. Milliseconds of {FORWARD} layers; in brackets, "
-    text += "times faster than under one mask.\n"
-    for name in asked.dtypes.split(","):
-        dtype = getattr(torch, name)
+    tree_attention.LARGE = ALWAYS  # each way at every context
+    name = "tree_attention" + (f"-{Path(asked.target).name}" if asked.target else "")
+    known = asked.out / f"{name}.json"
+    found = json.loads(known.read_text())["rows"] if asked.resume and known.exists() else {}
+    for kind in asked.dtypes.split(","):
         with torch.inference_mode():
-            document["layers"][name] = layers(asked, dtype)
-        text += f"\n## {name}\n\n{table(document['layers'][name])}"
-        if asked.target:
-            document["forwards"][name] = forwards(asked, dtype)
-            text += f"\nWhole forwards:\n\n{table(document['forwards'][name])}"
-    gates.publish(asked.out, "tree_attention", document, text)
+            measure = forwards if asked.target else layers
+            found[kind] = measure(asked, getattr(torch, kind))
+    threads = torch.get_num_threads()
+    what = "whole forwards" if asked.target else f"the attention of {FORWARD} layers"
+    setting = f"{asked.nodes} nodes, {threads} threads, medians of {asked.rounds} rounds"
+    text = f"# A tree's nodes over a long context\n\nMilliseconds of {what}; in brackets, times "
+    text += f"faster than under one mask over all columns. {setting}.\n"
+    for kind, rows in found.items():
+        text += f"\n## {kind}\n\n{table(rows)}"
+    document = {"environment": environment.describe(), "setting": setting, "rows": found}
+    gates.publish(asked.out, name, document, text)
     console.print(text)
     return 0
 

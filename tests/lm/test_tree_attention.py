@@ -13,7 +13,7 @@ from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import attention, slot_attention, tree_attention
 from foretoken.lm.runtime.attention import NAME, attend
 from foretoken.lm.runtime.cache import SlotCache
-from foretoken.lm.runtime.slot_attention import ENDLESS, InSlots, Reading
+from foretoken.lm.runtime.slot_attention import InSlots, Reading
 from foretoken.lm.runtime.tree_attention import hybrid, merged
 from foretoken.trees.masks import Sight, ancestors
 
@@ -110,7 +110,7 @@ def test_bfloat16_is_as_near_as_under_one_mask():
 @pytest.fixture
 def short(monkeypatch):
     """Counts hybrids, which are used for any prefix."""
-    monkeypatch.setattr(tree_attention, "LARGE", 1)
+    monkeypatch.setattr(tree_attention, "LARGE", {torch.float32: 1})
     return counted(monkeypatch)
 
 
@@ -194,7 +194,7 @@ def test_a_long_context_gives_the_logits_of_masked_attention(lengths, compile, m
     made = [score.logits for score in lm.score(rows, drafts)]
     assert calls and all(prefix == min(lengths) - 1 for *_, prefix, _ in calls[: lm.layers])
     used = len(calls)
-    monkeypatch.setattr(tree_attention, "LARGE", ENDLESS)
+    monkeypatch.setattr(tree_attention, "LARGE", {})
     right = [score.logits for score in lm.score(rows, drafts)]
     assert len(calls) == used
     for mine, theirs in zip(made, right, strict=True):

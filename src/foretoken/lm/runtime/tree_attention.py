@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 # Bytes of one head's keys and values in the prefix from which on it pays to read it in pieces and
-# without a mask: 4,096 columns of 64 numbers in float32, 8,192 in bfloat16, and twice what a core
-# keeps beside it where benchmarks/tree_attention.py was run.
-LARGE = 1 << 21
+# without a mask, as benchmarks/tree_attention.py found: 4,096 columns of 64 numbers in float32,
+# 16,384 in bfloat16, where torch's arithmetic takes so long that the mask matters little. Types
+# that were not measured keep one mask.
+LARGE = {torch.float32: 2 << 20, torch.bfloat16: 4 << 20}
 PIECE = 1 << 19  # and of one piece, which stays beside the processor for all queries
 
 Mixed = tuple[Tensor, Tensor]  # [B, KV, R, D] and its log-sum-exps [B, KV, R], of scaled scores
@@ -23,12 +24,10 @@ Mixed = tuple[Tensor, Tensor]  # [B, KV, R, D] and its log-sum-exps [B, KV, R], 
 
 def pays(query: Tensor, key: Tensor, value: Tensor, prefix: int) -> bool:
     """Whether the hybrid is the faster way, and can be had: torch's CPU kernel wants one width."""
-    return (
-        2 * prefix * key.shape[3] * key.element_size() >= LARGE
-        and query.device.type == "cpu"
-        and query.is_floating_point()
-        and key.shape[3] == value.shape[3]
-    )
+    large = LARGE.get(query.dtype)
+    if large is None or query.device.type != "cpu" or key.shape[3] != value.shape[3]:
+        return False
+    return prefix > 0 and large <= 2 * prefix * key.shape[3] * key.element_size()
 
 
 def hybrid(
