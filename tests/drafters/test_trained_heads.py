@@ -36,7 +36,7 @@ VOCAB = 5
 class ToyFeature(nn.Module):
     """A decoder layer over the sum of embedding and state."""
 
-    reads, goes_on, scored = (FinalNorm(),), Layer(-1), None
+    reads, begins, goes_on, scored = (FinalNorm(),), 0, Layer(-1), None
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(HeadConfig):

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foretoken.heads.decoder_layer import DecoderLayer, causal
+from foretoken.heads.decoder_layer import BASE, EPS, AttentionShape, DecoderLayer, causal
 from foretoken.heads.llama import llama_of
 from foretoken.heads.table import HeadConfig
 from foretoken.types import FinalNorm, Layer, Taps
@@ -34,12 +34,24 @@ class Eagle(nn.Module):
     class Config(HeadConfig):
         heads: int = 1  # of the attention; the target's own number where it is trained
         inner: int = 64  # width of the MLP; the target's as well
+        kv_heads: int = 0  # that keys and values have; 0: as many as queries
+        size: int = 0  # of an attention head; 0: the width over their number
+        base: float = BASE  # of the rotary frequencies
+        eps: float = EPS  # of the norm
+        bias: bool = False  # of the attention
+        join_bias: bool = True
+        begins: int = 0  # 1: a text's first token, which no state is before, is never read
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config, self.width = config, config.hidden_size
-        self.join = nn.Linear(2 * self.width, self.width)
-        self.layer = DecoderLayer(self.width, config.heads, config.inner, normed=False)
+        self.begins = config.begins
+        self.join = nn.Linear(2 * self.width, self.width, bias=config.join_bias)
+        shape = AttentionShape(
+            kv_heads=config.kv_heads, size=config.size, base=config.base, eps=config.eps,
+            bias=config.bias,
+        )  # fmt: skip
+        self.layer = DecoderLayer(self.width, config.heads, config.inner, normed=False, shape=shape)
 
     def fused(self, states: Float[Tensor, "*n 1 H"]) -> Float[Tensor, "*n H"]:
         """The target's state as it is."""
@@ -66,7 +78,8 @@ class Eagle(nn.Module):
         """States guessed at the tokens of whole texts, from these and the states before them."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         memory = before.new_zeros(len(tokens), 0, self.layer.memory_size)
-        sees = causal(tokens.shape[1], tokens.device).expand(len(tokens), -1, -1)
+        sees = causal(tokens.shape[1], tokens.device).expand(len(tokens), -1, -1).clone()
+        sees[:, self.begins :, : self.begins] = False
         found: Tensor = self.layer(self.entering(tokens, before, embed), positions, sees, memory)[0]
         return found
 

@@ -31,6 +31,7 @@ from foretoken.types import Layer
 class Eagle3(nn.Module):
     """What it goes on with is `width` wide; it scores `tokens` of the target's vocabulary."""
 
+    begins = 0
     goes_on = None  # its outputs behind those of tokens are what it goes on with
     scored: Int[Tensor, "n"]  # the target's id of each output
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from foretoken.heads.decoder_layer import BASE, EPS, DecoderLayer
+from foretoken.heads.decoder_layer import DecoderLayer
 
 
 def llama_of(
@@ -32,8 +32,9 @@ def llama_of(
         LlamaConfig(
             vocab_size=len(rows), hidden_size=width, intermediate_size=first.gate.out_features,
             num_hidden_layers=len(layers), num_attention_heads=first.heads,
-            num_key_value_heads=first.heads, head_dim=first.size, rms_norm_eps=EPS,
-            rope_parameters={"rope_type": "default", "rope_theta": BASE},
+            num_key_value_heads=first.shared, head_dim=first.size, rms_norm_eps=first.eps,
+            rope_parameters={"rope_type": "default", "rope_theta": first.base},
+            attention_bias=first.attention.bias is not None,
             max_position_embeddings=positions, tie_word_embeddings=False,
             bos_token_id=None, eos_token_id=None,
         )
@@ -57,7 +58,7 @@ def llama_of(
 
 def as_llama(layer: Any) -> dict[str, Tensor]:
     """Views of the weights of a decoder layer, by their names in transformers' Llama."""
-    query, key, value = layer.attention.weight.chunk(3)
+    query, key, value = layer.attention.weight.split(layer.sizes)
     found = {
         "self_attn.q_proj.weight": query,
         "self_attn.k_proj.weight": key,
@@ -68,6 +69,11 @@ def as_llama(layer: Any) -> dict[str, Tensor]:
         "mlp.up_proj.weight": layer.up.weight,
         "mlp.down_proj.weight": layer.down.weight,
     }
+    if layer.attention.bias is not None:
+        parts = layer.attention.bias.split(layer.sizes)
+        for name, part in zip("qkv", parts, strict=True):
+            found[f"self_attn.{name}_proj.bias"] = part
+        found["self_attn.o_proj.bias"] = torch.zeros_like(layer.between.weight)
     if isinstance(layer.before, nn.RMSNorm):
         found["input_layernorm.weight"] = layer.before.weight
     return found

@@ -1,7 +1,8 @@
 """A head in a folder: weights as safetensors, and head.json that says what they are.
 
 head.json is the last thing written and names the weights by their digest, so a folder holds a
-whole head or the one before it, whenever the writer was killed.
+whole head or the one before it, whenever the writer was killed. A folder without one may be in a
+layout that others publish (`public`): it is read in the same way.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.heads import public
 from foretoken.heads.table import head_row, resolve
 from foretoken.shipped import resolve as resolve_shipped
 
@@ -109,7 +111,9 @@ def read_card(folder: str | Path, kind: str) -> Card:
 def read_weights(folder: str | Path, card: Card) -> dict[str, Tensor]:
     """The weights the card names, on the CPU."""
     kind, name = card.kind, card.weights
-    path = _place(folder) / Path(name).name
+    if _is_public(place := _place(folder)):
+        return public.weights(place)
+    path = place / Path(name).name
     if not path.is_file():
         raise broken(folder, kind, f"its weights {name} are missing")
     if digest(path) not in path.name:
@@ -150,6 +154,11 @@ def _place(folder: str | Path) -> Path:
     return Path(str(resolve_shipped(folder)))
 
 
+def _is_public(folder: Path) -> bool:
+    """Whether a folder is in a layout of others."""
+    return not (folder / CARD).is_file() and public.is_public(folder)
+
+
 def _tuples(value: Any) -> Any:
     """Lists of JSON as the tuples they were."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
@@ -169,7 +178,9 @@ def move(partial: Path, final: Path) -> None:
 
 
 def _document(folder: Path, kind: str) -> dict[str, Any]:
-    """head.json as it stands."""
+    """head.json as it stands, or what it would say of a published head."""
+    if _is_public(folder):
+        return public.document(folder)
     path = folder / CARD
     if not path.is_file():
         raise broken(folder, kind, f"there is no {CARD} in that folder")

@@ -38,6 +38,8 @@ class StateReading(Protocol):
 
     width: int
     reads: Taps  # states of the target
+    begins: int  # the first token that enters: 0, or 1 for a head that never saw one without a
+    # state before it
     goes_on: Layer | None  # of the decoder, whose output the next token is read with; None: its
     # outputs behind those of tokens, W of them
     scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
@@ -61,6 +63,7 @@ class StateReading(Protocol):
 class Followed:
     """A row as the decoder knows it."""
 
+    own: DecodeState  # what the decoder is asked of: the row, or one without its first token
     entering: Float[Tensor, "n W"]  # at committed tokens that it has not cached yet, the root last
     outputs: list[Tensor] = field(default_factory=list)  # [W] at each node of the open tree
 
@@ -95,11 +98,13 @@ class StateReader(TrainedHead):
         if is_silenced(self.laws, row.params):
             return False
         before = torch.cat([self.nothing, self.head.fused(features.to(self.nothing))])
-        entering = self.read(row.tokens, before)
+        first = min(self.head.begins, len(row.tokens) - 1)  # of a text of one token it reads that
+        own = row if first == 0 else without_first(row)
+        entering = self.read(own.tokens, before[first:])
         if len(entering) > 1:
-            self.decoder.supply(row, entering)
-            self.decoder.prefill([row])
-        row.private[self] = Followed(entering[-1:])
+            self.decoder.supply(own, entering)
+            self.decoder.prefill([own])
+        row.private[self] = Followed(own, entering[-1:])
         return True
 
     def read(self, tokens: Sequence[int], before: Float[Tensor, "n W"]) -> Float[Tensor, "n W"]:
@@ -126,8 +131,11 @@ class StateReader(TrainedHead):
             parts = iter(torch.split(entering, [len(new) for new in below]))
         for row, above in zip(rows, parents, strict=True):
             known: Followed = row.private[self]
-            self.decoder.supply(row, known.entering if above[0] < 0 else next(parts))
-        scores, outputs = self.said(rows, tokens, parents, taps)
+            if known.own is not row:
+                known.own.tokens = row.tokens[1:]
+            self.decoder.supply(known.own, known.entering if above[0] < 0 else next(parts))
+        asked = [row.private[self].own for row in rows]
+        scores, outputs = self.said(asked, tokens, parents, taps)
         for row, above, own in zip(rows, parents, outputs, strict=True):
             known = row.private[self]
             if above[0] < 0:  # what was fed before the root is cached now
@@ -157,7 +165,9 @@ class StateReader(TrainedHead):
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]
     ) -> None:
         """Keep roots, which were fed with the target's states; the other tokens are fed again."""
-        opened = [row for row, path in zip(rows, paths, strict=True) if path is not None]
+        opened = [
+            row.private[self].own for row, path in zip(rows, paths, strict=True) if path is not None
+        ]
         if opened:
             self.decoder.commit(opened, [()] * len(opened))
         seen = [one for one in features if one is not None]
@@ -172,8 +182,14 @@ class StateReader(TrainedHead):
             known.outputs = []
 
     def close(self, row: DecodeState) -> None:
+        known = row.private.get(self)
         super().close(row)
-        self.decoder.free([row])
+        self.decoder.free([row if known is None else known.own])
+
+
+def without_first(row: DecodeState) -> DecodeState:
+    """The row as a decoder knows it that never reads a text's first token."""
+    return DecodeState(row.tokens[1:], row.prompt_len - 1, row.params, row.coins, row.warp)
 
 
 @lru_cache(maxsize=2)
