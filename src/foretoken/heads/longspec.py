@@ -117,9 +117,10 @@ class LongSpec(nn.Module):
         memory = texts["keys"].to(x), texts["values"].to(x)
         states = self(x, texts["positions"], *memory, late, rotate)
         counts = texts["weights"][:, 1:] > 0
-        logits, labels = ends.unembed(states[:, :-1][counts]), ids[:, 1:][counts]
+        logits = ends.unembed(states[:, :-1][counts])
+        labels = ends.places[ids[:, 1:][counts]]  # -1: not scored
         number = max(1, len(labels))
-        loss = F.cross_entropy(logits, labels, reduction="sum") / number
+        loss = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-1) / number
         return loss, ((logits.argmax(-1) == labels).float().sum() / number).detach()
 
 

@@ -69,12 +69,12 @@ class LongContextObjective(GuessObjective):
         """With branches that say nothing yet."""
         super().begin(head, session)
         lm = innermost(session.target)
-        self.offset = self.reach(lm.max_length, lm.embed([0]).device)
+        self.offset = self.largest_offset(lm.max_length, lm.embed([0]).device)
         with torch.no_grad():
             for branch in (head.joined, head.told, head.down):
                 branch.weight.zero_()
 
-    def reach(self, positions: int | None, device: torch.device) -> int:
+    def largest_offset(self, positions: int | None, device: torch.device) -> int:
         """The largest offset, with a target of so many positions."""
         asked, room = self.config.offset, 0
         if self.cache.rotary:
