@@ -295,7 +295,7 @@ def test_broken_folders_are_told(tmp_path):
         with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
             store.read_card(where, "eagle")
     other = write(tmp_path / "model", config, {"model.embed_tokens.weight": torch.ones(2, 2)})
-    with pytest.raises(CheckpointError, match="layout is none of eagle, medusa"):
+    with pytest.raises(CheckpointError, match="layout is none of eagle, eagle3, medusa"):
         store.method_of(other)
 
 

@@ -26,7 +26,6 @@ LAW = 0.1  # weight of the law's loss beside that of the states; paper 0.1
 class Eagle(nn.Module):
     """Embedding and state joined by a linear map, then one decoder layer without a first norm."""
 
-    reads: Taps = (FinalNorm(),)
     goes_on = Layer(-1)
     scored = None  # the target's output layer reads its states
 
@@ -52,6 +51,10 @@ class Eagle(nn.Module):
             bias=config.bias,
         )  # fmt: skip
         self.layer = DecoderLayer(self.width, config.heads, config.inner, normed=False, shape=shape)
+
+    def reads_of(self, layers: int) -> Taps:
+        """The target's state behind its last norm."""
+        return (FinalNorm(),)
 
     def fused(self, states: Float[Tensor, "*n 1 H"]) -> Float[Tensor, "*n H"]:
         """The target's state as it is."""

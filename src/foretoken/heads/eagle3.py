@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from foretoken.heads.decoder_layer import EPS, DecoderLayer
 from foretoken.heads.llama import as_llama, llama_of
 from foretoken.heads.table import HeadConfig
-from foretoken.types import Layer
+from foretoken.types import Layer, Taps
 
 
 class Eagle3(nn.Module):
@@ -47,7 +47,6 @@ class Eagle3(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config, self.width = config, config.width
-        self.reads = tuple(map(Layer, config.taps))
         width = config.width
         self.fuse = nn.Linear(len(config.taps) * config.hidden_size, width, bias=False)
         self.state_norm = nn.RMSNorm(width, eps=EPS)
@@ -59,6 +58,10 @@ class Eagle3(nn.Module):
         )
         self.norm = nn.RMSNorm(width, eps=EPS)
         self.register_buffer("scored", torch.arange(config.tokens or config.vocab_size))
+
+    def reads_of(self, layers: int) -> Taps:
+        """The layers it was trained on."""
+        return tuple(map(Layer, self.config.taps))
 
     @property
     def outputs(self) -> Float[Tensor, "n W"]:

@@ -1,32 +1,34 @@
 """Heads in the folders that their authors publish, read as heads of ours.
 
-EAGLE-1 and EAGLE-2 keep a Llama of one layer beside `fc.weight` (github SafeAILab/EAGLE), Medusa
-its heads in `medusa_lm_head` (github FasterDecoding/Medusa). A folder is known by its config.json
-and by the names of its weights, of which only tensors are read: no file can run code.
+EAGLE-1 and EAGLE-2 keep a Llama of one layer beside `fc.weight` (github SafeAILab/EAGLE), EAGLE-3
+one that is twice as wide (`public_eagle3`), Medusa its heads in `medusa_lm_head` (github
+FasterDecoding/Medusa). A folder is known by its config.json and by the names of its weights.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from foretoken.errors import CheckpointError
-from foretoken.heads.decoder_layer import BASE, EPS
+from foretoken.heads.decoder_layer import EPS
+from foretoken.heads.public_eagle3 import eagle3, eagle3_weights, is_eagle3
+from foretoken.heads.public_files import (
+    CONFIG,
+    LAYOUTS,
+    Tensors,
+    named,
+    opened,
+    rotary_base,
+    unreadable,
+    whole,
+)
 
-CONFIG = "config.json"
-FILES = (
-    "model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt",
-)  # fmt: skip
 LAYER = "layers.0."  # names of EAGLE's weights
 MLP = {"mlp.gate_proj": "gate", "mlp.up_proj": "up", "mlp.down_proj": "down"}
-Tensors = Mapping[str, Tensor]
 
 
 def is_public(folder: Path) -> bool:
@@ -40,10 +42,11 @@ def document(folder: Path) -> dict[str, Any]:
     layout = layout_of(folder, config, tensors)
     kind, sizes, options = READERS[layout][0](folder, config, tensors)
     notes = {"layout": layout, "of": str(config.get("base_model_name_or_path", ""))}
-    stamp = file.stat()
+    stamps = [place.stat() for place in (file, folder / CONFIG)]
+    when = "-".join(f"{stamp.st_mtime_ns}-{stamp.st_size}" for stamp in stamps)
     return {
         "kind": kind, **sizes, "options": options, "notes": notes, "version": 1,
-        "weights": f"{file.name}@{stamp.st_mtime_ns}-{stamp.st_size}",
+        "weights": f"{file.name}@{when}",
     }  # fmt: skip
 
 
@@ -53,45 +56,17 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return READERS[layout_of(folder, config, tensors)][1](folder, config, tensors)
 
 
-def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
-    """The config, the tensors and the file they are in."""
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise unreadable(folder, f"{CONFIG} cannot be read ({error})") from error
-    if not isinstance(config, dict):
-        raise unreadable(folder, f"{CONFIG} holds no object")
-    file = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    if file is None:
-        raise unreadable(folder, f"there is none of {', '.join(FILES)}")
-    return config, tensors_of(folder, file), file
-
-
-def tensors_of(folder: Path, file: Path) -> dict[str, Tensor]:
-    """What a file of weights holds."""
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as kept:
-                return {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
-        found = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
-        raise unreadable(folder, f"{file.name} cannot be read ({error})") from error
-    except UnpicklingError as error:
-        raise unreadable(folder, f"{file.name} is no file of tensors ({error})") from error
-    if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
-        raise unreadable(folder, f"{file.name} holds something else than tensors by their names")
-    return found
-
-
 def layout_of(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> str:
     """The name of the layout; CheckpointError for one that is not known here."""
     if "medusa_num_heads" in config:
         return "medusa"
+    if is_eagle3(config, tensors):
+        return "eagle3"
     if "fc.weight" in tensors and any(name.startswith(LAYER) for name in tensors):
         joined = tensors["fc.weight"]
         if joined.ndim == 2 and joined.shape[1] == 2 * joined.shape[0]:
             return "eagle"
-    raise unreadable(folder, f"its layout is none of {', '.join(READERS)}")
+    raise unreadable(folder, f"its layout is none of {', '.join(LAYOUTS)}")
 
 
 def eagle(
@@ -102,10 +77,8 @@ def eagle(
     heads = whole(folder, config, "num_attention_heads")
     if config.get("num_hidden_layers", 1) != 1 or any("layers.1." in name for name in tensors):
         raise unreadable(folder, "it has more layers than the one of an EAGLE head")
-    refuse_scaled(folder, config)
     if config.get("hidden_act", "silu") != "silu":
         raise unreadable(folder, f"its activation is {config['hidden_act']}, not silu")
-    rope = config.get("rope_parameters") or {}
     return (
         "eagle",
         {"hidden_size": width, "vocab_size": whole(folder, config, "vocab_size")},
@@ -114,7 +87,7 @@ def eagle(
             "inner": whole(folder, config, "intermediate_size"),
             "kv_heads": config.get("num_key_value_heads") or heads,
             "size": config.get("head_dim") or width // heads,
-            "base": float(config.get("rope_theta") or rope.get("rope_theta") or BASE),
+            "base": rotary_base(folder, config),
             "eps": float(config.get("rms_norm_eps") or EPS),
             "bias": f"{LAYER}self_attn.q_proj.bias" in tensors,
             "join_bias": "fc.bias" in tensors,
@@ -168,37 +141,8 @@ def medusa_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) ->
     return found
 
 
-READERS = {"eagle": (eagle, eagle_weights), "medusa": (medusa, medusa_weights)}
-
-
-def named(folder: Path, tensors: Tensors, name: str) -> Tensor:
-    """A tensor by its name; CheckpointError where it is missing."""
-    if name not in tensors:
-        raise unreadable(folder, f"it lacks the tensor {name}")
-    return tensors[name]
-
-
-def whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
-    """A positive number of the config; CheckpointError where there is none."""
-    value = config.get(name)
-    if type(value) is not int or value < 1:
-        raise unreadable(folder, f"its {CONFIG} has {value!r} as {name}, where a number is needed")
-    return value
-
-
-def refuse_scaled(folder: Path, config: Mapping[str, Any]) -> None:
-    """CheckpointError for rotary positions that are scaled."""
-    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = found.get("rope_type", found.get("type", "default"))
-    if kind != "default":
-        raise unreadable(folder, f"its rotary positions are scaled ({kind}), which no head is here")
-
-
-def unreadable(folder: Path, why: str) -> CheckpointError:
-    """The folder holds no head that can be used, and why."""
-    return CheckpointError(
-        f"a published head in {folder} was asked for.",
-        f"{why}.",
-        f"pass a whole folder of a known layout ({', '.join(READERS)}), or one that "
-        "`foretoken train` wrote.",
-    )
+READERS = {
+    "eagle": (eagle, eagle_weights),
+    "eagle3": (eagle3, eagle3_weights),
+    "medusa": (medusa, medusa_weights),
+}

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.heads import public
-from foretoken.heads.table import head_row, resolve
+from foretoken.heads.table import HEADS, head_row, resolve
 from foretoken.shipped import resolve as resolve_shipped
 
 CARD = "head.json"
@@ -74,8 +74,9 @@ def save(folder: str | Path, name: str, head: Any, notes: Mapping[str, Any]) -> 
 
 
 def load(folder: str | Path, name: str) -> tuple[Any, Card]:
-    """The head of a folder, frozen, and its card."""
-    module, card = resolve(head_row(name).module), read_card(folder, name)
+    """The head of a folder, frozen, and its card; its kind is `name` or one that stands for it."""
+    card = read_card(folder, name)
+    module = resolve(head_row(card.kind).module)
     options = {key: _tuples(value) for key, value in card.options.items()}
     sizes = {"hidden_size": card.hidden_size, "vocab_size": card.vocab_size}
     try:
@@ -95,9 +96,10 @@ def method_of(folder: str | Path) -> str:
 
 
 def read_card(folder: str | Path, kind: str) -> Card:
-    """The card of a head of this kind; CheckpointError where there is none."""
+    """The card of a head of this kind, or of one that stands for it; else CheckpointError."""
     found = _document(_place(folder), kind)
-    if found.get("kind") != kind:
+    fitting = {kind, *(row.name for row in HEADS.values() if row.stands_for == kind)}
+    if found.get("kind") not in fitting:
         raise broken(folder, kind, f"the folder holds a head of the kind {found.get('kind')!r}")
     if (version := found.get("version")) != VERSION:
         raise broken(folder, kind, f"it has version {version!r}; this foretoken reads {VERSION}")
@@ -126,6 +128,7 @@ def read_weights(folder: str | Path, card: Card) -> dict[str, Tensor]:
 
 def check_fits(card: Card, folder: str | Path, hidden_size: int, vocab_size: int) -> None:
     """ConfigError if the head was trained for a model of another width or vocabulary."""
+    trained = head_row(card.kind).stands_for or card.kind
     for what, its, given in (
         ("hidden size", card.hidden_size, hidden_size),
         ("vocabulary", card.vocab_size, vocab_size),
@@ -136,7 +139,7 @@ def check_fits(card: Card, folder: str | Path, hidden_size: int, vocab_size: int
                 f"{given}.",
                 f"the head was trained for a model whose {what} is {its}.",
                 f"use the model it was trained for, or train a head for this one with "
-                f"`foretoken train {card.kind}`.",
+                f"`foretoken train {trained}`.",
             )
 
 

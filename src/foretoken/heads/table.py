@@ -24,6 +24,7 @@ class Head:
     captures: str = ""  # a Capture: what is recorded of the models while they decode
     objective: str = ""  # a HeadObjective: the loss, and how good the head is
     config: str = ""  # a TrainingConfig: every training option
+    stands_for: str = ""  # the head in whose place it is taken as well; empty: none but its own
 
     @property
     def trainable(self) -> bool:
@@ -146,6 +147,15 @@ HEADS: dict[str, Head] = {
             objective="training.objectives.unrolled:UnrolledObjective",
             config="training.objectives.unrolled:UnrolledTraining",
             serves="auto-eagle3",
+        ),
+        Head(
+            name="eagle3-wide",
+            summary="EAGLE-3 as its authors publish it: attention reads embedding and state apart",
+            module="heads.wide_eagle3:WideEagle3",
+            models=("target",),
+            reads="target",
+            serves="auto-eagle3",
+            stands_for="eagle3",
         ),
         Head(
             name="ctc",

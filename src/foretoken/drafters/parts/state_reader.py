@@ -37,12 +37,14 @@ class StateReading(Protocol):
     """What a head is asked for; W is the width of its own states."""
 
     width: int
-    reads: Taps  # states of the target
     begins: int  # the first token that enters: 0, or 1 for a head that never saw one without a
     # state before it
     goes_on: Layer | None  # of the decoder, whose output the next token is read with; None: its
     # outputs behind those of tokens, W of them
     scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
+
+    def reads_of(self, layers: int) -> Taps:
+        """States that it reads of a target of so many layers."""
 
     def fused(self, states: Float[Tensor, "*n L H"]) -> Float[Tensor, "*n W"]:
         """The target's states as one state of the head's own kind."""
@@ -75,7 +77,7 @@ class StateReader(TrainedHead):
 
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
         super().__init__(target, kind, config)
-        self.taps = self.head.reads
+        self.taps = self.head.reads_of(target.layers)
         check_depth(self.taps, kind, target)
         self.target, self.hidden_size = target, self.head.width
         self.max_length = target.max_length
