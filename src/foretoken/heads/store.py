@@ -75,7 +75,7 @@ def save(folder: str | Path, name: str, head: Any, notes: Mapping[str, Any]) -> 
 
 def load(folder: str | Path, name: str) -> tuple[Any, Card]:
     """The head of a folder, frozen, and its card; its kind is `name` or one that stands for it."""
-    card = read_card(folder, name)
+    card = read_card(folder, head_row(name).name)
     module = resolve(head_row(card.kind).module)
     options = {key: _tuples(value) for key, value in card.options.items()}
     sizes = {"hidden_size": card.hidden_size, "vocab_size": card.vocab_size}
