@@ -196,7 +196,7 @@ def widened(folders: Sequence[Path], factor: int) -> Iterator[list[Path]]:
                     "only eagle3 heads have a width of their own.",
                     "leave --params out, or pass eagle3 heads.",
                 )
-            taps, width, state = len(head.reads), head.config.hidden_size, head.state_dict()
+            taps, width, state = len(head.config.taps), head.config.hidden_size, head.state_dict()
             new = type(head)(dataclasses.replace(head.config, hidden_size=width * factor))
             fuse = state["fuse.weight"].view(-1, taps, 1, width) / factor
             state["fuse.weight"] = fuse.expand(-1, -1, factor, -1).reshape(len(fuse), -1)

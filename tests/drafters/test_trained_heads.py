@@ -36,7 +36,10 @@ VOCAB = 5
 class ToyFeature(nn.Module):
     """A decoder layer over the sum of embedding and state."""
 
-    reads, begins, goes_on, scored = (FinalNorm(),), 0, Layer(-1), None
+    begins, goes_on, scored = 0, Layer(-1), None
+
+    def reads_of(self, layers):
+        return (FinalNorm(),)
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(HeadConfig):
