@@ -40,6 +40,11 @@ SMALL = {  # what is shown: a method and its options
 WIDE = {name: SMALL[name] for name in ("plain", "chain", "chain, cost model", "tree")}
 REAL = "smollm2-135m"
 UNTRAINED = {name: (name, {}) for name in ("plain", "prompt-lookup", "suffix", "auto")}
+TRAINED = {
+    "plain": ("plain", {}),
+    "a draft, look-ups": ("hybrid", {}),
+    "an EAGLE-3 head, look-ups": ("eagle3-hybrid", {"draft_head": f"{REAL}-eagle3"}),
+}
 QUESTIONS = (
     "Rewrite this in the past tense: The old lighthouse keeper climbs the stairs every evening, "
     "lights the lamp, writes a line in his book and watches the ships until the morning comes.",
@@ -80,7 +85,7 @@ def main() -> None:
 
 
 def real(tokens: int, repetitions: int) -> None:
-    """The same with a real instruction model and what needs no training and no second model."""
+    """The same with a real instruction model: what needs no training, then what ships for it."""
     kind = "bfloat16" if can_pack(torch.bfloat16) else "float32"
     console.print(Rule(f"A real model: {REAL} in {kind}, nothing beside it"))
     try:
@@ -93,6 +98,9 @@ def real(tokens: int, repetitions: int) -> None:
     session = foretoken.load(folder, dtype=kind)
     show(session, prompts[:1])
     compare(session, UNTRAINED, prompts, tokens, repetitions)
+    console.print(Rule("The same model, with the draft and the head that ship for it"))
+    session = foretoken.load(folder, dtype=kind, method="hybrid", draft=f"{REAL}-draft")
+    compare(session, TRAINED, prompts, tokens, repetitions)
 
 
 def show(session: Session, prompts: list[Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from foretoken.errors import CheckpointError, ConfigError, nearest
 
 NAMES = ("text-target", "text-draft")
-TRAINED = ("smollm2-135m-draft",)  # drafts for fetched models, by `foretoken train draft`
+TRAINED = ("smollm2-135m-draft", "smollm2-135m-eagle3")  # a draft and a head for a fetched model
 FETCHED = ("smollm2-135m",)  # `foretoken minis get NAME` writes their folders
 RECORD = "contents.json"  # in a fetched folder: its files with their sizes and checksums
 _WEIGHTS = Path(__file__).parent / "minis" / "weights"

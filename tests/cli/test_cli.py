@@ -149,7 +149,12 @@ def test_the_methods_page_is_current():
 def test_minis_lists_what_ships():
     rows = json.loads(run("minis", "list", "--json").stdout)
     shipped_names = [row["name"] for row in rows if not row["fetched"]]
-    assert shipped_names == ["text-target", "text-draft", "smollm2-135m-draft"]
+    assert shipped_names == [
+        "text-target",
+        "text-draft",
+        "smollm2-135m-draft",
+        "smollm2-135m-eagle3",
+    ]
 
 
 def test_version():
