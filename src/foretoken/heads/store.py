@@ -8,10 +8,8 @@ layout that others publish (`public`): it is read in the same way.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.heads import public
+from foretoken.heads import borrowed, public
+from foretoken.heads.files import digest, move
 from foretoken.heads.table import HEADS, head_row, resolve
 from foretoken.shipped import resolve as resolve_shipped
 
@@ -40,24 +39,30 @@ class Card:
     notes: Mapping[str, Any] = field(default_factory=dict)  # how it was trained, what it reached
     version: int = VERSION
     weights: str = ""  # the file, named by its digest
+    borrowed: Mapping[str, Sequence[str]] = field(default_factory=dict)  # weights lying elsewhere
 
 
-def save(folder: str | Path, name: str, head: Any, notes: Mapping[str, Any]) -> Path:
+def save(
+    folder: str | Path, name: str, head: Any, notes: Mapping[str, Any], lender: str = ""
+) -> Path:
     """Write a head of the row `name`: weights, then the card that names them.
 
-    An older head goes once the new one stands.
+    An older head goes once the new one stands. What equals a weight of the `lender`, a shipped
+    model, is not written but named (`borrowed`): for heads that ship beside it alone.
     """
     options = dataclasses.asdict(head.config)
     sizes = {size: options.pop(size) for size in ("hidden_size", "vocab_size")}
     folder = Path(folder)
     weights = {name: value.detach().contiguous() for name, value in head.state_dict().items()}
+    lent = borrowed.common(weights, lender) if lender else {}
+    weights = {name: value for name, value in weights.items() if name not in lent}
     partial = folder / ".partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(weights, partial)
         file = f"head-{digest(partial)}.safetensors"
         move(partial, folder / file)
-        card = Card(kind=name, options=options, notes=notes, weights=file, **sizes)
+        card = Card(kind=name, options=options, notes=notes, weights=file, borrowed=lent, **sizes)
         text = json.dumps(dataclasses.asdict(card), indent=2)
         partial.write_text(text + "\n", encoding="utf-8")
         move(partial, folder / CARD)
@@ -121,8 +126,8 @@ def read_weights(folder: str | Path, card: Card) -> dict[str, Tensor]:
     if digest(path) not in path.name:
         raise broken(folder, kind, f"{name} was changed or cut short")
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
+        return load_file(path) | borrowed.read(card.borrowed)
+    except (SafetensorError, OSError, TypeError) as error:
         raise broken(folder, kind, f"{name} cannot be read ({error})") from error
 
 
@@ -165,19 +170,6 @@ def _is_public(folder: Path) -> bool:
 def _tuples(value: Any) -> Any:
     """Lists of JSON as the tuples they were."""
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def digest(path: Path) -> str:
-    """A short name for a file's contents."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
-
-def move(partial: Path, final: Path) -> None:
-    """Give a written file its name once it is on the disk."""
-    with open(partial, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, final)
 
 
 def _document(folder: Path, kind: str) -> dict[str, Any]:
