@@ -187,17 +187,38 @@ class Few:
 
     logits: Float[Tensor, "N n"]
     tokens: Int[Tensor, "n"]  # ids of the columns
+    width: int  # of all tokens, V
+
+    def spread(self) -> Float[Tensor, "N V"]:
+        """Logits over all tokens: -inf where no column stands for one."""
+        whole = self.logits.new_full((len(self.logits), self.width), -inf)
+        return whole.index_copy_(1, self.tokens, self.logits)
 
 
 @dataclass(slots=True)
 class Scores:
     """What one forward says about the nodes of one row."""
 
-    logits: Float[Tensor, "N V"]
+    said: Float[Tensor, "N V"] | Few  # logits of all tokens, or what is finite of them
     hidden: Float[Tensor, "N L H"] | None = None  # of the taps that were asked for
     p: Laws | None = None
     share: float = 1.0  # of a whole forward that this one took: part of the layers may have run
-    few: Few | None = None  # all that is finite of the logits, where that is known to be little
+
+    @property
+    def few(self) -> Few | None:
+        """All that is finite of the logits, where that is known to be little."""
+        return self.said if isinstance(self.said, Few) else None
+
+    @property
+    def logits(self) -> Float[Tensor, "N V"]:
+        """Over all tokens; spread when first asked for, as who only ranks needs the few alone."""
+        if isinstance(self.said, Few):
+            if self._spread is None:
+                self._spread = self.said.spread()
+            return self._spread
+        return self.said
+
+    _spread: Tensor | None = field(default=None, init=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.types import Few
 
 NAME = "draft_vocabulary.json"
 OFF = "off"  # every row, whatever the draft's directory says
@@ -50,8 +51,11 @@ class OutputRows:
 
     def spread(self, logits: Float[Tensor, "n k"]) -> Float[Tensor, "n V"]:
         """Logits over all tokens of the target: -inf where no row stands for one."""
-        whole = logits.new_full((len(logits), self.width), -torch.inf)
-        return whole.index_copy_(1, self.tokens, logits)
+        return self.few(logits).spread()
+
+    def few(self, logits: Float[Tensor, "n k"]) -> Few:
+        """Logits of these rows, as all that a draft says."""
+        return Few(logits, self.tokens, self.width)
 
     def among(self, kept: OutputRows | None) -> OutputRows:
         """Those whose id of the draft is among the rows that are kept (None: all are)."""

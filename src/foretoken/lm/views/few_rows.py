@@ -12,7 +12,7 @@ from torch import Tensor
 from foretoken.contract import LanguageModel
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.views.view import TargetView
-from foretoken.types import Draft, Few, Ragged, Rows, SamplingParams, Scores, Taps
+from foretoken.types import Draft, Ragged, Rows, SamplingParams, Scores, Taps
 
 
 class FewRows(TargetView):
@@ -42,10 +42,9 @@ class FewRows(TargetView):
         return self.output_rows.spread(self.lm.unembed(hidden)[:, : len(self.output_rows)])
 
     def spread(self, score: Scores) -> Scores:
-        """Over all tokens, and over few for those who only rank."""
-        logits = score.logits[:, : len(self.output_rows)]
-        few = Few(logits, self.output_rows.tokens)
-        return Scores(self.output_rows.spread(logits), score.hidden, score.p, score.share, few)
+        """Over all tokens of the target, where anyone asks for them."""
+        few = self.output_rows.few(score.logits[:, : len(self.output_rows)])
+        return Scores(few, score.hidden, score.p, score.share)
 
     def refresh(self, full: bool = False) -> int:
         """Follow changed weights, those of the whole output layer among them."""

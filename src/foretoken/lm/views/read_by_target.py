@@ -25,4 +25,4 @@ class ReadByTarget(TargetView):
     def read(self, score: Scores, shown: bool) -> Scores:
         assert score.hidden is not None, "its last layer was asked for"
         logits = self.target.unembed(score.hidden[:, -1])
-        return replace(score, logits=logits, hidden=score.hidden[:, :-1] if shown else None)
+        return replace(score, said=logits, hidden=score.hidden[:, :-1] if shown else None)

@@ -149,7 +149,7 @@ class TableSortedExits(TargetView):
         scores = self.lm.grow(rows, tokens, parents, taps)
         for row, new, score in zip(rows, tokens, scores, strict=True):
             if new and not taps:
-                score.logits = self.told(self.base._contexts(row)[-len(new) :])
+                score.said = self.told(self.base._contexts(row)[-len(new) :])
         return scores
 
     def told(self, contexts: Ragged) -> Float[Tensor, "n V"]:
@@ -183,7 +183,7 @@ class TableEarlyExitScoring(TargetView):
         for row, score in zip(rows, scores, strict=True):
             wish = self._wishes.pop(row.uid, None)
             if wish is not None:
-                score.logits = left_early(self.base, wish, self.base._contexts(row))
+                score.said = left_early(self.base, wish, self.base._contexts(row))
         return scores
 
     def free(self, rows: Rows) -> None:

@@ -45,7 +45,7 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
         for (int i = 0; i < LANES; i++) { /* past the last column, that one again */              \
           const int64_t j = p * LANES + i < count ? p * LANES + i : count - 1;                    \
           const held_##T some = load_##T(keys + j * width + k);                                   \
-          __builtin_prefetch(next + j * width + k);                                               \
+          FETCH(next + j * width + k);                                                            \
           memcpy(square + i, &some, sizeof some);                                                 \
         }                                                                                         \
         transpose(square);                                                                        \
@@ -110,7 +110,7 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
         if (next)                                                                                 \
           for (int k = 0; k < BESIDE_##T; k++)                                                    \
             for (int i = 0; i < 2 * LANES; i += LINE / (int)sizeof(T))                            \
-              __builtin_prefetch(next + (j + k) * width + d + i);                                 \
+              FETCH(next + (j + k) * width + d + i);                                              \
         for (int r = 0; r < rows; r++) {                                                          \
           beside_##T weight = spread_weight_##T(weights[r] + j);                                  \
           HELD(weight);                                                                           \

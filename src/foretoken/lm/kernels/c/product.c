@@ -21,7 +21,7 @@
     for (int64_t k = 0; k < width; k += STEP_##T) {                                             \
       held_##T held[OUTS];                                                                      \
       for (int o = 0; o < OUTS; o++) held[o] = load_##T(w + o * width + k);                     \
-      for (int i = 0; i < lines; i++) __builtin_prefetch(next + i * LINE);                      \
+      for (int i = 0; i < lines; i++) FETCH(next + i * LINE);                                   \
       next += lines * LINE;                                                                     \
       for (int r = 0; r < rows; r++) {                                                          \
         held_##T row = load_##T(x + r * apart + k);                                             \

@@ -20,6 +20,9 @@ enum { LANES = 4 };
 #define HELD(value)
 #endif
 enum { LINE = 64 }; /* bytes that come from memory at once */
+/* Ask for a line ahead of time, into the second cache: the first can wait for few lines at once, and
+ * while it waits for those, loads of what is already there stand behind them. */
+#define FETCH(line) __builtin_prefetch(line, 0, 2)
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float floats __attribute__((vector_size(LANES * 4)));
