@@ -30,6 +30,31 @@ def test_a_slower_machine_is_slower_at_sizes_nobody_ran():
     assert curve.at(16) > 1.1
 
 
+def test_sizes_nobody_ran_follow_the_largest_that_was_run():
+    """A table of a busy machine says that nodes are dear; three of them turn out to be cheap."""
+    busy = {1: 1.0, 2: 1.4, 3: 1.7, 4: 2.0, 8: 3.2, 16: 5.6}
+    curve = CostCurve(busy)
+    for _ in range(100):
+        curve.seen(1, 1.0)
+        curve.seen(3, 1.1)
+    assert curve.at(3) == pytest.approx(1.1, rel=0.02)
+    assert curve.at(8) / curve.at(3) == pytest.approx(busy[8] / busy[3], rel=0.02)
+    learned = curve.at(8)
+    for _ in range(100):
+        curve.seen(8, learned)
+        curve.seen(3, 0.9)
+    assert curve.at(8) == pytest.approx(learned, rel=0.05), "a size that is run speaks for itself"
+
+
+def test_one_node_alone_says_nothing_of_several():
+    curve = CostCurve({1: 1.0, 2: 1.0, 8: 2.0})
+    for _ in range(100):
+        curve.seen(1, 0.5)
+        curve.seen(2, 1.0)
+    assert curve.at(1) == pytest.approx(0.5, rel=0.05)
+    assert curve.at(8) == pytest.approx(2.0, rel=0.1)
+
+
 def test_one_pause_of_the_machine_moves_little():
     curve = CostCurve({1: 1.0, 2: 1.0})
     curve.seen(1, 500.0)

@@ -16,13 +16,14 @@ SURPRISE = 2.0  # a pause of the machine counts as this factor at most
 class CostCurve:
     """Seconds by size (nodes of a target forward, depth of a draft), piecewise linear."""
 
-    __slots__ = ("curve", "drift", "knots", "sizes")
+    __slots__ = ("curve", "drift", "knots", "sizes", "tried")
 
     def __init__(self, table: Mapping[int, float]) -> None:
         assert table and min(table.values()) > 0.0, "a cost curve needs measured times"
         self.sizes = sorted(table)
         self.knots = [table[size] for size in self.sizes]
         self.drift = 1.0
+        self.tried = 0  # knots up to here were corrected by steps of their own size
         self.curve: list[float] = []  # seconds by size, before the drift
         self._draw(0, self.sizes[-1])
 
@@ -37,21 +38,28 @@ class CostCurve:
         return self.curve, self.drift
 
     def seen(self, size: int, seconds: float) -> None:
-        """Learn from one measured time."""
+        """Learn from one measured time.
+
+        Sizes beyond all that were run follow the largest that was: where a table measured on a
+        busy machine has them too dear, nobody would ever run them and learn better.
+        """
         ratio = seconds / self.at(size)
         ratio = min(max(ratio, 1.0 / SURPRISE), SURPRISE)
         self.drift *= math.pow(ratio, DRIFT)
         high = min(bisect_left(self.sizes, size), len(self.sizes) - 1)
         low = high if self.sizes[high] <= size or high == 0 else high - 1
-        for knot in {low, high}:
+        self.tried = max(self.tried, high)
+        alone = high == 0  # one node is multiplied by other kernels, and tells of no larger size
+        follow = high == self.tried and not alone
+        for knot in range(low, len(self.knots) if follow else high + 1):
             self.knots[knot] *= math.pow(ratio, LOCAL)
         first = self.sizes[low - 1] if low > 0 else 0
-        last = self.sizes[high + 1] if high + 1 < len(self.sizes) else len(self.curve) - 1
-        self._draw(first, last)
+        inside = high + 1 < len(self.sizes) and not follow
+        self._draw(first, self.sizes[high + 1] if inside else len(self.curve) - 1)
 
     def copy(self) -> CostCurve:
         twin = CostCurve(dict(zip(self.sizes, self.knots, strict=True)))
-        twin.drift = self.drift
+        twin.drift, twin.tried = self.drift, self.tried
         return twin
 
     def _draw(self, first: int, last: int) -> None:

@@ -13,6 +13,7 @@ from foretoken.contract import LanguageModel
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.heads import store
 from foretoken.lm.draft_vocabulary import chosen_rows
+from foretoken.lm.kernels.choosing import take_native
 from foretoken.lm.views.few_unembedded import FewUnembedded
 from foretoken.types import DecodeState, FinalNorm, Layer, Taps
 
@@ -56,7 +57,9 @@ def shared(folder: str, kind: str, weights: str, device: torch.device, dtype: to
 
     `weights` is the digest of its file: a head that was trained anew is another one.
     """
-    return store.load(folder, kind)[0].to(device, dtype)
+    head = store.load(folder, kind)[0].to(device, dtype)
+    take_native(head)
+    return head
 
 
 def reading_few(target: LanguageModel, folder: str | Path) -> LanguageModel:
