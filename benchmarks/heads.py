@@ -15,8 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,9 +61,18 @@ def kind_of(folder: Path) -> str:
     return str(json.loads(card.read_text(encoding="utf-8"))["kind"])
 
 
-def rows_of(folder: Path) -> list[str]:
-    """The rows that take the head of a folder, portfolios with it among them."""
+def rows_of(folder: Path, paper: bool = False) -> list[str]:
+    """The rows that take the head of a folder, portfolios with it among them.
+
+    With `paper` in their papers' shapes: drafts are then as large for every row as its authors
+    made them, whatever they cost here.
+    """
     kind = kind_of(folder)
+    if paper:
+        shapes = [(name, paper_shape(name)) for name, row in METHODS.items() if row.head == kind]
+        if kind == "dflash":  # its paper drafts chains; the tree is ours
+            shapes.append((kind, {**shapes[0][1], "nodes": 60, "branch": 8}))
+        return [f"{name}[{said(shape)},draft_head={folder}]" for name, shape in shapes]
     taking = [name for name, method in METHODS.items() if method.head == kind]
     fused = [
         name
@@ -75,6 +83,27 @@ def rows_of(folder: Path) -> list[str]:
     if kind == "dflash":
         found.append(f"dflash[branch=1,draft_head={folder}]")
     return found
+
+
+def paper_shape(name: str) -> dict[str, Any]:
+    """The options of a row with its paper's shape, the same in every step."""
+    row = METHODS[name]
+    given = {"depth": 7, **row.paper_options}
+    given.pop("template", None)  # a drawn tree has no short form: as many nodes, as deep
+    if "nodes" not in given and "template" not in row.defaults and not name.endswith("-chain"):
+        given["nodes"] = 60
+    return {"controller": "fixed", **({} if "template" in row.defaults else given)}
+
+
+def said(options: Mapping[str, Any]) -> str:
+    """Options of a row as the bench reads them."""
+    return ",".join(f"{name}={value}" for name, value in options.items())
+
+
+def short(label: str) -> str:
+    """A row's name, with the one option that the papers' orderings tell apart."""
+    name = label.partition("[")[0]
+    return f"{name}[branch=1]" if "branch=1," in label or "branch=1]" in label else name
 
 
 def sizes(folder: Path) -> dict[str, Any]:
@@ -156,7 +185,7 @@ def verdicts(
 ) -> list[gates.Gate]:
     """The papers' orderings, and the best head against all that needs none."""
     found = []
-    named = {re.sub(r",?draft_head=[^,\]]*", "", label).replace("[]", ""): label for label in heads}
+    named = {short(label): label for label in heads}
     for above, below, figure in PAPERS:
         if above in named and below in named:
             values = [told(results, named[name])[figure] for name in (above, below)]
@@ -213,7 +242,7 @@ def wanted_rows(folders: Sequence[Path], asked: argparse.Namespace) -> list[str]
         others = list(SAMPLED if asked.temperature else OTHERS)
     drafted = asked.target is None or asked.draft is not None
     known = possible(["plain", *others], asked.draft or "the mini's" if drafted else None)
-    return [*known, *(row for folder in folders for row in rows_of(folder))]
+    return [*known, *(row for folder in folders for row in rows_of(folder, asked.paper))]
 
 
 def measure(asked: argparse.Namespace, models: Any, folders: Sequence[Path], name: str) -> None:
@@ -236,7 +265,9 @@ def measure(asked: argparse.Namespace, models: Any, folders: Sequence[Path], nam
     chosen = tasks(asked.tasks, number, asked.turns) if asked.tasks else prompts(number)
     results = run_bench(config, chosen)
     labels = dict(zip(rows, results["rows"], strict=True))  # a report's labels name no paths
-    heads = {labels[row]: sizes(folder) for folder in folders for row in rows_of(folder)}
+    heads = {
+        labels[row]: sizes(folder) for folder in folders for row in rows_of(folder, asked.paper)
+    }
     found = verdicts(results, heads, asked)
     results |= {"heads": heads, "gates": [gate.to_dict() for gate in found]}
     pictures = draw(results)
@@ -264,11 +295,13 @@ def run(description: str | None) -> int:
     options.add_argument("--methods", nargs="*", help="rows without a head to hold them against")
     options.add_argument("--over-plain", type=float, default=1.6, help="bar of the best head")
     options.add_argument("--accepted", type=float, default=2.5, help="bar of its accepted length")
+    options.add_argument("--paper", action="store_true", help="drafts as large as in the papers")
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
     name = f"heads-{Path(asked.target or 'text-target').name}"
     name += f"-{asked.params}" if asked.params else ""
     name += f"-t{asked.temperature:g}" if asked.temperature else ""
+    name += "-paper" if asked.paper else ""
     with pair(asked.target, asked.draft, asked.params) as models:
         own = minis.path("text-target") if asked.params else models.target
         with widened(asked.heads, times_wider(models.target, own)) as folders:

@@ -68,11 +68,13 @@ def accepted(session):
 def test_greedy_text_is_plains_with_any_head(row, family, models):
     with foretoken.load(models[family], method="plain", kernels="dense") as plain:
         wanted = texts(plain.generate(PROMPTS, 40))
-    with opened(models[family], row) as session:
-        found = session.generate(PROMPTS, 40)
-        assert texts(found) == wanted
-        assert sum(one.stats.drafted for one in found) > 0
-        assert texts([session.generate(prompt, 40) for prompt in PROMPTS]) == wanted
+    # what a row drafts by itself is the machine's affair: on a tiny target often nothing
+    for always in ({}, {"controller": "fixed", "depth": 3}):
+        with opened(models[family], row, **always) as session:
+            found = session.generate(PROMPTS, 40)
+            assert texts(found) == wanted
+            assert not always or sum(one.stats.drafted for one in found) > 0
+            assert texts([session.generate(prompt, 40) for prompt in PROMPTS]) == wanted
 
 
 @every_model

@@ -220,7 +220,7 @@ def test_a_published_folder_drafts_for_its_target(made, file, methods, target, t
     with foretoken.load(target, method="plain", kernels="dense") as plain:
         wanted = [plain.generate(prompt, 30).tokens for prompt in (PROMPT, PROMPT[:1])]
     for method in methods:
-        options = {"draft_head": where, "kernels": "dense"}
+        options = {"draft_head": where, "kernels": "dense", "controller": "fixed", "depth": 3}
         with foretoken.load(target, method=method, **options) as session:
             found = session.generate([PROMPT, PROMPT[:1]], 30)
             assert [one.tokens for one in found] == wanted

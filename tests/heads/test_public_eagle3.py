@@ -201,7 +201,8 @@ def test_a_published_folder_drafts_for_its_target(layout, method, target, tmp_pa
     with foretoken.load(target, method="plain", kernels="dense") as plain:
         wanted = [plain.generate(prompt, 30).tokens for prompt in PROMPTS]
     sampled = {"max_new_tokens": 24, "temperature": 1.0}
-    with foretoken.load(target, method=method, draft_head=where, kernels="dense") as session:
+    options = {"draft_head": where, "kernels": "dense", "controller": "fixed", "depth": 3}
+    with foretoken.load(target, method=method, **options) as session:
         found = session.generate(PROMPTS, 30)
         assert [one.tokens for one in found] == wanted
         assert sum(one.stats.drafted for one in found) > 0

@@ -28,6 +28,7 @@ class Commands(TyperGroup):
         "bench",
         "audit",
         "train",
+        "heads",
         "vocabulary",
         "datastore",
         "methods",

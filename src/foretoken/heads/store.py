@@ -26,6 +26,7 @@ from foretoken.shipped import resolve as resolve_shipped
 
 CARD = "head.json"
 VERSION = 1  # of the folder's form
+ANY = "eagle3"  # the head that a folder is expected to hold where nobody says which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,15 @@ def load(folder: str | Path, name: str) -> tuple[Any, Card]:
 
 def method_of(folder: str | Path) -> str:
     """The method that a folder's head was trained for; CheckpointError where there is no head."""
-    return head_row(str(_document(_place(folder), "eagle3").get("kind"))).serves
+    return head_row(card_of(folder).kind).serves
+
+
+def card_of(folder: str | Path) -> Card:
+    """The card of a head of whatever kind; CheckpointError where there is none."""
+    kind = _document(_place(folder), ANY).get("kind")
+    if kind not in HEADS:
+        raise broken(folder, ANY, f"the folder holds a head of the kind {kind!r}")
+    return read_card(folder, kind)
 
 
 def read_card(folder: str | Path, kind: str) -> Card:

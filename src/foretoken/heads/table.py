@@ -111,7 +111,7 @@ HEADS: dict[str, Head] = {
             models=("target",),
             reads="target",
             captures="training.captures.texts:Texts",
-            objective="training.objectives.guessing:FeatureObjective",
+            objective="training.objectives.guessing:EagleObjective",
             config="training.objectives.guessing:FeatureTraining",
             serves="eagle2",
         ),

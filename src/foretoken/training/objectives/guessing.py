@@ -222,6 +222,13 @@ class FeatureObjective(GuessObjective):
         return super().__call__(model, batch, rng)
 
 
+class EagleObjective(FeatureObjective):
+    """Of EAGLE's head, in the form that is published and that other engines load."""
+
+    def shape(self, session: Session) -> dict[str, Any]:
+        return {**super().shape(session), "join_bias": False, "begins": 1}
+
+
 def layer_shape(session: Session) -> dict[str, int]:
     """Attention heads and width of the MLP of one of the target's layers; none of a table's."""
     lm = innermost(session.target)
