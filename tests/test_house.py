@@ -35,7 +35,13 @@ CATALOGUE_MAY_IMPORT = ("foretoken.methods", "foretoken.errors", "foretoken.type
 MAY_IMPORT_TRANSFORMERS = ("lm/", "heads/", "training/", "minis/", "bench/peers.py")
 MAY_USE_RANDOMNESS = ("coins.py", "minis/", "training/", "bench/")
 # where a caller's own code runs: what it raises goes to the owner of its row, unchanged
-MAY_CATCH_ALL = ("warp/__init__.py", "engine/engine.py", "engine/step.py", "engine/scheduling.py")
+MAY_CATCH_ALL = (
+    "warp/__init__.py",
+    "engine/engine.py",
+    "engine/step.py",
+    "engine/scheduling.py",
+    "engine/tolerant.py",
+)
 CATCHES_ALL = ("Exception", "BaseException", "everything")
 BANNED_NAMES = {"utils", "helpers", "misc", "common", "manager"}
 BANNED_ENDINGS = ("_v2", "_new", "_legacy")

@@ -290,6 +290,9 @@ class DecodeState:
     longest: int | None = None  # tokens, prompt included, that the model's positions allow
     prefill: float = 0.0  # seconds that its prompt took
     rehearsal: bool = False  # written to be timed: nothing is learned of it for other rows
+    guesses: int | None = None  # most nodes drafted for it in a step; None: as many as may be
+    priority: int = 0  # the lower, the sooner it gets a place in the batch
+    requester: str = ""  # whose request it is: places are shared evenly among these
     private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself
     uid: int = field(default_factory=lambda: next(_uids))
     # most new tokens, and why: the cap ("length") or the end of the context ("context")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +11,7 @@ import pytest
 from foretoken.audit import checks
 from foretoken.audit.rows import write
 from foretoken.coins import SeededCoins
+from foretoken.engine.admission import Waiting
 from foretoken.methods import METHODS
 from foretoken.row import make_row
 from foretoken.types import DecodeState, Finish, SamplingParams
@@ -144,7 +144,7 @@ def test_a_row_cancelled_or_submitted_while_others_are_swept_is_not_lost(where) 
         engine.submit(row)
     if where == "filling":
         engine.target.prefill([first, middle, last], (), limit=1)
-        engine.filling, engine.waiting = list(engine.waiting), deque()
+        engine.filling, engine.waiting = list(engine.waiting), Waiting()
     else:
         engine.step()
     engine.cancel(last)

@@ -8,7 +8,6 @@ tokens but the last are cached, and the last is the root of its next tree.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -16,15 +15,17 @@ from time import perf_counter
 import torch
 
 from foretoken.coins import SeededCoins
+from foretoken.engine.admission import Waiting
 from foretoken.engine.interrupts import uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
 from foretoken.engine.step import Parts, advance
+from foretoken.engine.tolerant import blamed
 from foretoken.types import DecodeState, Finish, Rows, Step
-from foretoken.warp import Warp
 
 Listener = Callable[[Step], None]
 LOG = logging.getLogger(__name__)
-CHUNK = 512  # prompt tokens of a row fed between two steps of the others
+CHUNK = 512  # prompt tokens fed between two steps of those that run
+ALONE = 2048  # and where nobody runs
 
 
 @dataclass(eq=False)
@@ -33,7 +34,7 @@ class Engine(Parts):
 
     max_rows: int = 16  # decoded together; others wait
     listeners: list[Listener] = field(default_factory=list)
-    waiting: deque[DecodeState] = field(default_factory=deque)
+    waiting: Waiting = field(default_factory=Waiting)
     filling: list[DecodeState] = field(default_factory=list)  # `private[engine]`: features so far
     running: list[DecodeState] = field(default_factory=list)
 
@@ -53,7 +54,7 @@ class Engine(Parts):
 
     def submit(self, row: DecodeState) -> None:
         """Add a row; it joins the batch at the next step that has room."""
-        self.waiting.append(row)
+        self.waiting.add(row)
 
     def cancel(self, row: DecodeState) -> None:
         """End a row before its time; its memory is given back at the next step or `sweep`."""
@@ -85,12 +86,18 @@ class Engine(Parts):
         return step
 
     def fill(self) -> bool:
-        """Feed one chunk of every prompt that is not cached yet; whether any is left to be fed."""
-        while self.waiting and len(self.running) + len(self.filling) < self.max_rows:
-            self.filling.append(self.waiting.popleft())
+        """Feed some prompts that are not cached yet; whether there is more to be fed.
+
+        Who came first is fed first, so that its text begins while others wait. A prompt of more
+        than a chunk lets others go before its next one.
+        """
+        while row := self.admitted():
+            self.waiting.take(row)
+            self.filling.append(row)
         if not self.filling:
             return False
-        together, self.filling = self.filling, []
+        count = self.portion()
+        together, self.filling = self.filling[:count], self.filling[count:]
         try:
             self.feed(together)
             for row in together:
@@ -103,9 +110,25 @@ class Engine(Parts):
         except BaseException:  # of whoever leads; who goes on feeds the prompts anew
             rows = [row for row in together if row not in self.running]
             self.leave(rows)
-            self.filling = [row for row in rows if row.finish is None]
+            later = [row for row in self.filling if row not in rows]
+            self.filling = [row for row in rows if row.finish is None] + later
             raise
         return bool(self.filling or (self.waiting and not self.running))
+
+    def admitted(self) -> DecodeState | None:
+        """The row that takes a place in the batch now, if there is one."""
+        inside = (*self.running, *self.filling)
+        return self.waiting.next(inside) if len(inside) < self.max_rows else None
+
+    def portion(self) -> int:
+        """How many of the prompts under way are fed a chunk now: at least the first of them."""
+        room, count = CHUNK if self.running else ALONE, 0
+        for row in self.filling:
+            room -= min(self.target.missing(row), CHUNK)
+            if count and room < 0:
+                break
+            count += 1
+        return count
 
     def feed(self, rows: Rows) -> None:
         """One chunk of each prompt; if it fails, each is fed alone, to find the row at fault.
@@ -153,7 +176,7 @@ class Engine(Parts):
         try:
             return self.advance(rows)
         except Exception as error:
-            guilty = [row for row in rows if raised_by(row, error)]
+            guilty = [row for row in rows if blamed([row], error)]
             if len(rows) == 1 or lengths != [len(row.tokens) for row in rows]:
                 guilty = list(rows)
             for row in guilty:
@@ -195,8 +218,7 @@ class Engine(Parts):
             gone = set(over)
             self.running = [row for row in self.running if row not in gone]
             self.filling = [row for row in self.filling if row not in gone]
-            for row in gone.intersection(tuple(self.waiting)):
-                self.waiting.remove(row)
+            self.waiting.remove(over)
             self.leave(over)
 
     def leave(self, rows: Rows) -> None:
@@ -265,12 +287,6 @@ def decode(
             for row in rows:
                 engine.cancel(row)
             engine.sweep()
-
-
-def raised_by(row: DecodeState, error: Exception) -> bool:
-    """Whether a processor of this row raised it, under its own warp or one that a part keeps."""
-    warps = [one for one in (row.warp, *row.private.values()) if isinstance(one, Warp)]
-    return any(warp.failure is error for warp in warps)
 
 
 def raise_error(rows: Iterable[DecodeState]) -> None:

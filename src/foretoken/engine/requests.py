@@ -34,12 +34,23 @@ class Sampling(TypedDict, total=False):
     seed: int | Sequence[int] | None  # one for all (row i of a batch uses seed + i), or one per row
     ignore_eos: bool
     processors: Any  # a transformers LogitsProcessorList
+    guesses: int  # most tokens guessed for this text in a step; 0: written without speculation
+    priority: int  # the lower, the sooner it gets a place in the batch
+    requester: str  # whose request it is: places are shared evenly among these
 
 
 BYTES = bytes | bytearray | memoryview  # sequences of numbers, which are no token ids
 SAMPLING = frozenset(Sampling.__annotations__) | {"max_new_tokens"}
+PLACING = (
+    "guesses",
+    "priority",
+    "requester",
+)  # how a row is decoded, which its law knows nothing of
 KINDS: dict[str, tuple[type, str]] = {
-    **dict.fromkeys(("max_new_tokens", "top_k", "min_new_tokens"), (Integral, "a whole number")),
+    **dict.fromkeys(
+        ("max_new_tokens", "top_k", "min_new_tokens", "guesses", "priority"),
+        (Integral, "a whole number"),
+    ),
     **dict.fromkeys(
         ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
          "frequency_penalty"),
@@ -48,6 +59,7 @@ KINDS: dict[str, tuple[type, str]] = {
     "logit_bias": (Mapping, "a mapping from token ids to numbers, such as {17: -2.5}"),
     "banned_tokens": (Iterable, "a list or set of token ids, such as [17, 4]"),
     "ignore_eos": (bool, "True or False"),
+    "requester": (str, "a text, such as the name of a user"),
 }  # fmt: skip
 
 
@@ -99,7 +111,8 @@ def sampling_params(
             "processors are a transformers LogitsProcessorList: called with ids and scores.",
             "wrap a list: processors=LogitsProcessorList([...]).",
         )
-    given: dict[str, Any] = {k: v for k, v in options.items() if k not in ("seed", "ignore_eos")}
+    apart = ("seed", "ignore_eos", *PLACING)
+    given: dict[str, Any] = {k: v for k, v in options.items() if k not in apart}
     given["stop"] = stop_texts(given.get("stop"))
     given["logit_bias"] = {
         token_id(token, vocab_size, "logit_bias"): bias_value(bias)
@@ -110,6 +123,18 @@ def sampling_params(
     )
     given["eos"] = frozenset() if options.get("ignore_eos") else eos
     return SamplingParams(**given)
+
+
+def placing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked about a row's place and its drafts."""
+    found = {name: options[name] for name in PLACING if options.get(name) is not None}
+    if found.get("guesses", 0) < 0:
+        raise ConfigError(
+            f"guesses={found['guesses']} was asked for.",
+            "it is the most tokens guessed in a step: 0 (no speculation) or more.",
+            "pass 0 or more, or leave it out: then as many as pay.",
+        )
+    return found
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:

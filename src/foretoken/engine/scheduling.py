@@ -75,13 +75,25 @@ class Scheduler:
         self.steps = 0  # that were told to their callers
         self.stepping: int | None = None  # the thread that makes or tells one just now
         self.watchers: dict[int, Callable[[Step, int], None]] = {}  # by the row's uid
+        self.ends: dict[DecodeState, Callable[[DecodeState], None]] = {}  # whom to tell of its end
 
     @uninterrupted()
-    def submit(self, rows: Rows, watch: Callable[[Step, int], None]) -> None:
-        """Add rows; `watch` is told each step of one of them, and its place in the step."""
+    def submit(
+        self,
+        rows: Rows,
+        watch: Callable[[Step, int], None],
+        ended: Callable[[DecodeState], None] | None = None,
+    ) -> None:
+        """Add rows; `watch` is told each step of one of them, and its place in the step.
+
+        `ended` is told once of each row that is over, after its last step and whatever ended it,
+        by the thread that runs the steps; not of rows that were dropped.
+        """
         with self.changed:
             for row in rows:
                 self.watchers[row.uid] = watch
+                if ended is not None:
+                    self.ends[row] = ended
                 self.engine.submit(row)
 
     def wait(self, ready: Callable[[], bool]) -> None:
@@ -111,6 +123,7 @@ class Scheduler:
                 if step is not None:
                     for at, row in enumerate(step.rows):
                         self.tell(row, step, at)
+                self.tell_ends()
                 with self.changed:
                     self.steps, self.stepping = self.steps + 1, None
                     self.changed.notify_all()
@@ -145,12 +158,21 @@ class Scheduler:
         except Exception as error:
             row.fail(error)
 
+    def tell_ends(self) -> None:
+        """Tell of rows that are over by now."""
+        with self.changed:
+            over = [(row, self.ends.pop(row)) for row in tuple(self.ends) if row.finish is not None]
+        for row, ended in over:
+            self.watchers.pop(row.uid, None)
+            ended(row)
+
     @uninterrupted()
     def drop(self, rows: Rows) -> None:
         """Forget rows, whatever became of them; those under way end with the next step."""
         with self.changed:
             for row in rows:
                 self.watchers.pop(row.uid, None)
+                self.ends.pop(row, None)
                 self.engine.cancel(row)
             if self.led:
                 return  # who leads gives their memory back

@@ -27,6 +27,7 @@ from foretoken.engine.requests import (
     as_batch,
     check_sampling,
     given_options,
+    placing,
     prompt_ids,
     row_seeds,
     sampling_params,
@@ -276,6 +277,17 @@ class Session:
         """
         return sum(lm.refresh(full=full) for lm in self.models)
 
+    def keep_prefixes(self, limit: int) -> None:
+        """Keep up to so many bytes of keys and values of texts that are over; 0: none.
+
+        A request that begins as one of them, by a system prompt or as the next turn of a chat, is
+        fed from there on. Models share the bytes by what a token takes in each.
+        """
+        sizes = [lm.layers * lm.hidden_size for lm in self.models]
+        with held(self.scheduler.turns):
+            for lm, size in zip(self.models, sizes, strict=True):
+                lm.keep_prefixes(limit * size // sum(sizes))
+
     def save(self) -> None:
         """Keep what the method has learnt, where it learns and its options name a file."""
         if isinstance(self.engine.drafter, Remembers):
@@ -323,7 +335,10 @@ class Session:
         params = replace(sampling_params(options, vocab, self.eos), seed=seed)
         longest = None if longest is None else longest + 1  # the last token is not fed
         ended = self._watch(params)
-        return make_row(ids, params, SeededCoins(seed), vocab, ended=ended, longest=longest)
+        row = make_row(ids, params, SeededCoins(seed), vocab, ended=ended, longest=longest)
+        for name, value in placing(options).items():
+            setattr(row, name, value)
+        return row
 
     def _watch(self, params: SamplingParams) -> RowText | None:
         if not params.stop:

@@ -77,13 +77,15 @@ def plan(rows: Rows, drafted_for: Rows, parts: Parts) -> list[Budget]:
 
 
 def clip(row: DecodeState, budget: Budget, longest: int | None) -> Budget:
-    """A budget that neither outruns the row's cap nor the model's positions."""
-    depth = min(budget.depth, row.room - 1)  # the verdict adds one token beyond the path
+    """A budget within what the row wants, its cap, and the model's positions."""
+    depth, nodes = min(budget.depth, row.room - 1), budget.nodes  # a verdict adds one token more
     if longest is not None:
         depth = min(depth, longest - len(row.tokens))
-    if depth == budget.depth:
+    if row.guesses is not None:
+        depth, nodes = min(depth, row.guesses), min(nodes, row.guesses)
+    if depth == budget.depth and nodes == budget.nodes:
         return budget
-    return replace(budget, depth=depth) if depth > 0 else Budget(0, 0)
+    return replace(budget, depth=depth, nodes=nodes) if depth > 0 else Budget(0, 0)
 
 
 def propose(rows: Rows, budgets: Sequence[Budget], parts: Parts) -> list[Draft]:

@@ -220,6 +220,24 @@ class SlotCache(Cache):
             return None
         return keys[slot, :, :columns], values[slot, :, :columns]
 
+    def copied(self, slot: int, columns: int) -> list[tuple[Tensor, Tensor]] | None:
+        """A row's first columns, copied; None before the layers share their buffers."""
+        if self.loose or not self.groups:
+            return None
+        return [
+            (group.keys[:, slot, :, :columns].clone(), group.values[:, slot, :, :columns].clone())
+            for group in self.groups
+        ]
+
+    def put(self, slot: int, copies: Sequence[tuple[Tensor, Tensor]], columns: int) -> bool:
+        """Lay down the first of copied columns in a row; False where buffers changed since."""
+        if self.loose or len(copies) != len(self.groups):
+            return False
+        for group, (keys, values) in zip(self.groups, copies, strict=True):
+            group.keys[:, slot, :, :columns] = keys[:, :, :columns]
+            group.values[:, slot, :, :columns] = values[:, :, :columns]
+        return True
+
     def keep(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         """Move columns `start + nodes[i]` of a row to `start + i`."""
         at = next((i for i, node in enumerate(nodes) if node != i), len(nodes))

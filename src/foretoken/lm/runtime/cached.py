@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,6 +25,7 @@ from foretoken.lm.runtime.packing import (
     renewed_feed,
     tree_feed,
 )
+from foretoken.lm.runtime.prefixes import Prefix, Prefixes
 from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.runtime.sharing import exclusive, shared_by
 from foretoken.trees.masks import depths
@@ -57,6 +59,7 @@ class CachedLM(BatchForward):
         self._slots: list[int] = []  # slot -> uid
         self._layer_caches: dict[int, SlotLayerCache] = {}  # by layer, once they were asked for
         self.kernels: Any = None  # KernelReport of what stands in for linear layers
+        self.prefixes: Prefixes | None = None  # of texts that are over; None: nothing is kept
 
     def __enter__(self) -> CachedLM:
         return self
@@ -91,6 +94,8 @@ class CachedLM(BatchForward):
         The look takes well under a millisecond; `full` compares every number that was copied.
         """
         changed, moved = self.borrowing.refresh(full)
+        if changed and self.prefixes is not None:
+            self.prefixes.clear()
         if moved and self.graphs is not None:
             self.graphs.drop()  # captured at addresses that may be others' by now
         return int(changed)
@@ -98,6 +103,8 @@ class CachedLM(BatchForward):
     def reset(self) -> None:
         """Forget all rows and give their memory back."""
         self._rows, self._slots = {}, []
+        if self.prefixes is not None:
+            self.prefixes.clear()
         self.empty_cache()
 
     @cached_property
@@ -108,17 +115,69 @@ class CachedLM(BatchForward):
     def prefill(
         self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None
     ) -> list[Float[Tensor, "S L H"] | None]:
-        """Cache tokens of the rows, all but the last or `limit` more; features of those fed now."""
-        for row in rows:
+        """Cache tokens of the rows, all but the last or `limit` more; features of those fed now.
+
+        A row that begins as a text whose prefix was kept takes it over: those tokens count as fed.
+        """
+        begun: list[list[Tensor]] = [[] for _ in rows]
+        for i, row in enumerate(rows):
+            known = row.uid in self._rows
             memory = self._entered(row)
-            known = memory.cached > 0 and not self.missing(row)
-            assert not known, "prefill of a row that is already cached"
+            assert not known or not memory.cached or self.missing(row), (
+                "a row that is already cached"
+            )
+            if not known and self.prefixes is not None:
+                begun[i] = self._resume(self.prefixes, row, memory, taps, last)
         parts = self._fill(rows, taps, limit, last)
         if not taps:
             return [None] * len(rows)
         none = self.masks.nothing.new_zeros(0, len(taps), self.hidden_size)
-        fed = [torch.cat(part or [none]) for part in parts]
+        fed = [torch.cat([*own, *part] or [none]) for own, part in zip(begun, parts, strict=True)]
+        if self.prefixes is not None and last is None:
+            for row, states in zip(rows, fed, strict=True):
+                memory = self._memory(row)
+                memory.taps = taps
+                memory.fed.append(states)
         return [states if last is None else states[-last:] for states in fed]
+
+    def keep_prefixes(self, limit: int) -> None:
+        """Keep up to so many bytes of texts that are over, for texts that begin alike; 0: none."""
+        self.prefixes = Prefixes(limit) if limit and self.family.switch is None else None
+
+    def _resume(
+        self, prefixes: Prefixes, row: DecodeState, memory: Memory, taps: Taps, last: int | None
+    ) -> list[Tensor]:
+        """Take over what is kept of a text that begins alike; the features of those tokens.
+
+        Features that were not kept have to be made, so their tokens are fed.
+        """
+        if row.rehearsal:
+            return []
+        most = len(row.tokens) - 1 - ((last or 0) if taps else 0)
+        wanted = taps if last is None else ()
+        found = prefixes.find(row.tokens, most, wanted) if most > 0 else None
+        if found is None:
+            return []
+        prefix, shared = found
+        self.cache.reserve(len(self._slots), shared)
+        if not self.cache.put(memory.slot, prefix.columns, shared):
+            prefixes.clear()  # made for other buffers
+            return []
+        memory.cached = shared
+        if not wanted or prefix.features is None:
+            return []
+        return [prefix.features[:shared]]
+
+    def _retire(self, prefixes: Prefixes, row: DecodeState, memory: Memory) -> None:
+        """Keep what is cached of a row that ended without a fault."""
+        tokens = row.tokens[: memory.cached]
+        over = row.finish is not None and row.error is None and not row.rehearsal
+        if not over or memory.supplied is not None or prefixes.covers(tokens):
+            return
+        columns = self.cache.copied(memory.slot, memory.cached)
+        if columns is not None:
+            features = torch.cat(memory.fed)[: memory.cached] if memory.fed else None
+            prefixes.keep(Prefix(np.asarray(tokens), columns, memory.taps, features))
 
     @exclusive
     def supply(self, row: DecodeState, embedded: Float[Tensor, "n H"]) -> None:
@@ -184,6 +243,8 @@ class CachedLM(BatchForward):
             memory = self._rows.pop(row.uid, None)
             if memory is None:
                 continue
+            if self.prefixes is not None:
+                self._retire(self.prefixes, row, memory)
             last = self._slots.pop()
             if last != row.uid:
                 moved = self._rows[last]

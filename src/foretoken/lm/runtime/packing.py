@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.trees.masks import ancestors, depths, prefixes
+from foretoken.types import Taps
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,9 @@ class Memory:
     far: bool = False  # longrope: columns were made beyond the switch
     # [n H], what stands for the embeddings of the tokens fed next; None: the model's own
     supplied: Float[Tensor, "n H"] | None = None
+    # hidden states of its first tokens as they were fed, where prefixes are kept, and their taps
+    fed: list[Float[Tensor, "S L H"]] = field(default_factory=list)
+    taps: Taps = ()
 
     def take(self, count: int) -> Float[Tensor, "n H"] | None:
         """What stands for the embeddings of `count` tokens that are about to be fed."""

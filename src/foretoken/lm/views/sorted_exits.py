@@ -55,6 +55,9 @@ class SortedExits(TargetView):
                 'pass draft_thresholds="off": the draft then runs all its layers.',
             )
 
+    def keep_prefixes(self, limit: int) -> None:
+        """Nothing is kept: the columns of deeper layers are only a beginning of the first ones'."""
+
     @exclusive
     def prefill(
         self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None

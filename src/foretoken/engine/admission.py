@@ -1,0 +1,68 @@
+"""Who waits for a place in the batch, and who gets the next one.
+
+The most urgent priority first; among equals the requester who has the fewest rows in the batch, so
+that many requests of one do not hold up a single one of another; among these whoever came first. A
+row that many others were let in before is next, whatever its priority.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from threading import Lock
+
+from foretoken.types import DecodeState, Rows
+
+PATIENCE = 64  # rows that may be let in before one that waits
+
+
+class Waiting:
+    """Rows that were submitted and have no place yet; any thread may add and remove."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._since: dict[DecodeState, int] = {}  # by arrival: how many had been let in by then
+        self._let_in = 0
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def __iter__(self) -> Iterator[DecodeState]:
+        """Rows in order of arrival, as they are now."""
+        with self._lock:
+            return iter(tuple(self._since))
+
+    def add(self, row: DecodeState) -> None:
+        """Have a row wait."""
+        with self._lock:
+            self._since[row] = self._let_in
+
+    def remove(self, rows: Iterable[DecodeState]) -> None:
+        """Forget rows; others are ignored."""
+        with self._lock:
+            for row in rows:
+                self._since.pop(row, None)
+
+    def next(self, inside: Rows) -> DecodeState | None:
+        """The row whose turn it is, beside those that have a place; None where nobody waits."""
+        with self._lock:
+            if not self._since:
+                return None
+            held = Counter(row.requester for row in inside)
+            arrivals = itertools.count()
+            return min(
+                self._since,
+                key=lambda row: (
+                    self._let_in - self._since[row] < PATIENCE,
+                    row.priority,
+                    held[row.requester],
+                    next(arrivals),
+                ),
+            )
+
+    def take(self, row: DecodeState) -> None:
+        """Give a row that waits its place."""
+        with self._lock:
+            self._since.pop(row, None)
+            self._let_in += 1

@@ -1,0 +1,141 @@
+"""Texts that begin as earlier ones did are not fed again, and are the same texts."""
+
+import numpy as np
+import pytest
+import torch
+
+import foretoken
+from foretoken.audit.fixtures import random_head
+from foretoken.lm.runtime.prefixes import SHORTEST, Prefix, Prefixes, in_common
+from foretoken.methods import METHODS as METHOD_ROWS
+
+SYSTEM = "there is a thin cat in the other end of the garden and it is there in the rain; "
+TURNS = [SYSTEM + "what is it?", SYSTEM + "who is there?", SYSTEM + "what is in the rain?"]
+METHODS = ["plain", "chain", "tree", "prompt-lookup", "auto", "layerskip", "hybrid"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_texts_are_the_same_and_beginnings_are_not_fed_again(tiny_pair, byte_tokenizer, method):
+    target, draft = tiny_pair
+    with foretoken.load(
+        target, method, draft, tokenizer=byte_tokenizer, kernels="dense", compile="off"
+    ) as spec:
+        options = {"max_new_tokens": 16, "temperature": 0.0}
+        alone = [spec.generate(turn, **options).tokens for turn in TURNS]
+        spec.keep_prefixes(1 << 24)
+        fed = []
+        run = spec.target._run if hasattr(spec.target, "_run") else spec.target.base._run
+        base = getattr(spec.target, "base", spec.target)
+        base._run = lambda feeds, *rest: (
+            fed.append(sum(len(feed.tokens) for feed in feeds)),
+            run(feeds, *rest),
+        )[1]
+        again = [spec.generate(turn, **options).tokens for turn in TURNS]
+        together = [result.tokens for result in spec.generate(TURNS, **options)]
+        shared = len(byte_tokenizer(SYSTEM)["input_ids"])
+        assert again == alone == together
+        assert base.prefixes.reused >= 4 * shared
+        del base._run
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "eagle3"])
+def test_heads_draft_as_if_all_had_been_fed(make_llama, byte_tokenizer, method):
+    """Their hidden states are kept beside keys and values, so that drafts are the same."""
+    target = make_llama(len(byte_tokenizer), num_hidden_layers=4)
+    head = random_head(METHOD_ROWS[method].head, len(byte_tokenizer), 64)
+    with foretoken.load(
+        target, method, tokenizer=byte_tokenizer, kernels="dense", draft_head=head, depth=3
+    ) as spec:
+        alone = [spec.generate(turn, max_new_tokens=12, temperature=0.0) for turn in TURNS]
+        spec.keep_prefixes(1 << 24)
+        for _ in range(2):
+            again = [spec.generate(turn, max_new_tokens=12, temperature=0.0) for turn in TURNS]
+            assert [one.tokens for one in again] == [one.tokens for one in alone]
+            assert [one.steps for one in again] == [one.steps for one in alone]
+        assert spec.target.prefixes.reused > 4 * SHORTEST
+
+
+def test_the_next_turn_of_a_chat_begins_where_the_last_one_ended(tiny_pair, byte_tokenizer):
+    target, draft = tiny_pair
+    with foretoken.load(
+        target, "chain", draft, tokenizer=byte_tokenizer, kernels="dense", compile="off"
+    ) as spec:
+        spec.keep_prefixes(1 << 24)
+        ids = byte_tokenizer(SYSTEM)["input_ids"]
+        first = spec.generate(ids, max_new_tokens=24, temperature=0.0)
+        before = spec.target.prefixes.reused
+        longer = [*ids, *first.tokens, *byte_tokenizer(" and then?")["input_ids"]]
+        second = spec.generate(longer, max_new_tokens=24, temperature=0.0)
+        assert spec.target.prefixes.reused - before == len(ids) + 24 - 1
+        spec.keep_prefixes(0)
+        assert second.tokens == spec.generate(longer, max_new_tokens=24, temperature=0.0).tokens
+
+
+def test_changed_weights_forget_what_was_kept(make_llama, byte_tokenizer):
+    target = make_llama(len(byte_tokenizer))
+    with foretoken.load(target, "plain", tokenizer=byte_tokenizer, kernels="dense") as spec:
+        spec.keep_prefixes(1 << 24)
+        spec.generate(SYSTEM, max_new_tokens=4)
+        assert len(spec.target.prefixes) == 1
+        with torch.no_grad():
+            target.model.layers[0].mlp.down_proj.weight.data *= 1.5
+        changed = spec.generate(SYSTEM, max_new_tokens=8).tokens
+    with foretoken.load(target, "plain", tokenizer=byte_tokenizer, kernels="dense") as spec:
+        assert spec.generate(SYSTEM, max_new_tokens=8).tokens == changed
+
+
+def test_a_text_that_failed_is_not_kept(tiny_pair, byte_tokenizer):
+    def processor(ids, scores):
+        if ids.shape[1] > 100:
+            raise ValueError("too far")
+        return scores
+
+    with foretoken.load(
+        tiny_pair[0], "plain", tokenizer=byte_tokenizer, kernels="dense", compile="off"
+    ) as spec:
+        spec.keep_prefixes(1 << 24)
+        with pytest.raises(ValueError, match="too far"):
+            spec.generate(SYSTEM, max_new_tokens=80, processors=processor, ignore_eos=True)
+        assert len(spec.target.prefixes) == 0
+
+
+def a_prefix(tokens, width=4):
+    part = torch.zeros(1, 1, len(tokens), width)
+    return Prefix(np.asarray(tokens), [(part, part.clone())])
+
+
+def test_the_bytes_held_keep_within_the_limit_and_the_longest_unused_goes_first():
+    size = a_prefix(range(100)).bytes
+    kept = Prefixes(3 * size)
+    texts = [[n, *range(1, 100)] for n in range(3)]
+    for text in texts:
+        kept.keep(a_prefix(text))
+    assert len(kept) == 3 and kept.held == 3 * size
+    assert kept.find(texts[0], 100, ()) is not None  # used: it stays
+    kept.keep(a_prefix([9, *range(1, 100)]))
+    assert kept.held <= kept.limit and len(kept) == 3
+    assert kept.find(texts[0], 100, ()) is not None
+    assert kept.find(texts[1], 100, ()) is None
+
+
+def test_a_text_takes_the_place_of_what_it_continues():
+    kept = Prefixes(1 << 20)
+    kept.keep(a_prefix(range(40)))
+    kept.keep(a_prefix(range(60)))
+    assert len(kept) == 1
+    prefix, shared = kept.find([*range(50), 99, 98], 51, ())
+    assert shared == 50 and len(prefix.tokens) == 60
+    assert kept.covers(range(30)) and not kept.covers(range(61))
+
+
+def test_few_common_tokens_are_fed():
+    kept = Prefixes(1 << 20)
+    kept.keep(a_prefix(range(40)))
+    assert kept.find([*range(SHORTEST - 1), 99], 40, ()) is None
+    assert kept.find([*range(SHORTEST), 99], 40, ())[1] == SHORTEST
+
+
+def test_tokens_in_common():
+    assert in_common(np.array([1, 2, 3]), np.array([1, 2, 4, 5])) == 2
+    assert in_common(np.array([1, 2]), np.array([1, 2, 4])) == 2
+    assert in_common(np.array([], dtype=int), np.array([1])) == 0
