@@ -1,7 +1,8 @@
 """Medians and percentile bootstrap intervals over prompts.
 
-Prompts are the units of resampling, and every row is resampled with the same prompts, so a ratio of
-two rows is a paired statistic (one resample asks: what if these had been the prompts?).
+Prompts (under load: requests) are the units of resampling, and every row is resampled with the same
+prompts, so a ratio of two rows is a paired statistic (one resample asks: what if these had been the
+prompts?).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from statistics import median
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from foretoken.coins import SeededCoins
@@ -51,3 +54,18 @@ def ratio_interval(
         return median([above[i] for i in at]) / median([below[i] for i in at])
 
     return ratio(range(len(above))), interval(ratio, len(above))
+
+
+@lru_cache(maxsize=4)
+def resampled(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Index sets [RESAMPLES, count] as an array: for hundreds of requests instead of prompts."""
+    return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+
+
+def spread(values: npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float] | None:
+    """Percentile interval of a statistic from its values over resamples; None if one has none."""
+    if not np.isfinite(values).all():
+        return None
+    tail = 50.0 * (1.0 - level)
+    low, high = np.percentile(values, [tail, 100.0 - tail])
+    return float(low), float(high)

@@ -26,6 +26,7 @@ class Commands(TyperGroup):
         "chat",
         "tune",
         "bench",
+        "load",
         "audit",
         "train",
         "heads",

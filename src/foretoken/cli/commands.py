@@ -6,6 +6,7 @@ from foretoken.cli import catalogue as catalogue
 from foretoken.cli import chat as chat
 from foretoken.cli import datastore as datastore
 from foretoken.cli import heads as heads
+from foretoken.cli import load as load
 from foretoken.cli import measure as measure
 from foretoken.cli import minis as minis
 from foretoken.cli import train as train

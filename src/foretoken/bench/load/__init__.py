@@ -1,0 +1,1 @@
+"""Load tests of servers that speak OpenAI's protocol: arrivals, latencies, throughput, goodput."""

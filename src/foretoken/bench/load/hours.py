@@ -1,0 +1,52 @@
+"""A day hour by hour: what users met at four in the morning and in the evening."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from foretoken.bench.load.arrivals import HOURS
+from foretoken.bench.load.record import Block, Record
+from foretoken.bench.load.sample import Promise
+
+PARTS = 12  # of a day
+
+
+def by_hour(blocks: Sequence[Block], promise: Promise) -> list[dict[str, Any]]:
+    """Every part of the day, over all rounds: arrivals, tokens, and how long was waited."""
+    found = []
+    for part in range(PARTS):
+        start, stop = part / PARTS, (part + 1) / PARTS
+        inside, seconds, tokens = list[Record](), 0.0, 0.0
+        for block in blocks:
+            assert block.length is not None  # of a day
+            first, last = start * block.length, stop * block.length
+            seconds += last - first
+            inside += [record for record in block.records if first <= record.due < last]
+            tokens += sum(r.tokens_within(first, last) for r in block.records if r.ok)
+        found.append(
+            {
+                "hour": HOURS * start,
+                "until": HOURS * stop,
+                "requests": len(inside),
+                "arrivals_per_second": len(inside) / seconds,
+                "tokens_per_second": tokens / seconds,
+                "good_share": mean([promise.kept(record) for record in inside]),
+                **waits([r.ttft for r in inside if r.ok and r.ttft is not None]),
+            }
+        )
+    return found
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def waits(values: Sequence[float]) -> dict[str, float | None]:
+    """Median and 95th percentile of times to first token."""
+    if not values:
+        return {"ttft_p50": None, "ttft_p95": None}
+    middle, high = np.percentile(values, [50, 95])
+    return {"ttft_p50": float(middle), "ttft_p95": float(high)}

@@ -1,0 +1,97 @@
+"""Finished blocks on disk, so that an interrupted load test goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretoken.bench.files import replace, unwritable
+from foretoken.bench.load.record import Block, block_of
+from foretoken.errors import ConfigError
+
+NAME = "journal.jsonl"
+
+
+@dataclass(slots=True)
+class Journal:
+    """The file of finished blocks: what was asked on its first line, then a block a line."""
+
+    path: Path
+    blocks: list[Block] = field(default_factory=list)
+    finished: bool = False
+
+    def add(self, block: Block) -> None:
+        self.blocks.append(block)
+        self._write({"kind": "block", **block.to_dict()})
+
+    def finish(self) -> None:
+        self.finished = True
+        self._write({"kind": "finished"})
+
+    def block(self, key: str) -> Block | None:
+        """The finished block of a load, a round and a server."""
+        return next((block for block in self.blocks if block.key == key), None)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as problem:
+            way = "make room and go on with --resume: finished blocks are kept."
+            raise unwritable(self.path, problem, way) from problem
+
+
+def open_journal(out: Path, asked: dict[str, Any], resume: bool) -> Journal:
+    """A journal for `asked`: a new one, or with `resume` the one an interrupted test left."""
+    path = out / NAME
+    asked = json.loads(json.dumps(asked))
+    if path.exists():
+        before, journal = read_journal(path)
+        if resume:
+            differ = [key for key in {**asked, **before} if asked.get(key) != before.get(key)]
+            if differ:
+                raise ConfigError(
+                    f"going on with the load test in {out}.",
+                    f"it was begun with other settings ({', '.join(differ)} differ).",
+                    "ask for the same again, or name another --out.",
+                )
+            return journal
+        if journal.blocks and not journal.finished:
+            raise ConfigError(
+                f"a new load test in {out}.",
+                f"an interrupted one left {len(journal.blocks)} finished blocks there.",
+                "go on with --resume, or name another --out.",
+            )
+    replace(path, json.dumps({"kind": "header", "asked": asked}) + "\n")
+    return Journal(path)
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any], Journal]:
+    """What was asked and what is finished. A last line cut off by a kill is removed."""
+    text = path.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        replace(path, text)
+    journal, asked = Journal(path), {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            kind = entry.pop("kind")
+            if kind == "header":
+                asked = entry["asked"]
+            elif kind == "block":
+                journal.blocks.append(block_of(entry))
+            else:
+                journal.finished = kind == "finished"
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as problem:
+            raise ConfigError(
+                f"the finished blocks of {path}.",
+                f"line {number} of {path.name} cannot be read ({type(problem).__name__}).",
+                "delete that line to measure its block again, or name another --out.",
+            ) from problem
+    return asked, journal

@@ -1,0 +1,165 @@
+"""The two loops: what a closed one holds back, what an open one does not, and how both end."""
+
+import asyncio
+from random import Random
+from time import perf_counter, process_time
+
+import pytest
+
+from foretoken.bench.load.arrivals import Level
+from foretoken.bench.load.drive import Limit, closed, opened, watched
+from foretoken.bench.load.record import Block, Record
+from foretoken.bench.load.steady import RULES, TOO_FEW, steady_part
+
+
+def record(number: int, due: float) -> Record:
+    return Record(number=number, prompt=str(number), family="f", due=due)
+
+
+class Desk:
+    """Serves one request after the other, each in so many seconds: a server with one place."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.room, self.now, self.most = seconds, asyncio.Lock(), 0, 0
+
+    def asked(self, zero: float):
+        async def ask(one: Record) -> None:
+            one.sent = perf_counter() - zero
+            self.now += 1
+            self.most = max(self.most, self.now)
+            async with self.room:
+                await asyncio.sleep(self.seconds)
+            self.now -= 1
+            one.ended = perf_counter() - zero
+            one.pieces, one.tokens = [one.ended], 1
+
+        return ask
+
+
+def run_closed(clients: int, limit: Limit, seconds: float = 0.01, think: float = 0.0):
+    block = Block(server="s", level=Level("closed", clients), round=0)
+
+    async def run():
+        desk = Desk(seconds)
+        async with watched(block) as zero:
+            await closed(block, record, desk.asked(zero), zero, limit, think, Random(0))
+        return desk
+
+    return block, asyncio.run(run())
+
+
+def run_open(times, most: int = 100, seconds: float = 0.05):
+    block = Block(server="s", level=Level("poisson", 1.0), round=0)
+
+    async def run():
+        desk = Desk(seconds)
+        async with watched(block) as zero:
+            await opened(block, record, desk.asked(zero), zero, times, most)
+        return desk
+
+    return block, asyncio.run(run())
+
+
+def test_a_closed_loop_keeps_its_clients_busy_and_no_more() -> None:
+    block, desk = run_closed(4, Limit(requests=20))
+    assert desk.most == 4
+    assert sorted(one.number for one in block.records) == list(range(20))
+    busy = sum(one.seconds_within(0.0, block.last_sent) for one in block.records)
+    assert busy / block.last_sent == pytest.approx(4.0, abs=0.3), "in flight on average"
+
+
+def test_a_closed_loop_ends_by_requests_or_by_time() -> None:
+    block, _ = run_closed(2, Limit(requests=1000, seconds=0.2))
+    assert 3 <= len(block.records) <= 22 and block.last_sent < 0.2
+    assert block.seconds == pytest.approx(0.22, abs=0.15)
+
+
+def test_clients_that_think_leave_the_server_idle() -> None:
+    block, desk = run_closed(2, Limit(requests=30), seconds=0.001, think=0.02)
+    gaps = block.seconds - sum(one.latency for one in block.records) / 2
+    assert gaps > 0.5 * 30 * 0.02 / 2 and desk.most <= 2
+
+
+def test_an_open_loop_sends_on_time_however_slow_the_server_is() -> None:
+    times = [0.01 * n for n in range(20)]
+    block, desk = run_open(times)
+    assert block.planned == 20 and desk.most > 10, "it does not wait for answers"
+    assert max(one.late for one in block.records) < 0.1
+    assert all(one.due == times[one.number] for one in block.records)
+
+
+def test_a_wait_at_the_limit_in_flight_is_in_the_latency() -> None:
+    """Coordinated omission: a server that is asked only when it is ready looks fast."""
+    times = [0.01 * n for n in range(10)]
+    block, desk = run_open(times, most=1, seconds=0.05)
+    assert desk.most == 1 and block.held >= 8
+    last = max(block.records, key=lambda one: one.number)
+    assert last.ended - last.sent == pytest.approx(0.05, abs=0.04), "as the server saw it"
+    assert last.latency == pytest.approx(10 * 0.05 - 0.09, abs=0.15), "as its user felt it"
+    assert last.ttft == last.latency > 4 * (last.ended - last.sent)
+
+
+def test_what_is_cut_off_is_counted_and_no_part_of_the_numbers() -> None:
+    block = Block(server="s", level=Level("closed", 3), round=0)
+
+    async def run():
+        desk = Desk(0.05)
+        async with watched(block) as zero, asyncio.timeout(0.12):
+            ask = desk.asked(zero)
+            await closed(block, record, ask, zero, Limit(requests=50), 0.0, Random(0))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(run())
+    assert len(block.records) == 2 and block.unfinished == 3
+    assert all(one.ended > one.sent for one in block.records) and block.seconds > 0.1
+
+
+def test_the_generator_tells_what_it_took_itself() -> None:
+    async def busy(one: Record) -> None:
+        until = process_time() + 0.03
+        while process_time() < until:
+            pass
+        await asyncio.sleep(0)
+
+    block = Block(server="s", level=Level("closed", 1), round=0)
+
+    async def run():
+        async with watched(block) as zero:
+            await closed(block, record, busy, zero, Limit(requests=10), 0.0, Random(0))
+
+    asyncio.run(run())
+    assert block.cpu >= 0.3 and max(block.lags) > 0.01
+    idle, _ = run_closed(1, Limit(requests=10), seconds=0.03)
+    assert idle.cpu / idle.seconds < 0.5 * block.cpu / block.seconds
+
+
+def block_of(kind: str, value: float, spans, last_sent: float) -> Block:
+    records = [
+        Record(number=n, prompt="", family="f", due=due, sent=due, ended=ended)
+        for n, (due, ended) in enumerate(spans)
+    ]
+    return Block(
+        server="s", level=Level(kind, value), round=0, records=records, last_sent=last_sent,
+        seconds=max(ended for _, ended in spans),
+    )  # fmt: skip
+
+
+def test_the_steady_part_of_a_closed_loop_has_all_clients_at_work() -> None:
+    spans = [(0.0, 1.0), (0.0, 3.0), (1.0, 2.0), (2.0, 4.0), (3.0, 5.0), (4.0, 6.0), (5.5, 9.0)]
+    part = steady_part(block_of("closed", 2, spans, last_sent=5.5))
+    assert (part.start, part.stop, part.rule) == (3.0, 5.5, RULES["closed"])
+    few = steady_part(block_of("closed", 7, spans, last_sent=5.5))
+    assert (few.start, few.stop, few.rule) == (0.0, 9.0, TOO_FEW)
+
+
+def test_clients_that_ask_twice_have_no_steady_part() -> None:
+    """All second requests are sent at nearly the same time: what lies between is no span."""
+    spans = [(0.0, 1.0), (0.0, 1.01), (1.0, 2.0), (1.02, 2.0)]
+    assert steady_part(block_of("closed", 2, spans, last_sent=1.02)).rule == TOO_FEW
+
+
+def test_the_steady_part_of_an_open_loop_ends_with_the_arrivals() -> None:
+    spans = [(float(n), n + 0.5) for n in range(1, 21)]
+    part = steady_part(block_of("poisson", 1.0, spans, last_sent=20.0))
+    assert (part.start, part.stop) == (2.0, 20.0)
+    assert steady_part(block_of("day", 1.0, spans, last_sent=20.0)).start == 0.0
