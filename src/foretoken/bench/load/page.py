@@ -11,7 +11,7 @@ from foretoken.bench.page import PAGE, ratio_tile, tile
 from foretoken.bench.svg import COLOURS, MARKS, Picture
 from foretoken.bench.words import MISSING
 
-FIRST = ("throughput", "ttft")  # pictures that come before the table
+FIRST = ("throughput", "ttft", "day", "day-ttft")  # pictures that come before the table
 
 
 def html(results: Mapping[str, Any], pictures: Mapping[str, Picture]) -> str:

@@ -9,7 +9,7 @@ from foretoken.bench.load.ratios import RATIOS
 from foretoken.bench.words import MISSING, times
 
 COLUMNS = (
-    "load", "server", "tokens/s", "requests/s", "in flight", "TTFT p50", "TTFT p95", "TTFT p99",
+    "load", "server", "tokens/s", "requests/s", "in flight", "TTFT p50", "TTFT p95",
     "TPOT p50", "TPOT p95", "latency p50", "latency p95", "latency p99", "queue p50", "good",
     "good tokens/s", "answered", "errors",
 )  # fmt: skip
@@ -75,8 +75,11 @@ def spanned(found: Mapping[str, Any]) -> str:
 
 
 def milliseconds(found: Mapping[str, Any] | None, q: str) -> str:
-    """A percentile of seconds in milliseconds."""
-    return MISSING if found is None else f"{1000 * found[q]['value']:.4g}"
+    """A percentile of seconds in milliseconds, with three figures or more."""
+    if found is None:
+        return MISSING
+    value = 1000 * found[q]["value"]
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def summary(results: Mapping[str, Any]) -> list[str]:
