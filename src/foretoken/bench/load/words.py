@@ -24,7 +24,8 @@ GUIDE = {
     "TTFT": "milliseconds to the first piece of text, from when the request was due: in an open "
     "loop that is its scheduled arrival, so a request that had to wait to be sent counts its wait.",
     "TPOT": "milliseconds per output token after the first, of one request: from its first to its "
-    "last piece of text, over its tokens less one.",
+    "last piece of text, over its tokens less one. Where the first piece holds several tokens, as "
+    "guesses that stand do, it is a little too low.",
     "latency": "milliseconds from when the request was due to the end of its answer. A 99th "
     "percentile of fewer than a hundred requests is little more than the slowest one.",
     "queue": "an estimate from outside: TTFT less the least TTFT that this server showed for the "
