@@ -69,7 +69,9 @@ Rounds = Annotated[
 ]
 Prompts = Annotated[
     Path | None,
-    typer.Option(help="JSON lines as bench reads them; default: the six built-in families."),
+    typer.Option(
+        help="JSON lines as bench reads them, first turns only; default: six built-in families."
+    ),
 ]
 Endpoint = Annotated[str, typer.Option(help="chat or completions.")]
 MaxTokens = Annotated[int, typer.Option(help="Of an answer.")]

@@ -36,7 +36,7 @@ class Line:
 
 def draw(results: Mapping[str, Any]) -> dict[str, Picture]:
     """Every picture there are numbers for, by name."""
-    loads = {
+    loads: dict[str, tuple[str, str, Mapping[str, Read]]] = {
         "throughput": ("Throughput", "output tokens per second", {"": speed}),
         "ttft": ("Time to first token", "milliseconds", quantiles("ttft")),
         "tpot": ("Time per output token after the first", "milliseconds", quantiles("tpot")),
