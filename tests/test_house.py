@@ -29,10 +29,11 @@ LAYERS = (
     {"cli", "serve"},
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
-# methods is strings and errors only; the recipes of the minis run on the trainer
-ALLOWED_SIDEWAYS = {("engine", "methods"), ("minis", "training")}
+# methods is strings and errors only; the recipes of the minis run on the trainer; `foretoken serve`
+ALLOWED_SIDEWAYS = {("engine", "methods"), ("minis", "training"), ("cli", "serve")}
 CATALOGUE_MAY_IMPORT = ("foretoken.methods", "foretoken.errors", "foretoken.types")
 MAY_IMPORT_TRANSFORMERS = ("lm/", "heads/", "training/", "minis/", "bench/peers.py")
+MAY_IMPORT_FASTAPI = ("serve/",)  # and pydantic, which comes with it
 MAY_USE_RANDOMNESS = ("coins.py", "minis/", "training/", "bench/")
 # where a caller's own code runs: what it raises goes to the owner of its row, unchanged
 MAY_CATCH_ALL = (
@@ -41,6 +42,7 @@ MAY_CATCH_ALL = (
     "engine/step.py",
     "engine/scheduling.py",
     "engine/tolerant.py",
+    "serve/engine_thread.py",
 )
 CATCHES_ALL = ("Exception", "BaseException", "everything")
 BANNED_NAMES = {"utils", "helpers", "misc", "common", "manager"}
@@ -227,7 +229,17 @@ def test_only_the_model_layer_imports_transformers() -> None:
         for path in MODULES
         if not name_of(path).startswith(MAY_IMPORT_TRANSFORMERS)
         for dotted in imports(path)
-        if dotted.split(".")[0] in ("transformers", "fastapi")
+        if dotted.split(".")[0] == "transformers"
+    )
+
+
+def test_only_the_server_imports_fastapi() -> None:
+    expect_none(
+        f"{name_of(path)} imports {dotted}"
+        for path in MODULES
+        if not name_of(path).startswith(MAY_IMPORT_FASTAPI)
+        for dotted in imports(path)
+        if dotted.split(".")[0] in ("fastapi", "starlette", "uvicorn", "pydantic")
     )
 
 

@@ -24,6 +24,7 @@ class Commands(TyperGroup):
     order = (
         "generate",
         "chat",
+        "serve",
         "tune",
         "bench",
         "load",

@@ -15,6 +15,9 @@ from foretoken.errors import ConfigError, ForetokenError, nearest
 
 FAILED, MISTAKE = 1, 2  # exit statuses: what was asked for did not work out, or cannot work
 EXTRAS = {  # modules that only some installations have -> the extra that brings them
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
     "psutil": "bench",
     "httpx": "bench",
     "matplotlib": "bench",

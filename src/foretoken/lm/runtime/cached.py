@@ -163,7 +163,7 @@ class CachedLM(BatchForward):
         if not self.cache.put(memory.slot, prefix.columns, shared):
             prefixes.clear()  # made for other buffers
             return []
-        memory.cached = shared
+        memory.cached = row.reused[self.name] = shared
         if not wanted or prefix.features is None:
             return []
         return [prefix.features[:shared]]

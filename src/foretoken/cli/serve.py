@@ -1,0 +1,190 @@
+"""`foretoken serve`: an OpenAI-compatible server around one model."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretoken.cli import options as o
+from foretoken.cli.app import app
+from foretoken.cli.logs import quiet
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.engine.session import Session
+    from foretoken.serve.settings import Settings
+
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
+         "KB": 10**3, "MB": 10**6, "GB": 10**9}  # fmt: skip
+KEY = "FORETOKEN_API_KEY"
+EXAMPLE = """Example: `foretoken serve --target ./model --draft ./small --port 8000`, and then
+
+    curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+
+or in Python
+
+    from openai import OpenAI
+    client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+    for chunk in client.chat.completions.create(model="model", stream=True, messages=[{"role": "user", "content": "Hello"}]): print(chunk)
+"""  # noqa: E501
+
+
+@app.command(epilog=EXAMPLE)
+def serve(
+    context: typer.Context,
+    target: o.Target = o.DEFAULT_TARGET,
+    draft: o.Draft = None,
+    draft_vocabulary: o.DraftVocabulary = None,
+    method: o.MethodName = None,
+    set_: o.Settings = None,
+    tuned: o.TunedFile = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes one that is free.")] = 8000,
+    model_name: Annotated[
+        str | None, typer.Option(help="What clients call the model; default: the target's name.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help=f"Answer only who sends this key; repeatable. Better in ${KEY}, between commas: "
+            "other users of the machine can read arguments.",
+        ),
+    ] = None,
+    max_rows: Annotated[int, typer.Option(help="Texts decoded together; others wait.")] = 16,
+    queue: Annotated[int, typer.Option(help="Texts that may wait; more are refused (429).")] = 256,
+    max_tokens_limit: Annotated[
+        int | None, typer.Option(help="Most new tokens of a text; default: the model's context.")
+    ] = None,
+    max_body: Annotated[
+        str, typer.Option(metavar="SIZE", help="Most bytes of a request, such as 4MiB.")
+    ] = "4MiB",
+    prefix_cache: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for texts that are over, from which those that begin alike go on; 0: off.",
+        ),
+    ] = "512MiB",
+    request_timeout: Annotated[
+        float | None, typer.Option(help="Seconds until a request is ended; default: never.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that running texts get after SIGTERM or Ctrl-C.")
+    ] = 30.0,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(help="A line of JSON per request; - or nothing: standard error."),
+    ] = None,
+    no_metrics: Annotated[bool, typer.Option("--no-metrics", help="Answer no /metrics.")] = False,
+    no_generation_config: o.NoGenerationConfig = False,
+    device: o.Device = None,
+    dtype: o.Dtype = None,
+    exact_bits: o.ExactBits = False,
+    allow_pickle: o.AllowPickle = False,
+    trust_remote_code: o.TrustRemoteCode = False,
+) -> None:
+    """Serve a model to clients of OpenAI's interface.
+
+    /v1/completions, /v1/chat/completions and /v1/models as the openai client knows them; beyond
+    these /health, /metrics (Prometheus), /docs and a chat at /. Requests of all clients are decoded
+    together, each as it would be alone.
+
+    SIGTERM or Ctrl-C lets running texts end (--grace) and refuses new ones with 503; a second one
+    ends them.
+    """
+    from foretoken.serve.running import listen
+    from foretoken.serve.settings import Settings
+
+    limits = Settings(
+        model_name=model_name or name_of(o.named_target(context, target, tuned), tuned),
+        queue=queue,
+        max_tokens_limit=max_tokens_limit,
+        max_body=size("--max-body", max_body),
+        api_keys=tuple(api_key or keys(os.environ.get(KEY, ""))),
+        prefix_cache=size("--prefix-cache", prefix_cache),
+        request_timeout=request_timeout,
+        grace=grace,
+        log_file=log_file or (None if quiet() else Path("-")),
+        metrics=not no_metrics,
+    )
+    with listen(host, port) as socket:
+        session = o.open_session(
+            target=o.named_target(context, target, tuned),
+            draft=draft,
+            draft_vocabulary=draft_vocabulary,
+            method=method,
+            given=set_,
+            tuned=tuned,
+            device=device,
+            dtype=dtype,
+            exact_bits=exact_bits,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            no_generation_config=no_generation_config,
+            max_rows=max_rows,
+        )
+        with session:
+            run(session, limits, socket)
+            session.save()
+
+
+def run(session: Session, limits: Settings, socket: object) -> None:
+    """Serve on a socket until a signal."""
+    from rich.console import Console
+
+    from foretoken.serve import app as application
+    from foretoken.serve.running import Server, address_of
+
+    server = Server(application(session, limits))
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if not quiet():
+        for line in greeting(session, limits, address_of(socket)):  # type: ignore[arg-type]
+            console.print(line, markup=False)
+    elif not session.engine.promise.lossless:
+        console.print(str(session.engine.promise), style="bold", markup=False)
+    server.run(sockets=[socket])  # type: ignore[list-item]
+
+
+def greeting(session: Session, limits: Settings, address: str) -> list[str]:
+    """Where the server is, what it serves, and what it allows."""
+    most = limits.max_tokens_limit or session.target.max_length or "any number of"
+    timeout = "no timeout" if limits.request_timeout is None else f"{limits.request_timeout:g} s"
+    keys = f"{len(limits.api_keys)} API keys" if limits.api_keys else "no API key needed"
+    return [
+        f"foretoken serves {limits.model_name} at {address}/v1 (and {address}/ for people)",
+        f"  method  {session.method}, {session.engine.promise}",
+        f"  limits  {session.max_rows} texts at once, {limits.queue} wait; {most} tokens; bodies "
+        f"of {limits.max_body} bytes; {timeout}; {keys}",
+        f"  cache   {limits.prefix_cache} bytes for prefixes; Ctrl-C stops within "
+        f"{limits.grace:g} s",
+    ]
+
+
+def name_of(target: str | None, tuned: Path | None) -> str:
+    """What a model is called where no name is passed: the end of its path, or its hub name."""
+    if target is None:
+        return tuned.resolve().name if tuned is not None else "foretoken"
+    return Path(target).resolve().name if Path(target).is_dir() else target
+
+
+def keys(listed: str) -> list[str]:
+    """Keys of the environment, between commas."""
+    return [key.strip() for key in listed.split(",") if key.strip()]
+
+
+def size(option: str, text: str) -> int:
+    """A number of bytes, such as 4MiB."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    units = {name.lower(): factor for name, factor in UNITS.items()}
+    if found is None or found[2].lower() not in units:
+        raise ConfigError(
+            f"{option} {text} was passed.",
+            "a size is a number of bytes, with KiB, MiB or GiB where it is large.",
+            f"write for example {option} 4MiB.",
+        )
+    return int(float(found[1]) * units[found[2].lower()])

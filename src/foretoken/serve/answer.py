@@ -1,0 +1,179 @@
+"""All texts of one request, from the moment it is let in until nobody waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from foretoken.engine.session import Session
+from foretoken.serve.asking import rows_of
+from foretoken.serve.engine_thread import EngineThread
+from foretoken.serve.estimate import PlainSteps
+from foretoken.serve.wire.errors import Refusal
+from foretoken.serve.wire.requests import Asked
+from foretoken.serve.writing import Piece, Wants, Writing
+
+
+@dataclass(slots=True)
+class Account:
+    """What is known of a request once it is over: a line of the log."""
+
+    id: str
+    began: float  # on the monotonic clock
+    path: str = ""
+    status: int = 0
+    requester: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Answer:
+    """The texts of a request. Everything but `begin` and `post` is called in the event loop."""
+
+    def __init__(
+        self,
+        session: Session,
+        thread: EngineThread,
+        blame: Callable[[BaseException], Refusal],
+        asked: Asked,
+        prompts: Sequence[Any],
+        wants: Wants,
+        account: Account,
+    ) -> None:
+        self.session, self.thread, self.blame = session, thread, blame
+        self.asked, self.prompts, self.wants, self.account = asked, prompts, wants, account
+        self.count = len(prompts) * asked.texts
+        self.writings: list[Writing] = []
+        self.left = self.count  # texts that are not over
+        self.refusal: Refusal | None = None  # why it ends before its time
+        self.gone = False  # the client left
+        self._box: list[Piece] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def begin(self, plain: PlainSteps, limit: int | None) -> None:
+        """Make rows of the prompts and have them written; waits for tokenizer and model."""
+        who = self.account.requester
+        rows = rows_of(self.session, self.asked, self.prompts, who, limit)
+        self.writings = [
+            Writing(self.session, row, i, self.wants, plain, self.post, self.put)
+            for i, row in enumerate(rows)
+        ]
+        self.thread.submit(self.writings)
+        if self.gone or self.refusal is not None:
+            self.thread.cancel(rows)
+
+    def post(self, piece: Piece) -> None:
+        """Called by the engine's thread: goes out with all others of its step."""
+        self.thread.outbox.append(piece)
+
+    def put(self, piece: Piece) -> None:
+        """A piece has come in."""
+        self._box.append(piece)
+        if piece.over:
+            self.left -= 1
+            error = piece.writing.row.error
+            if error is not None and self.refusal is None:
+                self.end(self.blame(error))
+        self._wake()
+
+    def end(self, refusal: Refusal) -> None:
+        """End all texts now, for this reason."""
+        if self.refusal is None:
+            self.refusal = refusal
+        self._cancel()
+
+    def leave(self) -> None:
+        """Nobody reads it any more."""
+        self.gone = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self.thread.cancel([writing.row for writing in self.writings])
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is to be waited for."""
+        return self.gone or self.refusal is not None or self.left == 0
+
+    async def take(self) -> list[Piece]:
+        """What has come in since the last call; waits for something, unless all is over."""
+        if not self._box and not self.done:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        pieces, self._box = self._box, []
+        return pieces
+
+    async def whole(self) -> list[Writing]:
+        """All texts, each to its end."""
+        while not self.done:
+            await self.take()
+        if self.refusal is not None:
+            raise self.refusal
+        return self.writings
+
+    def close(self) -> None:
+        """Free what is left, and remember what became of it."""
+        if self.left:
+            self._cancel()
+        self.account.facts |= self.facts()
+
+    def facts(self) -> dict[str, Any]:
+        """Figures for the log and the metrics."""
+        stats = [writing.stats for writing in self.writings]
+        drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
+        steps, tokens = sum(s.target_steps for s in stats), sum(s.tokens for s in stats)
+        firsts = [w.first for w in self.writings if w.first is not None]
+        return {
+            "stream": self.wants.pieces,
+            "texts": self.count,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "tokens": tokens,
+            "finish_reasons": [w.finish_reason for w in self.writings if w.row.finish],
+            "ttft": rounded(min(firsts) - self.account.began) if firsts else None,
+            "tpot": rounded(self.time_per_token),
+            "drafted": drafted,
+            "accepted": accepted,
+            "acceptance": rounded(accepted / drafted) if drafted else None,
+            "tokens_per_step": rounded(tokens / steps) if steps else None,
+        }
+
+    @property
+    def firsts(self) -> list[Writing]:
+        """The first text of each prompt."""
+        return self.writings[:: self.asked.texts]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(writing.row.prompt_len for writing in self.firsts)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that an earlier text had left in the cache."""
+        return sum(writing.row.reused.get("target", 0) for writing in self.firsts)
+
+    @property
+    def time_per_token(self) -> float | None:
+        """Mean seconds per token behind the first step, over all texts."""
+        spans = [
+            (w.last - w.first, w.stats.tokens - w.begun)
+            for w in self.writings
+            if w.first is not None and w.last is not None and w.stats.tokens > w.begun
+        ]
+        return sum(s for s, _ in spans) / sum(n for _, n in spans) if spans else None
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was let in."""
+        return perf_counter() - self.account.began
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)

@@ -1,0 +1,134 @@
+"""A response that is written while its texts are: a stream of events, or one document at the end.
+
+Whoever leaves before the end is noticed at once, and the rows are freed with the step under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from foretoken.errors import ForetokenError
+from foretoken.serve.answer import Answer
+from foretoken.serve.house import House
+from foretoken.serve.wire.errors import Refusal, refusal_of
+from foretoken.serve.wire.words import DONE, event, words_for
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+class Answering(Response):
+    """Has an answer written, and sends it."""
+
+    def __init__(self, house: House, answer: Answer) -> None:
+        super().__init__(media_type="application/json")
+        self.house, self.answer = house, answer
+        self.words = words_for(house, answer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(until_gone(receive))
+        gone.add_done_callback(self._left)
+        timer = self._timer()
+        try:
+            await self._begin()
+            await (self._stream(send) if self.answer.wants.pieces else self._whole(send))
+        except OSError:  # of the connection: nobody is there to be told
+            self.answer.leave()
+        finally:
+            gone.cancel()
+            if timer is not None:
+                timer.cancel()
+            self.house.leave(self.answer)
+
+    def _left(self, gone: asyncio.Task[None]) -> None:
+        if not gone.cancelled():
+            self.answer.leave()
+
+    def _timer(self) -> asyncio.TimerHandle | None:
+        """Ends the answer once its time is up."""
+        limit = self.house.settings.request_timeout
+        if limit is None:
+            return None
+        return asyncio.get_running_loop().call_later(limit, self.answer.end, timed_out(limit))
+
+    async def _begin(self) -> None:
+        """Checked rows; what is wrong with the request is raised before anything is sent."""
+        house, loop = self.house, asyncio.get_running_loop()
+        limit = house.settings.max_tokens_limit
+        try:
+            await loop.run_in_executor(
+                house.preparers, self.answer.begin, house.counts.plain, limit
+            )
+        except ForetokenError as error:
+            raise refusal_of(error) from error
+
+    async def _stream(self, send: Send) -> None:
+        answer, words = self.answer, self.words
+        await send(start(200, {**STREAM_HEADERS, **lossy_header(self.house)}))
+        if opening := words.opened():
+            await send(body(opening, more=True))
+        while True:
+            told = "".join([words.told(piece) for piece in await answer.take()])
+            if told:
+                await send(body(told, more=True))
+            if answer.done:
+                break
+        told = "".join([words.told(piece) for piece in await answer.take()])
+        if answer.refusal is not None:
+            self.answer.account.facts["error"] = answer.refusal.code
+            told += event(answer.refusal.to_dict()) + DONE
+        else:
+            told += words.closed()
+        if not answer.gone:
+            await send(body(told, more=False))
+
+    async def _whole(self, send: Send) -> None:
+        await self.answer.whole()
+        if self.answer.gone:
+            return
+        document = json.dumps(self.words.document(), separators=(",", ":")).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(document))}
+        await send(start(200, {**headers, **lossy_header(self.house)}))
+        await send({"type": "http.response.body", "body": document})
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return once the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def start(status: int, headers: dict[str, str]) -> dict[str, Any]:
+    """The beginning of a response."""
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": raw}
+
+
+def body(text: str, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
+
+
+def lossy_header(house: House) -> dict[str, str]:
+    """A header that says which law a text does not follow."""
+    if house.lossy is None:
+        return {}
+    return {"x-foretoken-lossy": house.lossy.encode("ascii", "replace").decode()}
+
+
+def timed_out(limit: float) -> Refusal:
+    return Refusal(
+        f"the request took longer than {limit:g} s.",
+        f"this server ends requests after {limit:g} s.",
+        "ask for fewer tokens, or when the server has less to do.",
+        status=504,
+        kind="server_error",
+        code="timeout",
+    )

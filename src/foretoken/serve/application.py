@@ -1,0 +1,194 @@
+"""The endpoints of a server, put together as a FastAPI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from foretoken.engine.session import Session
+from foretoken.serve.answering import Answering
+from foretoken.serve.asking import prompts_of
+from foretoken.serve.gate import Gate
+from foretoken.serve.house import House
+from foretoken.serve.pages import add_pages
+from foretoken.serve.request_log import RequestLog
+from foretoken.serve.settings import Settings
+from foretoken.serve.wire.errors import Refusal, invalid
+from foretoken.serve.wire.requests import Asked, ChatRequest, CompletionRequest
+from foretoken.serve.wire.schema import describe
+from foretoken.serve.wire.unsupported import check_fields
+from foretoken.serve.writing import Wants
+
+LONG_BODY = 1 << 16  # bytes from which on a body is read beside the event loop
+A = TypeVar("A", bound=Asked)
+
+
+def app(session: Session, settings: Settings | None = None) -> FastAPI:
+    """A server around `session`, for uvicorn, Ray Serve or any other ASGI server.
+
+    Its lifespan runs the steps; the session is not closed by it.
+    """
+    house = House(session, settings or Settings())
+
+    @asynccontextmanager
+    async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        log = log_of(house)
+        if log is not None:
+            log.open()
+        await house.start()
+        try:
+            yield
+        finally:
+            await house.stop()
+            if log is not None:
+                log.close()
+
+    api = FastAPI(title="foretoken", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    api.state.house = house
+    api.add_middleware(Gate, house=house)
+    add_errors(api, house)
+    add_texts(api, house)
+    add_state(api, house)
+    add_pages(api)
+    describe(api)
+    return api
+
+
+def log_of(house: House) -> RequestLog | None:
+    """The request log, where the settings name a file."""
+    path = house.settings.log_file
+
+    def failed() -> None:
+        house.counts.log_errors += 1
+
+    return None if path is None else RequestLog(None if str(path) == "-" else path, failed)
+
+
+def add_errors(api: FastAPI, house: House) -> None:
+    """All that can go wrong, as OpenAI clients read it."""
+
+    def told(refusal: Refusal) -> JSONResponse:
+        return JSONResponse(refusal.to_dict(), refusal.status, refusal.headers)
+
+    @api.exception_handler(Refusal)
+    async def refused(request: Request, error: Refusal) -> JSONResponse:
+        request.scope["foretoken"].facts["error"] = error.code or error.kind
+        return told(error)
+
+    @api.exception_handler(HTTPException)
+    async def not_found(request: Request, error: HTTPException) -> JSONResponse:
+        known = ", ".join(sorted({getattr(route, "path", "") for route in api.routes} - {""}))
+        refusal = Refusal(
+            f"{request.method} {request.url.path[:200]} was asked for ({error.detail}).",
+            f"paths are {known}.",
+            "see /docs for what each takes.",
+            status=error.status_code,
+        )
+        return JSONResponse(refusal.to_dict(), error.status_code, error.headers)
+
+    @api.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return told(house.blame(error))
+
+
+def add_texts(api: FastAPI, house: House) -> None:
+    """Completions and chats."""
+
+    @api.post("/v1/completions", summary="Continue texts.")
+    async def completions(request: Request) -> Response:
+        asked = await read(request, CompletionRequest)
+        if asked.echo and asked.logprobs is not None:
+            raise Refusal(
+                "echo was asked for with logprobs.",
+                "logarithms are told of new tokens, not of those of a prompt.",
+                "leave one of them out.",
+                param="echo",
+                code="unsupported_parameter",
+            )
+        return answering(request, house, asked, asked.logprobs)
+
+    @api.post("/v1/chat/completions", summary="Answer a conversation.")
+    async def chat(request: Request) -> Response:
+        asked = await read(request, ChatRequest)
+        top = asked.top_logprobs or 0
+        if top and not asked.logprobs:
+            raise Refusal(
+                f"top_logprobs={top} was asked for without logprobs.",
+                "top_logprobs are told beside logprobs.",
+                "pass logprobs: true, too.",
+                param="top_logprobs",
+            )
+        return answering(request, house, asked, top if asked.logprobs else None)
+
+
+async def read(request: Request, kind: type[A]) -> A:
+    """The body of a request, checked; long ones beside the event loop."""
+    body = await request.body()
+
+    def checked() -> A:
+        asked = kind.model_validate_json(body)
+        check_fields(asked)
+        return asked
+
+    try:
+        if len(body) < LONG_BODY:
+            return checked()
+        return await asyncio.get_running_loop().run_in_executor(None, checked)
+    except ValidationError as error:
+        raise invalid(error.errors(include_url=False, include_input=False)) from error
+
+
+def answering(request: Request, house: House, asked: Asked, logprobs: int | None) -> Response:
+    """The response of a request that is let in."""
+    account = request.scope["foretoken"]
+    if asked.user:
+        account.requester = f"{account.requester}/{asked.user}".removeprefix("/")
+    house.check_model(asked.model)
+    pieces, speculation = bool(asked.stream), bool(asked.include_speculation)
+    wants = Wants(pieces=pieces, logprobs=logprobs, speculation=speculation and pieces)
+    return Answering(house, house.admit(asked, prompts_of(asked), wants, account))
+
+
+def add_state(api: FastAPI, house: House) -> None:
+    """What the server is, and how it does."""
+
+    def model() -> dict[str, Any]:
+        longest = house.session.target.max_length
+        promise = house.session.engine.promise
+        return {
+            "id": house.settings.model_name,
+            "object": "model",
+            "created": house.created,
+            "owned_by": "foretoken",
+            "max_model_len": longest,
+            "foretoken": {"method": house.session.method, **promise.to_dict()},
+        }
+
+    @api.get("/v1/models", summary="The model that is served.")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model()]}
+
+    @api.get("/v1/models/{name:path}", summary="The model of this name.")
+    async def one_model(name: str) -> dict[str, Any]:
+        house.check_model(name)
+        return model()
+
+    @api.get("/health", summary="Whether requests are taken: 200, or 503.")
+    async def health() -> JSONResponse:
+        status = "ok" if house.healthy else "stopping" if house.stopping else "down"
+        return JSONResponse({"status": status}, 200 if house.healthy else 503)
+
+    if house.settings.metrics:
+
+        @api.get("/metrics", summary="Figures for Prometheus.", include_in_schema=False)
+        async def metrics() -> Response:
+            text = generate_latest(house.metrics.registry)
+            return Response(text, media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,173 @@
+"""From a request to rows of the session: prompts as token ids, options by their own names.
+
+OpenAI's defaults stand where a request is silent: temperature 1, 16 new tokens of a completion, and
+of a chat as many as the context holds. Everything else follows the model's generation config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from foretoken.engine.requests import SAMPLING, prompt_ids
+from foretoken.engine.session import Session
+from foretoken.sampling import SamplingParams
+from foretoken.serve.wire.errors import Refusal
+from foretoken.serve.wire.requests import (
+    Asked,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    Part,
+    Speculation,
+)
+from foretoken.serve.wire.unsupported import unsupported
+from foretoken.types import DecodeState
+
+COMPLETION_TOKENS = 16
+ROLES = {"developer": "system"}  # newer names of roles that templates know
+TOOL_FIELDS = ("tool_calls", "function_call", "audio")
+SAME = (  # options of a session that are fields by the same name
+    "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
+    "ignore_eos", "priority",
+)  # fmt: skip
+
+
+def prompts_of(asked: Asked) -> list[Any]:
+    """The prompts of a request as a session takes them: texts, ids, or one chat."""
+    if isinstance(asked, ChatRequest):
+        return [[message_of(one, number) for number, one in enumerate(asked.messages)]]
+    assert isinstance(asked, CompletionRequest)
+    prompt = asked.prompt
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def message_of(message: Message, number: int) -> dict[str, str]:
+    """A message of text, whatever it was made of."""
+    for name in TOOL_FIELDS:
+        if (message.model_extra or {}).get(name):
+            raise unsupported(f"messages.{number}.{name}", "messages are made of text here")
+    content = text_of(message.content, f"messages.{number}.content")
+    return {"role": ROLES.get(message.role, message.role), "content": content}
+
+
+def text_of(content: str | list[Part] | None, where: str) -> str:
+    """A content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type != "text" or part.text is None:
+            raise unsupported(f"{where} of type {part.type!r}", "parts of type text are there")
+    return "".join(part.text or "" for part in content)
+
+
+def sampling_of(asked: Asked) -> dict[str, Any]:
+    """The options of a session that a request asks for, but seeds and the number of tokens."""
+    options = {name: getattr(asked, name) for name in SAME}
+    options["temperature"] = 1.0 if asked.temperature is None else asked.temperature
+    options["top_k"] = 0 if asked.top_k == -1 else asked.top_k  # -1: off, as other servers have it
+    options["min_new_tokens"] = asked.min_tokens
+    options["logit_bias"] = biases(asked.logit_bias)
+    options["guesses"] = guesses_of(asked.speculation)
+    options |= {"guided": guided_of(asked), "prediction": prediction_of(asked)}
+    for name, field in (("guided", "response_format"), ("prediction", "prediction")):
+        if options[name] is not None and name not in SAMPLING:
+            raise unsupported(field, f"this version of the server has no option {name!r} yet")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def biases(asked: dict[str, float] | None) -> dict[int, float] | None:
+    """OpenAI's logit_bias names token ids by texts, as JSON must."""
+    if not asked:
+        return None
+    for token in asked:
+        if not token.isascii() or not token.isdigit() or len(token) > 12:
+            raise Refusal(
+                f"logit_bias holds {token[:40]!r}.",
+                'its keys are token ids, such as {"17": -2.5}.',
+                "write ids as digits.",
+                param="logit_bias",
+            )
+    return {int(token): bias for token, bias in asked.items()}
+
+
+def guesses_of(speculation: bool | Speculation | None) -> int | None:
+    """Most tokens guessed in a step; None: as many as pay."""
+    if isinstance(speculation, Speculation):
+        return speculation.max_tokens
+    return 0 if speculation is False else None
+
+
+def guided_of(asked: Asked) -> dict[str, Any] | None:
+    """What the text has to look like: one of json (a schema), regex and choice."""
+    form = asked.response_format
+    named: dict[str, Any] = {
+        "json": asked.guided_json, "regex": asked.guided_regex, "choice": asked.guided_choice,
+    }  # fmt: skip
+    found = [{name: value} for name, value in named.items() if value is not None]
+    if form is not None and form.type == "json_object":
+        found.append({"json": {"type": "object"}})
+    if form is not None and form.type == "json_schema":
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            raise Refusal(
+                "response_format of type json_schema was passed without a schema.",
+                'it is {"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}.',
+                "pass the schema there.",
+                param="response_format",
+            )
+        found.append({"json": form.json_schema.schema_})
+    if len(found) > 1:
+        raise Refusal(
+            "several of response_format, guided_json, guided_regex and guided_choice were passed.",
+            "a text follows one of them.",
+            "pass one.",
+            param="response_format",
+        )
+    return found[0] if found else None
+
+
+def prediction_of(asked: Asked) -> str | None:
+    """The text that is expected, to be guessed from."""
+    if asked.prediction is None:
+        return None
+    return text_of(asked.prediction.content, "prediction.content") or None
+
+
+def most_tokens(asked: Asked, prompt: int, longest: int | None, limit: int | None) -> int:
+    """New tokens that a text may have: what was asked for, or the default of its kind."""
+    wanted = asked.max_tokens
+    if isinstance(asked, ChatRequest):
+        wanted = asked.max_completion_tokens or wanted
+    if wanted is None and isinstance(asked, CompletionRequest):
+        wanted = COMPLETION_TOKENS if limit is None else min(COMPLETION_TOKENS, limit)
+    if wanted is None:
+        room = SamplingParams().max_new_tokens if longest is None else longest + 1 - prompt
+        wanted = max(room if limit is None else min(room, limit), 1)
+    if limit is not None and wanted > limit:
+        raise Refusal(
+            f"max_tokens={wanted} was asked for.",
+            f"this server writes at most {limit} tokens per text.",
+            f"pass {limit} or less.",
+            param="max_tokens",
+        )
+    return wanted
+
+
+def rows_of(
+    session: Session, asked: Asked, prompts: Sequence[Any], requester: str, limit: int | None
+) -> list[DecodeState]:
+    """Checked rows, all texts of the first prompt first. Takes the tokenizer's time, and waits for
+    the model where that is stepping: to be called in a thread that may wait."""
+    target, tokenizer = session.target, session.tokenizer
+    options = {**sampling_of(asked), "requester": requester}
+    rows: list[DecodeState] = []
+    for number, prompt in enumerate(prompts):
+        which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
+        ids = prompt_ids(prompt, tokenizer, target.vocab_size, target.max_length, which)
+        first = number * asked.texts
+        seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
+        most = most_tokens(asked, len(ids), target.max_length, limit)
+        rows += session.rows([ids] * asked.texts, most, seed=seeds, **options)
+    return rows

@@ -1,0 +1,108 @@
+"""The thread that runs the steps of a session for a server.
+
+Steps of all requests are made here, so that the event loop never waits for a model. What they add
+is handed over once per step, and wakes the loop once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from foretoken.engine.session import Session
+from foretoken.engine.tolerant import Tolerant
+from foretoken.serve.metrics import Counts
+from foretoken.serve.writing import Piece, Writing
+from foretoken.types import DecodeState
+
+LOG = logging.getLogger(__name__)
+Deliver = Callable[[list[Piece]], None]
+
+
+class EngineThread:
+    """Runs a session's engine until it is stopped; started and stopped in an event loop."""
+
+    def __init__(self, session: Session, counts: Counts) -> None:
+        self.session, self.counts = session, counts
+        self.scheduler, self.engine = session.scheduler, session.engine
+        self.awake = threading.Event()
+        self.stopped = False
+        self.outbox: deque[Piece] = deque()
+        self.thread: threading.Thread | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def start(self, deliver: Deliver) -> None:
+        """Begin; `deliver` is called in this event loop with what each step added."""
+        self.loop, self.deliver = asyncio.get_running_loop(), deliver
+        self.stopped = False
+        self.drafter = self.engine.drafter
+        self.engine.drafter = Tolerant(self.drafter, self._failed)
+        self.engine.listeners.append(self.counts.step)
+        self.thread = threading.Thread(target=self._run, name="foretoken-engine", daemon=True)
+        self.thread.start()
+
+    async def stop(self) -> None:
+        """End after the step under way, and leave the session as it was."""
+        self.stopped = True
+        self.awake.set()
+        thread = self.thread
+        if thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+            self.engine.listeners.remove(self.counts.step)
+            self.engine.drafter = self.drafter
+            self.thread = None
+
+    def submit(self, writings: Iterable[Writing]) -> None:
+        """Add texts; from any thread."""
+        for writing in writings:
+            self.scheduler.submit([writing.row], writing.watch, writing.ended)
+        self.awake.set()
+
+    def cancel(self, rows: Iterable[DecodeState]) -> None:
+        """End texts before their time: the step under way is the last that they are in."""
+        for row in rows:
+            self.engine.cancel(row)
+        self.awake.set()
+
+    def _failed(self, row: DecodeState, error: Exception) -> None:
+        self.counts.drafter_errors += 1
+
+    def _run(self) -> None:
+        """Steps while there is work, and sleep until there is."""
+        while not self.stopped:
+            self.awake.wait()
+            self.awake.clear()
+            try:
+                self.scheduler.wait(self._ready)
+            except Exception as error:  # nobody else is there to see to the rows
+                self._break_down(error)
+            self.scheduler.tell_ends()  # of rows that were cancelled while nobody stepped
+            self._hand_over()
+
+    def _ready(self) -> bool:
+        """Asked after each step: hands over what it added; whether there is nothing more to do."""
+        self._hand_over()
+        return self.stopped or self.engine.idle
+
+    def _hand_over(self) -> None:
+        """Give the event loop what was added since the last time."""
+        batch = []
+        while self.outbox:
+            batch.append(self.outbox.popleft())
+        if batch:
+            self.loop.call_soon_threadsafe(self.deliver, batch)
+
+    def _break_down(self, error: Exception) -> None:
+        """A step failed beyond what the engine sees to: all rows end with its error."""
+        self.counts.engine_errors += 1
+        LOG.error("the engine failed, its texts end: %r", error, exc_info=error)
+        for row in (*self.engine.running, *self.engine.filling, *self.engine.waiting):
+            if row.finish is None:
+                row.fail(error)
+        self.scheduler.drop(())  # sweeps, as nobody leads

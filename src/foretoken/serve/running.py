@@ -1,0 +1,80 @@
+"""A server on an address until a signal ends it: gently at first, at once the second time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from foretoken.errors import ConfigError
+from foretoken.serve.house import House
+
+LAST = 2  # seconds that connections get to take what was already sent
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, but for signals: the first lets running texts end, the second ends them."""
+
+    def __init__(self, api: FastAPI) -> None:
+        config = uvicorn.Config(
+            api,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=LAST,
+        )
+        super().__init__(config)
+        self.house: House = api.state.house
+        self.signals = 0
+        self.leaving: asyncio.Task[None] | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.signals += 1
+        call = self.leave if self.signals == 1 else self.leave_now
+        self.loop.call_soon_threadsafe(call)
+
+    def leave(self) -> None:
+        """Take no new requests, and stop once those that run are over or their grace is."""
+        self.leaving = self.loop.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        await self.house.finish(self.house.settings.grace)
+        self.should_exit = True
+
+    def leave_now(self) -> None:
+        """End everything."""
+        self.house.end_all()
+        self.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on an address, before any weight is read."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"a server at {host}:{port} was asked for.",
+            f"the system says: {getattr(error, 'strerror', None) or error}.",
+            "choose another --port (0: any that is free), or end what listens there.",
+        ) from error
+    return sock
+
+
+def address_of(sock: socket.socket) -> str:
+    """A socket's address as a URL."""
+    address: Any = sock.getsockname()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"http://{host}:{address[1]}"

@@ -1,0 +1,1 @@
+"""The OpenAI interface as bytes: requests, errors, responses and chunks of streams."""

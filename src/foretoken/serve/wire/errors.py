@@ -1,0 +1,92 @@
+"""Errors as OpenAI clients read them: a status and {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.errors import ForetokenError
+
+INVALID = "invalid_request_error"
+GONE = 499  # the client left before it was answered: in logs and metrics only
+
+
+class Refusal(ForetokenError):
+    """A request that is not answered as it was asked, with the HTTP status that says so."""
+
+    def __init__(
+        self,
+        asked: str,
+        possible: str,
+        do: str,
+        *,
+        status: int = 400,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(asked, possible, do)
+        self.status, self.kind, self.param, self.code = status, kind, param, code
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        told = {"message": message(self), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+
+def message(error: ForetokenError) -> str:
+    """The three parts of an error as one line."""
+    return f"{error.asked} Possible here: {error.possible} What to do: {error.do}"
+
+
+def refusal_of(error: ForetokenError) -> Refusal:
+    """What the session refuses is a mistake of the request."""
+    if isinstance(error, Refusal):
+        return error
+    return Refusal(error.asked, error.possible, error.do)
+
+
+def invalid(errors: Sequence[Mapping[str, Any]]) -> Refusal:
+    """A body that is no JSON, or whose fields have other types or values."""
+    first = errors[0]
+    places = [str(part) for part in first.get("loc", ())]
+    where = ".".join(places)
+    what = str(first.get("msg", "the body cannot be read"))
+    return Refusal(
+        f"{where or 'the request'}: {what}.",
+        "fields have the types and ranges that /openapi.json describes.",
+        f"correct {where or 'the JSON document'}"
+        + (f", and {len(errors) - 1} more." if len(errors) > 1 else "."),
+        param=places[0] if places else None,
+        code="invalid_value" if where else "invalid_json",
+    )
+
+
+def internal(number: str) -> Refusal:
+    """A fault of ours, by the id under which it was logged."""
+    return Refusal(
+        f"the request failed inside the server (error {number}).",
+        "this is no mistake of the request; the log of the server says more.",
+        "ask again; if it stays, tell whoever runs the server the id.",
+        status=500,
+        kind="server_error",
+        code="internal_error",
+    )
+
+
+def stopping() -> Refusal:
+    return Refusal(
+        "the server is stopping.",
+        "it takes no new requests, and ends those that run.",
+        "ask again in some seconds, or another server.",
+        status=503,
+        kind="server_error",
+        code="stopping",
+        retry_after=5,
+    )

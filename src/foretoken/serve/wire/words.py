@@ -1,0 +1,258 @@
+"""Answers as OpenAI clients read them: one JSON document, or chunks of a stream.
+
+Chunks are put together from texts, as a stream has one per step and text: what does not change is
+written once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from foretoken.serve.answer import Answer
+from foretoken.serve.house import House
+from foretoken.serve.logprobs import Chosen
+from foretoken.serve.wire.requests import ChatRequest, CompletionRequest
+from foretoken.serve.writing import Drafted, Piece, Writing
+
+DONE = "data: [DONE]\n\n"
+
+
+def event(document: Mapping[str, Any]) -> str:
+    """One event of a stream."""
+    return f"data: {json.dumps(document, separators=(',', ':'))}\n\n"
+
+
+class Words:
+    """How one request is answered; subclasses are the two kinds there are."""
+
+    prefix: str  # of ids
+    kind: str
+    chunk_kind: str
+
+    def __init__(self, house: House, answer: Answer) -> None:
+        self.house, self.answer, self.asked = house, answer, answer.asked
+        self.head = {
+            "id": f"{self.prefix}-{answer.account.id}",
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": house.settings.model_name,
+            "system_fingerprint": house.fingerprint,
+        }
+        chunk = json.dumps({**self.head, "object": self.chunk_kind}, separators=(",", ":"))
+        self.opening = f'data: {chunk[:-1]},"choices":[{{"index":'
+        ends = {"usage": None} if self.asked.usage_told else {}
+        lossy = {} if house.lossy is None else {"foretoken": {"lossy": house.lossy}}
+        tail = json.dumps({**ends, **lossy}, separators=(",", ":"))
+        self.tail = f"]{',' if ends or lossy else ''}{tail[1:]}\n\n"
+        self.strings: dict[int, str] = {}  # of tokens, for trees
+
+    # a stream
+
+    def opened(self) -> str:
+        """What a stream begins with."""
+        return ""
+
+    def told(self, piece: Piece) -> str:
+        """The chunk of a piece; nothing where nothing became readable."""
+        details = self.asked.include_speculation
+        found = ""
+        if piece.text or piece.chosen or (details and (piece.segments or piece.drafted)):
+            logs = json.dumps(self.logprobs(piece.chosen)) if piece.chosen else "null"
+            extra = self.speculation(piece) if details else None
+            words = self.delta(json.dumps(piece.text))
+            found = self.chunk(piece.writing.index, words, logs, "null", extra)
+        if piece.over and self.answer.refusal is None:
+            found += self.ending(piece.writing)
+        return found
+
+    def ending(self, writing: Writing) -> str:
+        """The chunk that says why a text ended."""
+        extra = self.summary(writing) if self.asked.include_speculation else None
+        reason = f'"{writing.finish_reason}"'
+        return self.chunk(writing.index, self.empty(), "null", reason, extra)
+
+    def chunk(
+        self, index: int, words: str, logs: str, reason: str, extra: dict[str, Any] | None
+    ) -> str:
+        """An event with one choice."""
+        choice = f'{index},{words},"logprobs":{logs},"finish_reason":{reason}}}'
+        if extra is None:
+            return f"{self.opening}{choice}{self.tail}"
+        if self.house.lossy is not None:
+            extra = {"lossy": self.house.lossy, **extra}
+        usage = '"usage":null,' if self.asked.usage_told else ""
+        return f'{self.opening}{choice}],{usage}"foretoken":{json.dumps(extra)}}}\n\n'
+
+    def closed(self) -> str:
+        """What a stream ends with that was not broken off."""
+        found = ""
+        if self.asked.usage_told:
+            document = {
+                **self.head,
+                "object": self.chunk_kind,
+                "choices": [],
+                "usage": self.usage(),
+            }
+            found = event(document)
+        return found + DONE
+
+    def delta(self, words: str) -> str:
+        """A new part of a text, given as JSON, inside a chunk."""
+        raise NotImplementedError
+
+    def empty(self) -> str:
+        """Nothing new, inside a chunk."""
+        raise NotImplementedError
+
+    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> dict[str, Any]:
+        """Tokens with their logarithms and places."""
+        raise NotImplementedError
+
+    # one document
+
+    def choice(self, writing: Writing) -> dict[str, Any]:
+        """A whole text."""
+        raise NotImplementedError
+
+    def document(self) -> dict[str, Any]:
+        """The answer of a request that is no stream."""
+        writings = self.answer.writings
+        choices = []
+        for writing in writings:
+            logs = None
+            if self.answer.wants.logprobs is not None:
+                logs = self.logprobs(writing.whole_chosen())
+            told = {"logprobs": logs, "finish_reason": writing.finish_reason}
+            choices.append({"index": writing.index, **self.choice(writing), **told})
+        found = {**self.head, "choices": choices, "usage": self.usage()}
+        own: dict[str, Any] = {}
+        if self.house.lossy is not None:
+            own["lossy"] = self.house.lossy
+        if self.asked.include_speculation:
+            texts = [self.summary(writing) for writing in writings]
+            own |= texts[0] if len(texts) == 1 else {"texts": texts}
+        return {**found, "foretoken": own} if own else found
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens of prompts and texts, and what became of guesses."""
+        answer = self.answer
+        written = sum(len(writing.row.new_tokens) for writing in answer.writings)
+        drafted = sum(writing.stats.drafted for writing in answer.writings)
+        accepted = sum(writing.stats.accepted for writing in answer.writings)
+        return {
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": written,
+            "total_tokens": answer.prompt_tokens + written,
+            "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            },
+        }
+
+    # what was guessed
+
+    def speculation(self, piece: Piece) -> dict[str, Any]:
+        """A step's guesses, and where each part of the text came from."""
+        kinds = piece.writing.kinds
+        tokens = [{"text": part.text, "kind": kinds[part.at]} for part in piece.segments]
+        found: dict[str, Any] = {"tokens": tokens}
+        return found if piece.drafted is None else {**found, **self.step(piece.drafted)}
+
+    def step(self, drafted: Drafted) -> dict[str, Any]:
+        """Counts of a step, and its tree; node 0 is the last token of the text before."""
+        trace, tree = drafted.trace, drafted.tree
+        return {
+            "accepted": trace.accepted,
+            "drafted": trace.drafted,
+            "depth": trace.depth,
+            "tree": {
+                "tokens": [self.string(token) for token in tree.tokens],
+                "parents": list(tree.parents),
+                "accepted": list(drafted.path[: trace.accepted]),
+            },
+        }
+
+    def string(self, token: int) -> str:
+        """A token as a reader sees it."""
+        if token not in self.strings:
+            self.strings[token] = self.house.names.shown(token)
+        return self.strings[token]
+
+    def summary(self, writing: Writing) -> dict[str, Any]:
+        """What a whole text took, and what its guesses saved."""
+        return {"stats": writing.stats.to_dict(), "estimate": writing.estimate.to_dict()}
+
+
+class ChatWords(Words):
+    """An answer of a chat."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opened(self) -> str:
+        delta = '"delta":{"role":"assistant","content":""}'
+        return "".join(
+            self.chunk(index, delta, "null", "null", None) for index in range(self.answer.count)
+        )
+
+    def delta(self, words: str) -> str:
+        return f'"delta":{{"content":{words}}}'
+
+    def empty(self) -> str:
+        return '"delta":{}'
+
+    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> dict[str, Any]:
+        names = self.house.names
+        return {"content": [names.in_chat(one) for one, _ in chosen], "refusal": None}
+
+    def choice(self, writing: Writing) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": writing.text, "refusal": None}}
+
+
+class CompletionWords(Words):
+    """A continuation."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, house: House, answer: Answer) -> None:
+        super().__init__(house, answer)
+        assert isinstance(self.asked, CompletionRequest)
+        self.echo = bool(self.asked.echo)
+
+    def opened(self) -> str:
+        """With `echo` the prompts."""
+        if not self.echo:
+            return ""
+        return "".join(
+            self.chunk(index, self.delta(json.dumps(self.prompt(index))), "null", "null", None)
+            for index in range(self.answer.count)
+        )
+
+    def prompt(self, index: int) -> str:
+        """The prompt of a text, as a text."""
+        prompt = self.answer.prompts[index // self.asked.texts]
+        if isinstance(prompt, str):
+            return prompt
+        return str(self.house.session.tokenizer.decode(list(prompt)))
+
+    def delta(self, words: str) -> str:
+        return f'"text":{words}'
+
+    def empty(self) -> str:
+        return '"text":""'
+
+    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> dict[str, Any]:
+        return self.house.names.in_completion([one for one, _ in chosen], [at for _, at in chosen])
+
+    def choice(self, writing: Writing) -> dict[str, Any]:
+        before = self.prompt(writing.index) if self.echo else ""
+        return {"text": before + writing.text}
+
+
+def words_for(house: House, answer: Answer) -> Words:
+    """How a request is answered."""
+    kind = ChatWords if isinstance(answer.asked, ChatRequest) else CompletionWords
+    return kind(house, answer)

@@ -1,0 +1,247 @@
+"""What goes wrong around a server that runs: clients that leave or dawdle, parts that break."""
+
+import json
+import os
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+from conftest import wait_for
+
+from foretoken.errors import ConfigError
+from foretoken.serve.request_log import RequestLog
+
+LONG = {"prompt": "the cat is in the ", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+SHORT = {"prompt": "a", "max_tokens": 6, "temperature": 0}
+
+
+class Broken(Exception):
+    """What a part of ours raises."""
+
+
+class Slowly:
+    """A rule that takes its time, so that a text lasts as long as a test needs."""
+
+    def __init__(self, rule, seconds):
+        self.rule, self.seconds, self.calls = rule, seconds, 0
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["rule"], name)
+
+    def verify(self, rows, drafts, scores):
+        self.calls += 1
+        time.sleep(self.seconds)
+        return self.rule.verify(rows, drafts, scores)
+
+
+@pytest.fixture
+def slow(make_session, running):
+    """A server whose steps take 20 ms."""
+    with make_session("plain", max_rows=2) as session:
+        session.engine.verifier = Slowly(session.engine.verifier, 0.02)
+        with running(session) as server:
+            yield server
+
+
+def raw(server, fields, path="/v1/completions") -> socket.socket:
+    """A connection on which a request was sent, and nothing was read."""
+    body = json.dumps(fields).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    sock.sendall(head.encode() + body)
+    return sock
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_row_within_a_step(slow, stream) -> None:
+    engine, rule = slow.session.engine, slow.session.engine.verifier
+    sock = raw(slow, {**LONG, "stream": stream})
+    wait_for(lambda: len(engine.running) == 1 and len(engine.running[0].new_tokens) > 3)
+    [row] = engine.running
+    sock.close()
+    wait_for(lambda: row.finish is not None)
+    before = rule.calls
+    wait_for(lambda: engine.idle and slow.session.target.rows_held == 0)
+    assert rule.calls - before <= 1 and row.finish.reason == "cancelled"
+    assert len(row.new_tokens) < 100
+    wait_for(lambda: slow.metric("requests_total", path="/v1/completions",
+                                 status="200" if stream else "499") == 1)  # fmt: skip
+    assert slow.house.places == 0
+
+
+def test_a_client_that_leaves_while_it_waits_takes_no_place(slow) -> None:
+    engine = slow.session.engine
+    socks = [raw(slow, LONG) for _ in range(4)]
+    wait_for(lambda: len(engine.running) == 2 and len(engine.waiting) == 2)
+    for sock in socks[2:]:
+        sock.close()
+    wait_for(lambda: len(engine.waiting) == 0)
+    for sock in socks:
+        sock.close()
+    wait_for(lambda: engine.idle and slow.house.places == 0)
+
+
+def test_a_slow_reader_stops_nobody_else(make_session, running) -> None:
+    """It does not read at all while others are answered, and finds everything there later."""
+    fields = {**LONG, "include_speculation": True, "stream": True, "logprobs": 20}
+    with make_session() as session, running(session) as server:
+        socks = [raw(server, fields) for _ in range(3)]
+        wanted = session.generate(SHORT["prompt"], 6, temperature=0.0).text
+        for _ in range(5):
+            told = server.post("/v1/completions", json=SHORT)
+            assert told.json()["choices"][0]["text"] == wanted
+        wait_for(lambda: session.engine.idle)
+        for sock in socks:
+            sock.settimeout(30)
+            got = b""
+            while not got.endswith(b"0\r\n\r\n"):
+                got += sock.recv(1 << 16)
+            assert got.count(b"data: [DONE]") == 1 and len(got) > 200_000
+            sock.close()
+
+
+@pytest.mark.parametrize("where", ["start", "propose", "observe"])
+def test_texts_go_on_when_the_drafter_breaks(make_session, running, monkeypatch, where) -> None:
+    with make_session("chain", controller="fixed") as session:
+        wanted = session.generate(LONG["prompt"], 20, temperature=0.0).text
+
+        def broken(*args):
+            raise Broken(where)
+
+        monkeypatch.setattr(session.engine.drafter, where, broken)
+        with running(session) as server:
+            fields = {**LONG, "max_tokens": 20, "ignore_eos": False}
+            told = server.post("/v1/completions", json=fields)
+            assert told.json()["choices"][0]["text"] == wanted
+            assert server.metric("drafter_errors_total") == 1
+        assert type(session.engine.drafter).__name__ != "Tolerant"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("error", [Broken("inside"), ConfigError("this.", "that.", "so.")])
+def test_what_fails_inside_is_one_requests_own(make_session, running, stream, error) -> None:
+    """A fault of ours has an id that is logged; what an option ran into is the request's."""
+    with make_session("plain") as session, running(session) as server:
+        rule = session.engine.verifier
+
+        class Breaking(Slowly):
+            def verify(self, rows, drafts, scores):
+                if any(len(row.new_tokens) > 3 for row in rows):
+                    raise error
+                return rule.verify(rows, drafts, scores)
+
+        session.engine.verifier = Breaking(rule, 0)
+        told = server.post("/v1/completions", json={**LONG, "stream": stream})
+        mine = isinstance(error, Broken)
+        if stream:
+            lines = [line for line in told.text.splitlines() if line]
+            assert told.status_code == 200 and lines[-1] == "data: [DONE]"
+            found = json.loads(lines[-2].removeprefix("data: "))["error"]
+        else:
+            assert told.status_code == (500 if mine else 400)
+            found = told.json()["error"]
+        assert ("inside the server" in found["message"]) == mine
+        assert server.metric("engine_errors_total") == int(mine)
+        assert server.post("/v1/completions", json={**SHORT, "max_tokens": 3}).status_code == 200
+
+
+def test_a_step_that_fails_as_a_whole_ends_its_texts_and_not_the_server(slow, monkeypatch) -> None:
+    engine = slow.session.engine
+    target = engine.target
+    monkeypatch.setattr(type(target), "free", lambda self, rows: 1 / 0)
+    told = slow.post("/v1/completions", json=SHORT)
+    assert told.status_code in (200, 500)
+    monkeypatch.undo()
+    wait_for(lambda: slow.metric("engine_errors_total") >= 1)
+    target.reset()
+    assert slow.get("/health").json() == {"status": "ok"}
+    assert slow.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_a_request_has_so_much_time(make_session, running) -> None:
+    with make_session("plain") as session:
+        session.engine.verifier = Slowly(session.engine.verifier, 0.02)
+        with running(session, request_timeout=0.3) as server:
+            told = server.post("/v1/completions", json=LONG)
+            assert told.status_code == 504 and told.json()["error"]["code"] == "timeout"
+            told = server.post("/v1/completions", json={**LONG, "stream": True})
+            assert told.status_code == 200 and '"code":"timeout"' in told.text
+            assert told.text.endswith("data: [DONE]\n\n")
+            wait_for(lambda: session.engine.idle and server.house.places == 0)
+            assert server.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_a_full_disk_for_the_log_stops_nothing(make_session, running) -> None:
+    with make_session() as session, running(session, log_file="/dev/full") as server:
+        for _ in range(3):
+            assert server.post("/v1/completions", json=SHORT).status_code == 200
+        wait_for(lambda: server.metric("log_errors_total") == 3)
+
+
+def test_each_request_is_a_line_without_secrets(make_session, running, tmp_path) -> None:
+    path = tmp_path / "requests.jsonl"
+    with make_session() as session, running(session, log_file=path, api_keys=("hush",)) as server:
+        headers = {"authorization": "Bearer hush"}
+        asked = {**SHORT, "user": "ann", "n": 2, "stream": True}
+        server.post("/v1/completions", json=asked, headers=headers)
+        server.post("/v1/completions", content=b"{", headers=headers)
+        server.post("/v1/completions", json=SHORT)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["status"] for line in lines] == [200, 400, 401]
+    first = lines[0]
+    assert first["requester"] == "key 0/ann" and first["texts"] == 2 and first["tokens"] == 12
+    assert first["ttft"] > 0 and first["seconds"] >= first["ttft"] and first["stream"] is True
+    assert len({line["id"] for line in lines}) == 3 and "hush" not in path.read_text()
+    with pytest.raises(ConfigError, match="a request log"):
+        RequestLog(tmp_path / "no" / "folder", lambda: None)
+
+
+def test_a_jump_of_the_clock_changes_times_told_and_nothing_else(
+    make_session, running, monkeypatch
+) -> None:
+    real = time.time
+    with make_session() as session, running(session, request_timeout=60.0) as server:
+        wanted = server.post("/v1/completions", json=SHORT).json()["choices"]
+        for jump in (-1e8, 1e8):
+            monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
+            told = server.post("/v1/completions", json=SHORT).json()
+            assert told["choices"] == wanted and abs(told["created"] - real() - jump) < 100
+            stream = server.post("/v1/completions", json={**SHORT, "stream": True})
+            assert stream.text.endswith("data: [DONE]\n\n")
+        assert server.metric("time_to_first_token_seconds_count") == 5
+        assert 0 < server.metric("time_to_first_token_seconds_sum") < 60
+
+
+def test_the_session_can_be_asked_from_python_meanwhile(served) -> None:
+    """Whoever waits may lead; the server's own thread hands over what others' steps add."""
+    wanted = served.post("/v1/completions", json={**LONG, "max_tokens": 60}).json()["choices"]
+    texts = []
+
+    def ask():
+        for _ in range(5):
+            texts.append(served.session.generate(SHORT["prompt"], 30, temperature=0.0).text)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for stream in (False, True, False):
+        fields = {**LONG, "max_tokens": 60, "stream": stream}
+        told = served.post("/v1/completions", json=fields)
+        if not stream:
+            assert told.json()["choices"] == wanted
+    thread.join()
+    assert len(set(texts)) == 1
+
+
+def test_connections_and_files_are_given_back(served) -> None:
+    def handles():
+        return len(os.listdir("/proc/self/fd"))
+
+    served.post("/v1/completions", json=SHORT)
+    before = handles()
+    for stream in (True, False) * 5:
+        with httpx.Client() as client:
+            client.post(f"{served.url}/v1/completions", json={**SHORT, "stream": stream})
+    wait_for(lambda: handles() <= before + 2)

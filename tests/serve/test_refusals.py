@@ -1,0 +1,199 @@
+"""What cannot be answered is refused as OpenAI's clients read it; a user's input is never a 500."""
+
+import httpx
+import openai
+import pytest
+
+from foretoken.engine.requests import SAMPLING
+from foretoken.errors import ConfigError
+from foretoken.serve import Settings, app
+
+GOOD = {"prompt": "a", "max_tokens": 2}
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+MALFORMED = [
+    b"", b"{", b"null", b"[]", b"1", b'"a"', b"\xff\xfe", b'{"prompt": "a"', b"{'prompt': 'a'}",
+    b'{"prompt": "\\ud800"}', b'{"prompt": ' + b"[" * 5000, b'{"prompt": "a", "temperature": NaN}',
+]  # fmt: skip
+WRONG = [
+    ({}, "prompt"),
+    ({"prompt": ""}, None),
+    ({"prompt": []}, None),
+    ({"prompt": [[]]}, None),
+    ({"prompt": ["a", ""]}, None),
+    ({"prompt": [10**9]}, None),
+    ({"prompt": [-1]}, None),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": "z" * 5000}, None),
+    ({**GOOD, "max_tokens": 0}, "max_tokens"),
+    ({**GOOD, "max_tokens": "5"}, "max_tokens"),
+    ({**GOOD, "max_tokens": 10**30}, "max_tokens"),
+    ({**GOOD, "temperature": -0.1}, "temperature"),
+    ({**GOOD, "top_p": 0}, "top_p"),
+    ({**GOOD, "n": 0}, "n"),
+    ({**GOOD, "n": 10**6}, "n"),
+    ({**GOOD, "seed": 10**40}, "seed"),
+    ({**GOOD, "stop": [""]}, None),
+    ({**GOOD, "stop": ["a"] * 99}, "stop"),
+    ({**GOOD, "logit_bias": {"x": 1}}, "logit_bias"),
+    ({**GOOD, "logit_bias": {"99999": 1}}, None),
+    ({**GOOD, "logit_bias": [1]}, "logit_bias"),
+    ({**GOOD, "logprobs": 99}, "logprobs"),
+    ({**GOOD, "echo": True, "logprobs": 1}, "echo"),
+    ({**GOOD, "suffix": "b"}, "suffix"),
+    ({**GOOD, "best_of": 4}, "best_of"),
+    ({**GOOD, "temprature": 1}, "temprature"),
+    ({**GOOD, "topk": 1}, "topk"),
+    ({**GOOD, "speculation": {"max_tokens": -1}}, "speculation"),
+    ({**GOOD, "speculation": {"depth": 1}}, "speculation"),
+    ({**GOOD, "user": 5}, "user"),
+    ({**GOOD, "guided_regex": "a+", "guided_choice": ["a"]}, "response_format"),
+    ({**GOOD, "response_format": {"type": "xml"}}, "response_format"),
+]
+WRONG_CHATS = [
+    ({}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user"}]}, None),
+    ({"messages": ["hi"]}, "messages"),
+    ({"messages": [{"content": "hi"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+    ({**CHAT, "tools": [{"type": "function"}]}, "tools"),
+    ({**CHAT, "functions": [{"name": "f"}]}, "functions"),
+    ({**CHAT, "audio": {"voice": "x"}}, "audio"),
+    ({**CHAT, "modalities": ["text", "audio"]}, "modalities"),
+    ({**CHAT, "top_logprobs": 3}, "top_logprobs"),
+    ({**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
+]
+
+
+def checked(told: httpx.Response, status: int = 400) -> dict:
+    """The error of a response, in OpenAI's form."""
+    assert told.status_code == status, told.text
+    error = told.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) < 2000
+    return error
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=range(len(MALFORMED)))
+def test_what_is_no_json_is_refused(served, body) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        checked(served.post(path, content=body))
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG, ids=[str(f)[:50] for f, _ in WRONG])
+def test_wrong_completions_are_refused_by_name(served, fields, param) -> None:
+    error = checked(served.post("/v1/completions", json=fields))
+    if param is not None:
+        assert error["param"].startswith(param)
+    checked(served.post("/v1/completions", json={**fields, "stream": True}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), WRONG_CHATS, ids=[str(f)[:50] for f, _ in WRONG_CHATS]
+)
+def test_wrong_chats_are_refused_by_name(served, fields, param) -> None:
+    error = checked(served.post("/v1/chat/completions", json=fields))
+    if param is not None:
+        assert error["param"].startswith(param)
+
+
+def test_fields_that_mean_nothing_here_are_left_aside(served) -> None:
+    fields = {"store": True, "metadata": {"a": "b"}, "service_tier": "auto", "some_new_field": 1}
+    more = {"tools": [], "tool_choice": "none", "modalities": ["text"], "n": None, "stop": None}
+    assert served.post("/v1/chat/completions", json={**CHAT, **fields, **more}).status_code == 200
+
+
+@pytest.mark.parametrize("option", ["guided", "prediction"])
+def test_what_the_session_cannot_do_yet_is_said_so(served, option) -> None:
+    fields = {
+        "guided": {"response_format": {"type": "json_object"}},
+        "prediction": {"prediction": {"type": "content", "content": "a cat"}},
+    }[option]
+    told = served.post("/v1/chat/completions", json={**CHAT, **fields})
+    if option in SAMPLING:
+        assert told.status_code == 200, told.text
+    else:
+        assert option in checked(told)["message"]
+
+
+def test_another_model_is_not_there(served) -> None:
+    with pytest.raises(openai.NotFoundError, match="this server has one model: tiny"):
+        served.client().completions.create(model="gpt-4", prompt="a")
+    assert served.client().models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        served.client().models.retrieve("other/one")
+    assert [model.id for model in served.client().models.list()] == ["tiny"]
+    checked(served.get("/v2"), 404)
+    checked(served.get("/v1/completions"), 405)
+
+
+def test_only_who_has_a_key_is_answered(make_session, running) -> None:
+    with make_session() as session, running(session, api_keys=("one", "twö")) as server:
+        for key in ("one", "twö"):
+            headers = {"authorization": f"Bearer {key}".encode()}
+            assert server.post("/v1/completions", json=GOOD, headers=headers).status_code == 200
+        for header in ("", "Bearer", "Bearer on", "Bearer onee", "Basic one", "one"):
+            told = server.post("/v1/completions", json=GOOD, headers={"authorization": header})
+            assert checked(told, 401)["code"] == "invalid_api_key"
+        with pytest.raises(openai.AuthenticationError):
+            server.client("wrong").models.list()
+        assert server.client("one").models.list().data
+        assert server.get("/health").status_code == 200
+
+
+def test_a_body_may_have_so_many_bytes(make_session, running) -> None:
+    with make_session() as session, running(session, max_body=5000) as server:
+        fits = {**GOOD, "metadata": {"a": "x" * 4000}}
+        assert server.post("/v1/completions", json=fits).status_code == 200
+        large = {**GOOD, "metadata": {"a": "x" * 5000}}
+        assert checked(server.post("/v1/completions", json=large), 413)["code"] == "body_too_large"
+
+        def parts():
+            yield b'{"prompt": "'
+            for _ in range(20):
+                yield b"a" * 1000
+
+        assert checked(server.post("/v1/completions", content=parts()), 413)
+        assert server.post("/v1/completions", json=GOOD).status_code == 200
+
+
+def test_a_large_body_that_is_allowed_is_read(served) -> None:
+    fields = {**GOOD, "metadata": {"a": "x" * (3 << 20)}}
+    assert served.post("/v1/completions", json=fields).status_code == 200
+
+
+def test_tokens_and_texts_are_limited(make_session, running) -> None:
+    with make_session(max_rows=2) as session:
+        with running(session, max_tokens_limit=5, queue=3) as server:
+            told = server.post("/v1/completions", json={**GOOD, "max_tokens": 6})
+            assert "at most 5" in checked(told)["message"]
+            usage = server.post("/v1/chat/completions", json={**CHAT, "max_tokens": None})
+            assert usage.json()["usage"]["completion_tokens"] == 5
+            told = server.post("/v1/completions", json={**GOOD, "n": 6})
+            assert checked(told)["code"] == "too_many_texts"
+            assert server.post("/v1/completions", json={**GOOD, "n": 5}).status_code == 200
+
+
+def test_sessions_that_cannot_answer_in_texts_are_refused(make_session, tiny_pair) -> None:
+    import foretoken
+
+    with foretoken.load(tiny_pair[0], "plain", kernels="dense", compile="off") as session:
+        session.tokenizer = None
+        with pytest.raises(ConfigError, match="without a tokenizer"):
+            app(session)
+    for wrong in ({"queue": -1}, {"max_body": 5}, {"grace": -1.0}, {"api_keys": ("secret", "")}):
+        with pytest.raises(ConfigError) as refused:
+            Settings(**wrong)
+        assert "secret" not in str(refused.value)
+
+
+def test_the_description_tells_of_bodies_and_errors(served) -> None:
+    schema = served.get("/openapi.json").json()
+    call = schema["paths"]["/v1/chat/completions"]["post"]
+    name = call["requestBody"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
+    assert "messages" in schema["components"]["schemas"][name]["required"]
+    assert {"400", "401", "413", "429", "503"} <= set(call["responses"])
+    page = served.get("/docs")
+    assert "max_completion_tokens" in page.text and "http" not in page.text.replace(
+        "<!doctype html>", ""
+    )

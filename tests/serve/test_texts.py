@@ -1,0 +1,249 @@
+"""What is written for a client is what the session writes, whatever is asked for and however."""
+
+import pytest
+import torch
+
+PROMPT = "the cat is in the "
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi there"}]
+PARAMETERS = [
+    ({}, {}),
+    ({"temperature": 0}, {"temperature": 0.0}),
+    ({"temperature": 0.7, "top_p": 0.8}, {"temperature": 0.7, "top_p": 0.8}),
+    ({"top_k": 5}, {"top_k": 5}),
+    ({"top_k": -1}, {"top_k": 0}),
+    ({"min_p": 0.2}, {"min_p": 0.2}),
+    ({"repetition_penalty": 1.4}, {"repetition_penalty": 1.4}),
+    ({"presence_penalty": 0.8}, {"presence_penalty": 0.8}),
+    ({"frequency_penalty": 0.9}, {"frequency_penalty": 0.9}),
+    ({"logit_bias": {"70": 6.0, "71": -100}}, {"logit_bias": {70: 6.0, 71: -100.0}}),
+    (
+        {"min_tokens": 20, "logit_bias": {"262": 50}},
+        {"min_new_tokens": 20, "logit_bias": {262: 50}},
+    ),
+    ({"ignore_eos": True, "logit_bias": {"262": 9}}, {"ignore_eos": True, "logit_bias": {262: 9}}),
+    ({"stop": ["e", "zz"]}, {"stop": ["e", "zz"]}),
+    ({"stop": " "}, {"stop": " "}),
+    ({"speculation": False}, {"guesses": 0}),
+    ({"speculation": {"max_tokens": 2}}, {"guesses": 2}),
+    ({"priority": 3, "user": "somebody"}, {}),
+]
+OPENAI = {
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop",
+    "user",
+}
+
+
+def split(fields):
+    """Fields as the openai client takes them: those that it does not know in extra_body."""
+    known = {name: value for name, value in fields.items() if name in OPENAI}
+    return {**known, "extra_body": {k: v for k, v in fields.items() if k not in OPENAI}}
+
+
+@pytest.mark.parametrize(("fields", "options"), PARAMETERS, ids=[str(f) for f, _ in PARAMETERS])
+def test_every_parameter_does_what_it_does_in_python(served, fields, options) -> None:
+    wanted = served.session.generate(PROMPT, 24, **{"temperature": 1.0, "seed": 5, **options})
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "seed": 5, **split(fields)}
+    whole = served.client().completions.create(**asked)
+    assert whole.choices[0].text == wanted.text
+    assert whole.choices[0].finish_reason == wanted.finish_reason
+    assert whole.usage.completion_tokens == len(wanted.tokens)
+    pieces = list(served.client().completions.create(**asked, stream=True))
+    assert "".join(one.choices[0].text for one in pieces) == wanted.text
+    assert [one.choices[0].finish_reason for one in pieces][-1] == wanted.finish_reason
+
+
+def test_a_chat_goes_through_the_template(served) -> None:
+    wanted = served.session.generate(CHAT, 20, temperature=0.0)
+    asked = {"model": "tiny", "messages": CHAT, "max_completion_tokens": 20, "temperature": 0}
+    whole = served.client().chat.completions.create(**asked)
+    assert whole.choices[0].message.content == wanted.text and wanted.text
+    assert whole.choices[0].message.role == "assistant"
+    chunks = list(
+        served.client().chat.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    told = [one.choices[0] for one in chunks[:-1]]
+    assert "".join(one.delta.content or "" for one in told) == wanted.text
+    assert told[-1].finish_reason == wanted.finish_reason
+    assert all(one.finish_reason is None for one in told[:-1])
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    assert {one.id for one in chunks} == {chunks[0].id} and chunks[0].id != whole.id
+
+
+def test_contents_may_come_in_parts(served) -> None:
+    parts = [{"type": "text", "text": "hi "}, {"type": "text", "text": "there"}]
+    asked = {"model": "tiny", "max_tokens": 12, "temperature": 0}
+    roles = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    whole = served.client().chat.completions.create(messages=roles, **asked)
+    assert (
+        whole.choices[0].message.content == served.session.generate(CHAT, 12, temperature=0.0).text
+    )
+
+
+def test_several_prompts_and_texts_are_those_of_a_batch(served) -> None:
+    prompts = [PROMPT, "on and on"]
+    batch = [prompt for prompt in prompts for _ in range(3)]
+    wanted = served.session.generate(batch, 10, temperature=1.0, seed=40)
+    asked = {"model": "tiny", "prompt": prompts, "n": 3, "seed": 40, "max_tokens": 10}
+    whole = served.client().completions.create(**asked)
+    assert [one.text for one in whole.choices] == [one.text for one in wanted]
+    assert [one.index for one in whole.choices] == list(range(6))
+    texts = [""] * 6
+    for one in served.client().completions.create(**asked, stream=True):
+        texts[one.choices[0].index] += one.choices[0].text
+    assert texts == [one.text for one in wanted]
+    ids = [served.session.tokenizer(prompt)["input_ids"] for prompt in prompts]
+    assert whole.usage.prompt_tokens == sum(map(len, ids))
+    by_ids = served.client().completions.create(**{**asked, "prompt": ids})
+    assert [one.text for one in by_ids.choices] == [one.text for one in wanted]
+
+
+def test_echo_begins_with_the_prompt(served) -> None:
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 5, "temperature": 0}
+    client = served.client()
+    plain = client.completions.create(**asked).choices[0].text
+    assert client.completions.create(**asked, echo=True).choices[0].text == PROMPT + plain
+    stream = client.completions.create(**asked, echo=True, stream=True)
+    assert "".join(one.choices[0].text for one in stream) == PROMPT + plain
+
+
+def test_a_completion_has_sixteen_tokens_and_a_chat_what_the_context_holds(served) -> None:
+    client = served.client()
+    bias = {"logit_bias": {"262": -100}, "temperature": 0}
+    short = client.completions.create(model="tiny", prompt=PROMPT, **bias)
+    assert short.usage.completion_tokens == 16 and short.choices[0].finish_reason == "length"
+    longest = served.session.target.max_length
+    long = [{"role": "user", "content": "z" * (longest - 40)}]
+    whole = client.chat.completions.create(model="tiny", messages=long, **bias)
+    assert whole.usage.total_tokens == longest + 1
+    assert whole.choices[0].finish_reason == "length"
+
+
+def fresh_logprobs(session, ids: list[int], new: list[int]) -> torch.Tensor:
+    """Log-softmax of a forward over the whole text, at each new token's place."""
+    model = session.target.model
+    with torch.no_grad():
+        logits = model(torch.tensor([ids + new])).logits[0]
+    return logits.log_softmax(-1)[len(ids) - 1 : -1]
+
+
+@pytest.mark.parametrize("method", ["chain", "tree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_are_those_of_a_fresh_forward(make_session, running, method, temperature) -> None:
+    """Also where rows of a batch accept paths of several lengths, and options change the law."""
+    prompts = [PROMPT, "on and on and on", "a"]
+    options = {"temperature": temperature, "seed": 3, "presence_penalty": 0.5}
+    with make_session(method, controller="fixed") as session:
+        wanted = session.generate(prompts, 20, ignore_eos=True, **options)
+        with running(session) as server:
+            whole = server.client().completions.create(
+                model="tiny", prompt=prompts, max_tokens=20, logprobs=4, **options,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+        assert sum(result.stats.accepted for result in wanted) > 5, "no path was accepted"
+        for prompt, choice, result in zip(prompts, whole.choices, wanted, strict=True):
+            laws = fresh_logprobs(session, session.tokenizer(prompt)["input_ids"], result.tokens)
+            told = choice.logprobs
+            assert len(told.token_logprobs) == 20
+            right = laws[range(20), result.tokens]
+            assert torch.allclose(torch.tensor(told.token_logprobs), right, atol=2e-4)
+            top = laws.topk(4).values
+            for found, best in zip(told.top_logprobs, top, strict=True):
+                values = torch.tensor(sorted(found.values(), reverse=True))
+                assert torch.allclose(values, best[: len(values)], atol=2e-4)
+
+
+def test_streamed_logprobs_are_the_same_and_belong_to_the_text(served) -> None:
+    """A stop text that is cut off takes its tokens along."""
+    client = served.client()
+    text = served.session.generate(PROMPT, 40, temperature=0.0, ignore_eos=True).text
+    for stop in (None, text[9:12]):
+        asked = {
+            "model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stop": stop,
+            "logprobs": 2, "extra_body": {"ignore_eos": True},
+        }  # fmt: skip
+        whole = client.completions.create(**asked).choices[0]
+        told = [one.choices[0] for one in client.completions.create(**asked, stream=True)]
+        logs = [one.logprobs for one in told if one.logprobs]
+        for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
+            parts = [part for one in logs for part in getattr(one, name)]
+            assert parts == getattr(whole.logprobs, name)
+        assert whole.text == "".join(one.text for one in told)
+        assert all(at < len(whole.text) or not whole.text for at in whole.logprobs.text_offset)
+        assert (len(whole.text) == 9) == (stop is not None)
+
+
+def test_logprobs_of_a_chat_come_with_bytes(served) -> None:
+    asked = {"model": "tiny", "messages": CHAT, "max_tokens": 9, "temperature": 0}
+    client = served.client()
+    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3).choices[0]
+    entries = whole.logprobs.content
+    text = b"".join(bytes(one.bytes) for one in entries).decode(errors="replace")
+    assert text == whole.message.content and all(len(one.top_logprobs) == 3 for one in entries)
+    stream = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3, stream=True)
+    told = [one.choices[0].logprobs for one in stream]
+    assert [e for one in told if one for e in one.content] == entries
+
+
+def test_what_was_guessed_is_told_beside_the_text(served) -> None:
+    asked = {
+        "model": "tiny", "messages": CHAT, "max_tokens": 30, "temperature": 0,
+        "extra_body": {"include_speculation": True},
+    }  # fmt: skip
+    client = served.client()
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    text = "".join(one.choices[0].delta.content or "" for one in chunks)
+    steps = [one.foretoken for one in chunks[1:-1]]
+    tokens = [token for step in steps for token in step["tokens"]]
+    assert "".join(token["text"] for token in tokens) == text
+    assert {token["kind"] for token in tokens} <= {"guessed", "corrected", "own"}
+    stats = chunks[-1].foretoken["stats"]
+    assert sum(step["accepted"] for step in steps) == stats["accepted"] > 0
+    assert sum(step["drafted"] for step in steps) == stats["drafted"]
+    assert [t["kind"] for t in tokens].count("guessed") == stats["accepted"]
+    for step in steps:
+        tree = step["tree"]
+        assert len(tree["tokens"]) == len(tree["parents"]) == step["drafted"] + 1
+        assert len(tree["accepted"]) == step["accepted"] and tree["parents"][0] == -1
+    assert chunks[-1].foretoken["estimate"]["speedup"] > 0
+    whole = client.chat.completions.create(**asked)
+    assert whole.foretoken["stats"]["accepted"] == stats["accepted"]
+    details = whole.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == stats["accepted"]
+    assert details.rejected_prediction_tokens == stats["drafted"] - stats["accepted"]
+
+
+def test_a_prompt_that_begins_as_an_earlier_one_is_taken_from_the_cache(served) -> None:
+    system = {"role": "system", "content": "this is said before each and every conversation"}
+    client = served.client()
+    used = []
+    for said in ("hello", "good day"):
+        messages = [system, {"role": "user", "content": said}]
+        asked = {"messages": messages, "temperature": 0, "max_tokens": 8}
+        whole = client.chat.completions.create(model="tiny", **asked)
+        assert (
+            whole.choices[0].message.content
+            == served.session.generate(messages, 8, temperature=0.0).text
+        )
+        used.append(whole.usage.prompt_tokens_details.cached_tokens)
+    assert used[0] == 0 and used[1] > len(system["content"]) // 2
+
+
+def test_a_lossy_method_says_so_in_every_answer(make_session, running) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 6}
+    with make_session("mcsd-target-init") as session, running(session) as server:
+        why = session.engine.promise.why
+        whole = server.post("/v1/completions", json=asked)
+        assert whole.json()["foretoken"]["lossy"] == why and whole.headers["x-foretoken-lossy"]
+        assert whole.json()["system_fingerprint"] == "mcsd-target-init-lossy"
+        told = list(server.client().completions.create(model="tiny", **asked, stream=True))
+        assert all(one.foretoken["lossy"] == why for one in told)
+        [model] = server.get("/v1/models").json()["data"]
+        assert model["foretoken"]["lossless"] is False
