@@ -34,7 +34,7 @@ class SmallServer:
     async def serve(self, ready: Callable[[asyncio.AbstractEventLoop, asyncio.Event], None]):
         self.room = asyncio.Semaphore(self.slots)
         stop = asyncio.Event()
-        server = await asyncio.start_server(self.connection, "127.0.0.1", 0)
+        server = await asyncio.start_server(self.connection, "127.0.0.1", 0, backlog=1024)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready(asyncio.get_running_loop(), stop)
         await stop.wait()

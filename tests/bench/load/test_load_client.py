@@ -1,6 +1,7 @@
 """The client against a real server whose delays are known, and against one that fails."""
 
 import asyncio
+from statistics import median
 from time import perf_counter
 
 import pytest
@@ -23,7 +24,7 @@ def ask(server, count=1, timeout=10.0, usage=True, **writing):
     asked = Writing(**{"max_tokens": 10, **writing})
 
     async def all_of_them():
-        async with connected(Server("small", api_of(server.url)), 8, timeout) as client:
+        async with connected(Server("small", api_of(server.url)), timeout) as client:
             due = perf_counter()
             records = [Record(number=n, prompt="t", family="f", due=due) for n in range(count)]
             bodies = [asked.body(TASK, n, "small", usage) for n in range(count)]
@@ -122,7 +123,7 @@ def test_a_slow_first_token_is_in_the_time_to_first_token_alone() -> None:
 def test_connections_are_used_again() -> None:
     async def one_after_the_other(server):
         writing = Writing(max_tokens=3)
-        async with connected(Server("small", api_of(server.url)), 8, 5.0) as client:
+        async with connected(Server("small", api_of(server.url)), 5.0) as client:
             for n in range(5):
                 record = Record(number=n, prompt="", family="", due=0.0)
                 await client.ask(record, writing.path, writing.body(TASK, n, "m", True), 0.0)
@@ -131,6 +132,30 @@ def test_connections_are_used_again() -> None:
     with serving(first=0.002, each=0.001) as server:
         asyncio.run(one_after_the_other(server))
         assert server.connections == 1 and len(server.asked) == 5
+
+
+def test_requests_that_follow_answers_which_ended_together_are_sent_at_once() -> None:
+    """A server that batches ends many answers at one time, and gets as many new requests then."""
+    clients, writing = 48, Writing(max_tokens=2)
+
+    async def waves(server):
+        late = []
+        async with connected(Server("small", api_of(server.url)), 20.0) as client:
+            for wave in range(4):
+                records = [Record(number=n, prompt="", family="", due=0.0) for n in range(clients)]
+                async with asyncio.TaskGroup() as group:
+                    for one in records:
+                        body = writing.body(TASK, one.number, "m", True)
+                        group.create_task(client.ask(one, writing.path, body, 0.0))
+                assert all(one.ok for one in records)
+                came = server.came[clients * wave :]
+                late += [max(came) - min(one.sent for one in records)]
+        return late
+
+    with serving(first=0.3, each=0.001) as server:
+        late = asyncio.run(waves(server))
+        assert server.connections == clients
+    assert median(late[1:]) < 0.3, "all of a wave are there before its first answer begins"
 
 
 def test_events_may_be_cut_anywhere_and_hold_other_line_ends() -> None:
@@ -173,7 +198,7 @@ def test_thoughts_and_calls_are_output_and_roles_are_not() -> None:
 def met(server, warm=2, api_key=None, model=None, **writing):
     async def first_words():
         where = Server("small", api_of(server.url))
-        async with connected(where, 8, 5.0, api_key) as client:
+        async with connected(where, 5.0, api_key) as client:
             asked = Writing(**{"max_tokens": 4, **writing})
             return await meet(client, asked, Prompts([TASK]), model, warm)
 

@@ -78,7 +78,7 @@ async def model_of(client: Client) -> str:
     """The name of the first model that a server lists."""
     url = f"{client.server.url}/models"
     try:
-        answer = await client.http.get(url, timeout=client.timeout)
+        answer = await client.get("models")
     except httpx.RequestError as problem:
         raise ConfigError(
             f"a load test of {client.server.name}.",

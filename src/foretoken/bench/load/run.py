@@ -49,11 +49,10 @@ class Run:
     async def measure(self) -> None:
         """All blocks; those that an interrupted test finished are taken as they are."""
         config = self.config
-        most = max([config.max_in_flight, *(int(one.value) for one in config.levels)])
         async with AsyncExitStack() as stack:
             clients: dict[str, Client] = {}
             for server in config.servers:
-                one = connected(server, most, config.timeout, config.api_key)
+                one = connected(server, config.timeout, config.api_key)
                 clients[server.name] = await stack.enter_async_context(one)
                 self.met[server.name] = await meet(
                     clients[server.name], config.writing, self.prompts,
