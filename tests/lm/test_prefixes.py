@@ -108,6 +108,7 @@ def test_texts_that_a_draft_was_never_asked_about_are_let_go(tiny_pair, byte_tok
         target, "chain", draft, byte_tokenizer, kernels="dense", compile="off", controller="fixed"
     ) as spec:
         spec.keep_prefixes(limit)
+        spec.generate(SYSTEM, max_new_tokens=8)  # room for one text
         texts = spec.generate(ids, max_new_tokens=1)
         assert [text.tokens for text in texts] == [
             spec.generate(one, max_new_tokens=1).tokens for one in ids
