@@ -99,6 +99,23 @@ def test_a_text_that_failed_is_not_kept(tiny_pair, byte_tokenizer):
         assert len(spec.target.prefixes) == 0
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 24])
+def test_texts_that_a_draft_was_never_asked_about_are_let_go(tiny_pair, byte_tokenizer, limit):
+    """Prompts of one token, for one token: the draft's cache has no room for them yet."""
+    target, draft = tiny_pair
+    ids = [byte_tokenizer(letter)["input_ids"] for letter in "abe"]
+    with foretoken.load(
+        target, "chain", draft, byte_tokenizer, kernels="dense", compile="off", controller="fixed"
+    ) as spec:
+        spec.keep_prefixes(limit)
+        spec.generate(SYSTEM, max_new_tokens=8)  # room for one text
+        texts = spec.generate(ids, max_new_tokens=1)
+        assert [text.tokens for text in texts] == [
+            spec.generate(one, max_new_tokens=1).tokens for one in ids
+        ]
+        assert spec.draft.rows_held == spec.target.rows_held == 0
+
+
 def a_prefix(tokens, width=4):
     part = torch.zeros(1, 1, len(tokens), width)
     return Prefix(np.asarray(tokens), [(part, part.clone())])

@@ -163,15 +163,15 @@ def test_a_large_body_that_is_allowed_is_read(served) -> None:
 
 
 def test_tokens_and_texts_are_limited(make_session, running) -> None:
-    with make_session(max_rows=2) as session:
-        with running(session, max_tokens_limit=5, queue=3) as server:
-            told = server.post("/v1/completions", json={**GOOD, "max_tokens": 6})
-            assert "at most 5" in checked(told)["message"]
-            usage = server.post("/v1/chat/completions", json={**CHAT, "max_tokens": None})
-            assert usage.json()["usage"]["completion_tokens"] == 5
-            told = server.post("/v1/completions", json={**GOOD, "n": 6})
-            assert checked(told)["code"] == "too_many_texts"
-            assert server.post("/v1/completions", json={**GOOD, "n": 5}).status_code == 200
+    limits = {"max_tokens_limit": 5, "queue": 3}
+    with make_session(max_rows=2) as session, running(session, **limits) as server:
+        told = server.post("/v1/completions", json={**GOOD, "max_tokens": 6})
+        assert "at most 5" in checked(told)["message"]
+        usage = server.post("/v1/chat/completions", json={**CHAT, "max_tokens": None})
+        assert usage.json()["usage"]["completion_tokens"] == 5
+        told = server.post("/v1/completions", json={**GOOD, "n": 6})
+        assert checked(told)["code"] == "too_many_texts"
+        assert server.post("/v1/completions", json={**GOOD, "n": 5}).status_code == 200
 
 
 def test_sessions_that_cannot_answer_in_texts_are_refused(make_session, tiny_pair) -> None:

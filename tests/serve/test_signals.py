@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from conftest import wait_for
+from live_server import wait_for
 from typer.testing import CliRunner
 
 from foretoken.cli import app
@@ -33,13 +33,13 @@ def process(folders, *flags, **environment):
     )
     said = []
     try:
-        for line in child.stderr:
+        for line in iter(child.stderr.readline, ""):
             said.append(line)
             if found := re.search(r"at (http://[\d.:]+)/v1", line):
                 break
         else:
             raise AssertionError("".join(said))
-        reader = threading.Thread(target=lambda: said.extend(child.stderr))
+        reader = threading.Thread(target=said.extend, args=(child.stderr,))
         reader.start()
         wait_for(lambda: answers(found[1]))
         yield found[1], child, said
@@ -118,15 +118,12 @@ def test_a_server_that_was_killed_starts_again(pair_folders, tmp_path) -> None:
         port = url.rpartition(":")[2]
         wanted = httpx.post(f"{url}/v1/completions", json=LONG, timeout=60).json()["choices"]
         found = []
-        thread = threading.Thread(target=lambda: None)
         with pytest.raises(httpx.RemoteProtocolError), httpx.stream(
             "POST", f"{url}/v1/completions", json={**LONG, "stream": True}
         ) as told:  # fmt: skip
             for line in told.iter_lines():
                 found.append(line)
                 child.kill()
-        thread.start()
-        thread.join()
         assert child.wait() == -signal.SIGKILL
     with process(pair_folders, "--port", port, "--log-file", str(log)) as (url, _, _):
         told = httpx.post(f"{url}/v1/completions", json=LONG, timeout=60).json()["choices"]
@@ -137,7 +134,8 @@ def test_a_server_that_was_killed_starts_again(pair_folders, tmp_path) -> None:
 def test_the_command_teaches_and_refuses_early(pair_folders) -> None:
     told = runner.invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
     assert "curl" in told and "from openai import OpenAI" in told
-    target = ["serve", "--target", str(pair_folders[0])]
+    target = ["serve", "--target", str(pair_folders[0]), "--set", "kernels=dense"]
+    target += ["--set", "compile=off"]
     for flags, word in (
         (["--max-body", "lots"], "4MiB"),
         (["--port", "99999999"], "--port"),

@@ -33,6 +33,44 @@ or in Python
 """  # noqa: E501
 
 
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port; 0 takes one that is free.")]
+ModelName = Annotated[
+    str | None, typer.Option(help="What clients call the model; default: the target's name.")
+]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY",
+        help=f"Answer only who sends this key; repeatable. Better in ${KEY}, between commas: other "
+        "users of the machine can read arguments.",
+    ),
+]
+MaxRows = Annotated[int, typer.Option(help="Texts decoded together; others wait.")]
+Queue = Annotated[int, typer.Option(help="Texts that may wait; more are refused (429).")]
+MaxTokensLimit = Annotated[
+    int | None, typer.Option(help="Most new tokens of a text; default: the model's context.")
+]
+MaxBody = Annotated[str, typer.Option(metavar="SIZE", help="Most bytes of a request.")]
+PrefixCache = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory for texts that are over, from which those that begin alike go on; 0: off.",
+    ),
+]
+RequestTimeout = Annotated[
+    float | None, typer.Option(help="Seconds until a request is ended; default: never.")
+]
+Grace = Annotated[
+    float, typer.Option(help="Seconds that running texts get after SIGTERM or Ctrl-C.")
+]
+LogFile = Annotated[
+    Path | None, typer.Option(help="A line of JSON per request; - or nothing: standard error.")
+]
+NoMetrics = Annotated[bool, typer.Option("--no-metrics", help="Answer no /metrics.")]
+
+
 @app.command(epilog=EXAMPLE)
 def serve(
     context: typer.Context,
@@ -42,45 +80,19 @@ def serve(
     method: o.MethodName = None,
     set_: o.Settings = None,
     tuned: o.TunedFile = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes one that is free.")] = 8000,
-    model_name: Annotated[
-        str | None, typer.Option(help="What clients call the model; default: the target's name.")
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help=f"Answer only who sends this key; repeatable. Better in ${KEY}, between commas: "
-            "other users of the machine can read arguments.",
-        ),
-    ] = None,
-    max_rows: Annotated[int, typer.Option(help="Texts decoded together; others wait.")] = 16,
-    queue: Annotated[int, typer.Option(help="Texts that may wait; more are refused (429).")] = 256,
-    max_tokens_limit: Annotated[
-        int | None, typer.Option(help="Most new tokens of a text; default: the model's context.")
-    ] = None,
-    max_body: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most bytes of a request, such as 4MiB.")
-    ] = "4MiB",
-    prefix_cache: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory for texts that are over, from which those that begin alike go on; 0: off.",
-        ),
-    ] = "512MiB",
-    request_timeout: Annotated[
-        float | None, typer.Option(help="Seconds until a request is ended; default: never.")
-    ] = None,
-    grace: Annotated[
-        float, typer.Option(help="Seconds that running texts get after SIGTERM or Ctrl-C.")
-    ] = 30.0,
-    log_file: Annotated[
-        Path | None,
-        typer.Option(help="A line of JSON per request; - or nothing: standard error."),
-    ] = None,
-    no_metrics: Annotated[bool, typer.Option("--no-metrics", help="Answer no /metrics.")] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    model_name: ModelName = None,
+    api_key: ApiKey = None,
+    max_rows: MaxRows = 16,
+    queue: Queue = 256,
+    max_tokens_limit: MaxTokensLimit = None,
+    max_body: MaxBody = "4MiB",
+    prefix_cache: PrefixCache = "512MiB",
+    request_timeout: RequestTimeout = None,
+    grace: Grace = 30.0,
+    log_file: LogFile = None,
+    no_metrics: NoMetrics = False,
     no_generation_config: o.NoGenerationConfig = False,
     device: o.Device = None,
     dtype: o.Dtype = None,
@@ -97,6 +109,7 @@ def serve(
     SIGTERM or Ctrl-C lets running texts end (--grace) and refuses new ones with 503; a second one
     ends them.
     """
+    from foretoken.serve.request_log import opened
     from foretoken.serve.running import listen
     from foretoken.serve.settings import Settings
 
@@ -112,6 +125,8 @@ def serve(
         log_file=log_file or (None if quiet() else Path("-")),
         metrics=not no_metrics,
     )
+    if limits.log_file not in (None, Path("-")):
+        os.close(opened(limits.log_file))  # refused before any weight is read
     with listen(host, port) as socket:
         session = o.open_session(
             target=o.named_target(context, target, tuned),

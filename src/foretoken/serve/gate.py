@@ -101,7 +101,8 @@ class Gate:
             "requester": account.requester,
             **facts,
         }
-        REQUESTS.info("%s", account.id, extra={"request": line})
+        told = account.id, line["path"], account.status
+        REQUESTS.info("request %s: %s %d", *told, extra={"request": line})
 
 
 class Counted:

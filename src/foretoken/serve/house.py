@@ -68,7 +68,8 @@ class House:
         self.started = False
         await self.thread.stop()
         self.preparers.shutdown(wait=False, cancel_futures=True)
-        self.session.keep_prefixes(0)
+        if self.settings.prefix_cache:
+            self.session.keep_prefixes(0)
 
     def deliver(self, pieces: list[Piece]) -> None:
         """Hand what a step added to who waits for it."""

@@ -81,6 +81,7 @@ class RequestLog:
         """Write what is left."""
         REQUESTS.removeHandler(self.waiting)
         REQUESTS.propagate = True
+        REQUESTS.setLevel(logging.NOTSET)
         self.listener.stop()
         if self.descriptor != STDERR:
             os.close(self.descriptor)

@@ -59,18 +59,28 @@ class Server(uvicorn.Server):
 def listen(host: str, port: int) -> socket.socket:
     """A socket on an address, before any weight is read."""
     try:
+        if not 0 <= port < 1 << 16:  # the system would take the last 16 bits
+            raise OverflowError("ports run from 0 to 65535")
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise no_address(host, port, error) from error
+    try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"a server at {host}:{port} was asked for.",
-            f"the system says: {getattr(error, 'strerror', None) or error}.",
-            "choose another --port (0: any that is free), or end what listens there.",
-        ) from error
+    except OSError as error:
+        sock.close()
+        raise no_address(host, port, error) from error
     return sock
+
+
+def no_address(host: str, port: int, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"a server at {host}:{port} was asked for.",
+        f"the system says: {getattr(error, 'strerror', None) or error}.",
+        "choose another --port (0: any that is free), or end what listens there.",
+    )
 
 
 def address_of(sock: socket.socket) -> str:

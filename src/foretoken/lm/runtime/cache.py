@@ -251,6 +251,8 @@ class SlotCache(Cache):
 
     def move(self, source: int, target: int) -> None:
         """Copy a row into another slot, with columns that only some layers have filled."""
+        if source >= self.slots:
+            return  # nothing was fed to that row yet
         for group in self.groups:
             for buffer in (group.keys, group.values):
                 buffer[:, target] = buffer[:, source]

@@ -25,7 +25,7 @@ from foretoken.lm.runtime.packing import (
     renewed_feed,
     tree_feed,
 )
-from foretoken.lm.runtime.prefixes import Prefix, Prefixes
+from foretoken.lm.runtime.prefixes import SHORTEST, Prefix, Prefixes
 from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.runtime.sharing import exclusive, shared_by
 from foretoken.trees.masks import depths
@@ -172,7 +172,9 @@ class CachedLM(BatchForward):
         """Keep what is cached of a row that ended without a fault."""
         tokens = row.tokens[: memory.cached]
         over = row.finish is not None and row.error is None and not row.rehearsal
-        if not over or memory.supplied is not None or prefixes.covers(tokens):
+        if not over or len(tokens) < SHORTEST or memory.supplied is not None:
+            return
+        if prefixes.covers(tokens):
             return
         columns = self.cache.copied(memory.slot, memory.cached)
         if columns is not None:

@@ -1,0 +1,86 @@
+"""What Prometheus reads is what happened."""
+
+from collections import Counter
+
+from live_server import wait_for
+from prometheus_client.parser import text_string_to_metric_families
+
+from foretoken.serve.estimate import COUNTED, MEASURED, SEEN, Estimate, PlainSteps
+from foretoken.serve.metrics import Buckets
+from foretoken.types import Step, StepTimes
+
+
+def figures(server) -> dict:
+    families = text_string_to_metric_families(server.get("/metrics").text)
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_figures_add_up_to_what_was_written(make_session, running) -> None:
+    prompts = ["the cat is in the ", "on and on"]
+    asked = {"prompt": prompts, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    with make_session("chain", controller="fixed", depth=3) as session:
+        results = session.generate(prompts, 12, temperature=0.0, ignore_eos=True)
+        with running(session) as server:
+            server.post("/v1/completions", json=asked)
+            server.post("/v1/completions", json={**asked, "prompt": 5})
+            wait_for(lambda: server.metric("time_to_first_token_seconds_count") == 1)
+            found = figures(server)
+    path = "/v1/completions"
+    assert found["foretoken_requests_total", path, "200"] == 1
+    assert found["foretoken_requests_total", path, "400"] == 1
+    assert found[("foretoken_generated_tokens_total",)] == 24
+    drafted, accepted = (sum(getattr(r.stats, n) for r in results) for n in ("drafted", "accepted"))
+    assert found[("foretoken_drafted_tokens_total",)] == drafted > 0
+    assert found[("foretoken_accepted_tokens_total",)] == accepted > 0
+    depths = sum((r.stats.accepted_at_depth for r in results), Counter())
+    for depth, count in depths.items():
+        assert found["foretoken_accepted_at_depth_total", str(depth)] == count
+    steps = sum(r.stats.target_steps for r in results)
+    assert found[("foretoken_accepted_length_count",)] == steps
+    assert found[("foretoken_accepted_length_sum",)] == 24
+    assert found["foretoken_step_seconds_count", "target"] == found[("foretoken_steps_total",)]
+    assert found["foretoken_step_seconds_sum", "target"] > 0
+    assert (
+        found["foretoken_cache_bytes", "target"] > found["foretoken_cache_bytes", "draft"] / 2 > 0
+    )
+    assert found[("foretoken_goodput_tokens_per_second",)] > 0
+    assert found[("foretoken_time_per_output_token_seconds_count",)] == 1
+
+
+def test_metrics_can_be_left_out(make_session, running) -> None:
+    with make_session("plain") as session, running(session, metrics=False) as server:
+        assert server.get("/metrics").status_code == 404
+
+
+def test_buckets_count_what_lies_at_or_below_a_bound() -> None:
+    buckets = Buckets((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 9.0):
+        buckets.add(value)
+    assert buckets.cumulative() == [("1.0", 2.0), ("2.0", 4.0), ("+Inf", 5.0)]
+    assert buckets.total == 14.0
+
+
+def step(rows: int, nodes: int, seconds: float, prefill: float = 0.0) -> Step:
+    times = StepTimes(rows, nodes, 10, 0.0, seconds, 0.0, prefill=prefill)
+    return Step((), (), (), (), (), times)
+
+
+def test_the_estimate_compares_with_plain_steps_of_as_many_rows() -> None:
+    plain = PlainSteps({1: 0.010, 4: 0.020})
+    assert plain.seconds(1) == (0.010, MEASURED) and plain.seconds(3) == (0.020, MEASURED)
+    plain.step(step(2, 2, 0.040))
+    plain.step(step(2, 8, 9.0))  # it drafts
+    plain.step(step(2, 2, 9.0, prefill=1.0))  # somebody's prompt was fed before it
+    assert plain.seconds(2) == (0.040, SEEN)
+    estimate = Estimate(plain)
+    estimate.step(step(2, 8, 0.080), tokens=4)
+    assert estimate.to_dict() == {"speedup": 2.0, "how": SEEN}
+    counted = Estimate(PlainSteps({}))
+    counted.step(step(1, 5, 1.0), tokens=3)
+    counted.step(step(1, 5, 1.0), tokens=2)
+    assert counted.to_dict() == {"speedup": 2.5, "how": COUNTED}
+    assert plain.seconds(9) == (None, COUNTED)
