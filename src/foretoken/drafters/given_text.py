@@ -34,7 +34,7 @@ from foretoken.types import (
 )
 from foretoken.warp import point_mass
 
-LONGEST = 32  # given tokens of a step
+LONGEST = 64  # given tokens of a step: the largest forward that controllers know the cost of
 LIKELY = 0.25  # chance of the last predicted token where nobody says what a node costs
 NONE = Budget(0, 0)
 FADE = 0.7  # of what a drafter's steps have brought a text
@@ -79,34 +79,37 @@ class GivenText(RowDrafter):
         if not foretold(row):
             return _Turn(row, budget)
         text: _Text = row.private.setdefault(self, _Text())
-        room, grammar = row.room - 1, row.params.grammar
-        most = min(room, LONGEST if row.guesses is None else row.guesses)
+        grammar, wanted = row.params.grammar, row.room - 1
+        if row.guesses is not None:
+            wanted = min(wanted, row.guesses)
+        most = min(wanted, LONGEST)
         forced = [] if grammar is None else grammar.forced(row.tokens, most)
-        copied = self.copied(row, forced, budget, most - len(forced))
+        ahead = [*row.tokens, *forced] if forced else row.tokens
+        last = len(forced) == most or (forced and grammar.over(ahead))  # nothing follows them
+        left = 0 if last else wanted - len(forced)
+        copied = self.copied(row, ahead, budget, min(left, most - len(forced)))
         count = len(copied.tokens)
         if budget.prices is not None:
             chances = [1.0] * len(forced) + copied.chances
             count = min(count, max(paying(chances, budget.prices)[0] - len(forced), 0))
         promised = sum(copied.chances[:count]) + (0 if self.goes_on else len(forced))
-        left = room - len(forced)
         if min(budget.depth, budget.nodes, left) <= 0 or (0.0 < promised >= text.usual):
             return _Turn(row, NONE, forced, copied, [*forced, *copied.tokens[:count]])
         if forced and self.goes_on:
-            ahead = replace(row, tokens=[*row.tokens, *forced])
-            further = replace(budget, depth=min(budget.depth, left))
-            return _Turn(ahead, further, forced, copied, forced)
+            nodes = budget.nodes if row.guesses is None else min(budget.nodes, left)
+            further = replace(budget, depth=min(budget.depth, left), nodes=nodes)
+            return _Turn(replace(row, tokens=ahead), further, forced, copied, forced)
         return _Turn(row, budget, forced, copied)
 
-    def copied(self, row: DecodeState, forced: list[int], budget: Budget, count: int) -> Copied:
-        """Predicted tokens behind the forced ones, as far as they may pay."""
+    def copied(self, row: DecodeState, ahead: list[int], budget: Budget, count: int) -> Copied:
+        """Predicted tokens behind those that are certain, as far as they may pay."""
         prediction: Prediction | None = row.prediction
         if prediction is None:
             return Copied([], [], [])
         prediction.follow(row.tokens)
         least = least_paying(budget) if budget.depth > 0 else None
-        tokens = [*row.tokens, *forced] if forced else row.tokens
         floor = LIKELY if least is None else least
-        return prediction.copied(tokens, count, floor, row.warp.greedy, row.params.eos)
+        return prediction.copied(ahead, count, floor, row.warp.greedy, row.params.eos)
 
     def observe(self, step: Step) -> None:
         """Learn what predictions came to; the drafter sees what it has guessed itself."""

@@ -144,6 +144,10 @@ class Grammar:
             found.append(following.only)
         return found
 
+    def over(self, tokens: Sequence[int]) -> bool:
+        """Whether nothing can be added to the text once it has come to the end of `tokens`."""
+        return self.following(self.behind(tokens)).over
+
     def behind(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """The tokens of the text that are not settled."""
         return tuple(tokens[self.start + self.settled :])
