@@ -151,6 +151,7 @@ class Draft:
     # of every node, the root's 1 first: how likely its path is accepted, as the drafter believes
     chances: tuple[float, ...] | None = None
     origin: tuple[int, ...] | None = None  # of a pruned draft: its nodes in the one proposed
+    given: int = 0  # nodes of a chain from the root on that the request gave, and nobody guessed
 
     def keep(self, nodes: Sequence[int]) -> Draft:
         """The draft cut to `nodes`, ascending, the root first, a tree again.
@@ -295,6 +296,7 @@ class DecodeState:
     guesses: int | None = None  # most nodes drafted for it in a step; None: as many as may be
     priority: int = 0  # the lower, the sooner it gets a place in the batch
     requester: str = ""  # whose request it is: places are shared evenly among these
+    prediction: Any = None  # what its caller expects (`drafters.parts.prediction.Prediction`)
     private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself
     uid: int = field(default_factory=lambda: next(_uids))
     # most new tokens, and why: the cap ("length") or the end of the context ("context")
@@ -332,6 +334,8 @@ class DecodeState:
                 self.finish = Finish("stop")
             elif self.ended is not None and (finish := self.ended(self)) is not None:
                 self.finish = finish
+            elif self.params.grammar is not None and self.params.grammar.complete(self.tokens):
+                self.finish = Finish("stop")
             elif count >= room:
                 self.finish = Finish(self.limit[1])
             if self.finish is not None:

@@ -24,6 +24,7 @@ EXTRAS = {  # modules that only some installations have -> the extra that brings
     "accelerate": "train",
     "datasets": "train",
     "scipy": "audit",
+    "llguidance": "guided",
 }
 
 

@@ -89,6 +89,18 @@ Stop = Annotated[
     list[str] | None, typer.Option(help="End before this text; \\n is a newline; repeatable.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
+GuidedJson = Annotated[
+    Path | None, typer.Option(help="Write JSON that a schema allows: a file of it.")
+]
+GuidedRegex = Annotated[
+    str | None, typer.Option(help="Write a text that matches a regular expression as a whole.")
+]
+PredictionFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prediction", help="A file of text that the answer is expected to be close to: a draft."
+    ),
+]
 Show = Annotated[
     bool,
     typer.Option(

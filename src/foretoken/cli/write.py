@@ -54,6 +54,9 @@ def generate(
     frequency_penalty: o.FrequencyPenalty = None,
     stop: o.Stop = None,
     seed: o.Seed = None,
+    guided_json: o.GuidedJson = None,
+    guided_regex: o.GuidedRegex = None,
+    prediction: o.PredictionFile = None,
     no_generation_config: o.NoGenerationConfig = False,
     show: o.Show = False,
     device: o.Device = None,
@@ -77,7 +80,7 @@ def generate(
         max_new_tokens=max_new_tokens, temperature=temperature, seed=seed,
         top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
-    )  # fmt: skip
+    ) | foretold(guided_json, guided_regex, prediction)  # fmt: skip
     session = o.open_session(
         target=o.named_target(context, target, tuned),
         draft=draft,
@@ -192,6 +195,19 @@ def read_prompt(prompt: str | None, file: Path | None, messages: Path | None) ->
     return text
 
 
+def foretold(schema: Path | None, regex: str | None, prediction: Path | None) -> dict[str, Any]:
+    """What the text has to match, and what it is expected to be close to, where that was said."""
+    guided = {
+        "json": None if schema is None else read_text(schema, "a JSON schema"),
+        "regex": regex,
+    }
+    said = {
+        "guided": guided if any(value is not None for value in guided.values()) else None,
+        "prediction": None if prediction is None else read_text(prediction, "a prediction"),
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
 def one_source(prompt: str | None, file: Path | None, messages: Path | None) -> None:
     """Refuse prompts from two places."""
     given = {"a prompt": prompt, "--file": file, "--messages": messages}
@@ -204,20 +220,20 @@ def one_source(prompt: str | None, file: Path | None, messages: Path | None) -> 
         )
 
 
-def read_text(file: Path) -> str:
+def read_text(file: Path, what: str = "a prompt") -> str:
     """The text of a file in UTF-8; any other file is refused with what it is."""
     try:
         found = file.read_bytes()
     except OSError as problem:
         raise ConfigError(
-            f"a prompt from {file}.",
+            f"{what} from {file}.",
             f"the file cannot be read: {problem.strerror}.",
             "pass a text file that exists.",
         ) from problem
-    return decoded(found, str(file))
+    return decoded(found, str(file), what)
 
 
-def decoded(found: bytes, place: str) -> str:
+def decoded(found: bytes, place: str, what: str = "a prompt") -> str:
     """The text of bytes in UTF-8, lines ended as in Python; others are refused by what they are."""
     try:
         return found.decode("utf-8-sig").replace("\r\n", "\n")
@@ -227,16 +243,16 @@ def decoded(found: bytes, place: str) -> str:
             kind, name = "looks like UTF-16 text", "UTF-16"
         elif b"\0" in found:
             raise ConfigError(
-                f"a prompt from {place}.",
+                f"{what} from {place}.",
                 f"it is binary, no text ({byte}).",
                 "pass a text in UTF-8.",
             ) from problem
         else:
             kind, name = f"looks like Latin-1 (Windows) text: {byte}", "LATIN1"
         raise ConfigError(
-            f"a prompt from {place}.",
+            f"{what} from {place}.",
             f"it is no UTF-8 text; it {kind}.",
-            f"convert it: iconv -f {name} -t UTF-8 {place} > prompt.txt, and pass that.",
+            f"convert it: iconv -f {name} -t UTF-8 {place} > text.txt, and pass that.",
         ) from problem
 
 

@@ -15,6 +15,7 @@ from foretoken.controllers.probes import Probes
 from foretoken.controllers.step_costs import SURPRISE, StepCosts
 from foretoken.controllers.survival import BELIEF, Alarm, Ranks, Slots
 from foretoken.errors import check_values
+from foretoken.trees.build import guessed
 from foretoken.trees.counts import Pace
 from foretoken.types import Budget, DecodeState, Draft, Rows, Shape, StepTimes, Traits, Verdict
 
@@ -94,7 +95,8 @@ class Round:
     """What happened in the step under way."""
 
     rows: int = 1
-    emitted: list[int] = field(default_factory=list)  # by row
+    told: list[Record] = field(default_factory=list)  # rows that show what the drafter does
+    emitted: list[int] = field(default_factory=list)  # by each of these
     asked: bool = False  # a draft was asked for; it may have found nothing worth its price
     depth: int = 0  # deepest draft really made
     nodes: int = 0  # drafted by all rows
@@ -258,8 +260,15 @@ class Policy:
 
     def outcome(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
         """What became of one row's draft."""
-        record, tree, step = self.record(row), draft.tree, self.round
-        accepted = len(verdict.path)
+        record, step = self.record(row), self.round
+        tree, path = guessed(draft), verdict.path
+        if draft.given:
+            path = tuple([node - draft.given for node in path[draft.given :]])
+        if draft.given and len(tree) == 1:  # what the request says is no draft of the drafter's
+            record.asked = False
+            return
+        accepted = len(path)
+        step.told.append(record)
         step.emitted.append(accepted + 1)
         if len(tree) == 1:
             if self.priced and row.uid == self.probes.row:
@@ -275,7 +284,7 @@ class Policy:
             record.slots.update(accepted, offered)
             self.slots.update(accepted, offered)
             if self.branching:
-                self.ranks.update(tree, verdict.path)
+                self.ranks.update(tree, path)
                 self.shapes.update(accepted, len(tree) - 1)
         if not (self.priced and self.cheap) and record.alarm.rings(accepted > 0):
             self.forget(record)
@@ -303,7 +312,7 @@ class Policy:
         expected = costs.drafted(count, step.depth, step.nodes) if step.depth else plain
         spent = expected
         if times is not None:
-            spent = times.whole
+            spent = times.whole - self.extra(costs, times, count + step.nodes)
             # A pause of the machine is nobody's loss; a lagging draft's catch-up is the probe's.
             if not step.lagging:
                 spent = min(spent, SURPRISE * expected)
@@ -312,19 +321,27 @@ class Policy:
                 costs.draft.seen(step.depth, max(times.draft, 1e-9))
             elif step.asked:
                 self.asking += ASKING * (min(times.draft / plain, 2.0 * CHEAP) - self.asking)
+        if not step.told:
+            return
+        mean = sum(step.emitted) / len(step.told)
         if step.asked and not step.lagging:
-            self.pricing.pace.update(sum(step.emitted) / count, spent / plain)
-            for row, emitted in zip(rows, step.emitted, strict=True):
-                record = self.record(row)
+            self.pricing.pace.update(mean, spent / plain)
+            for record, emitted in zip(step.told, step.emitted, strict=True):
                 if record.asked:
                     record.pace.update(emitted, spent / plain)
         if step.depth or (step.asked and self.priced):  # made, or made and found too dear
-            self.ledger += sum(step.emitted) * plain / count - spent
+            self.ledger += mean * plain - spent
         elif self.ledger < 0.0:
             self.ledger = min(self.ledger + WATCHED * self.limits.repay * plain, 0.0)
         # Probes go on when the allowance is used up; their cost must not bury a recovery.
         lowest = -(self.limits.allowance + 1.0) * plain
         self.ledger = min(max(self.ledger, lowest), CREDIT * plain)
+
+    def extra(self, costs: StepCosts, times: StepTimes, own: int) -> float:
+        """Seconds that were spent on nodes which the drafter did not propose."""
+        if times.nodes <= own:
+            return 0.0
+        return max(costs.rest.at(times.nodes) - costs.rest.at(own), 0.0)
 
     def costs_of(self, rows: int) -> StepCosts:
         """Costs of batches of about this size; a new size starts from the nearest known one."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from foretoken.contract import Drafter, Features, Guided, NoOptions, StoppingRule
-from foretoken.drafters.parts.members import Combination
+from foretoken.drafters.parts.members import Combination, share_of
 from foretoken.errors import PairingError
 from foretoken.types import Budget, DecodeState, Draft, Rows, Step, Taps, Traits
 
@@ -67,15 +67,3 @@ class ByTemperature(Combination):
 
     def finish(self, row: DecodeState) -> None:
         self.member(row).finish(row)
-
-
-def share_of(step: Step, places: Sequence[int]) -> Step:
-    """The step of some of its rows."""
-    return replace(
-        step,
-        rows=tuple(step.rows[at] for at in places),
-        drafts=tuple(step.drafts[at] for at in places),
-        scores=tuple(step.scores[at] for at in places),
-        verdicts=tuple(step.verdicts[at] for at in places),
-        emitted=tuple(step.emitted[at] for at in places),
-    )

@@ -80,7 +80,8 @@ class DenseRetrieval(RowDrafter):
 
     def observe(self, step: Step) -> None:
         """Keep the state after which the newest token was said."""
-        for row, score, verdict in zip(step.rows, step.scores, step.verdicts, strict=True):
+        seen = step.whole or step
+        for row, score, verdict in zip(step.rows, seen.scores, seen.verdicts, strict=True):
             assert score.hidden is not None, "the target shows the layer that was asked for"
             row.private[self] = score.hidden[verdict.path[-1] if verdict.path else 0, 0].clone()
 

@@ -11,6 +11,7 @@ class Nothing(RowDrafter):
     """Proposes the root alone."""
 
     traits = Traits(memory=Memory.NOTHING)
+    silent = True  # where it drafts, nobody else guesses either
 
     def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
         return undrafted(row)

@@ -142,6 +142,18 @@ class BeamSession(Session):
                 "beams end at end tokens and at max_new_tokens; stop texts are not watched.",
                 "cut the texts afterwards, or use a method that writes one text, such as chain.",
             )
+        if sampling.get("prediction") is not None:
+            raise ConfigError(
+                f"a prediction was passed with method {self.method!r}.",
+                "predictions are guessed along one growing text, and beams are several.",
+                "leave it out, or use a method that writes one text, such as chain.",
+            )
+        if sampling.get("guided") is not None and (sampling.get("ignore_eos") or not self.eos):
+            raise ConfigError(
+                f"guided was asked for with method {self.method!r} and no end tokens.",
+                "beams end at end tokens and at max_new_tokens; a grammar ends them by the first.",
+                "use a model with end tokens and no ignore_eos, or a method such as chain.",
+            )
         rows = self.beam_rows(prompts, max_new_tokens, num_beams, **sampling)
         stats = {row.state.uid: BeamStats() for row in rows}
         with held(self.scheduler.turns), closing(decode(rows, self.engine)) as records:

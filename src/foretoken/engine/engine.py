@@ -15,12 +15,13 @@ from time import perf_counter
 import torch
 
 from foretoken.coins import SeededCoins
+from foretoken.drafters.given_text import GivenText, foretold
 from foretoken.engine.admission import Waiting
 from foretoken.engine.interrupts import uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
 from foretoken.engine.step import Parts, advance
 from foretoken.engine.tolerant import blamed
-from foretoken.types import DecodeState, Finish, Rows, Step
+from foretoken.types import DecodeState, Draw, Finish, Rows, Step
 
 Listener = Callable[[Step], None]
 LOG = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Engine(Parts):
     waiting: Waiting = field(default_factory=Waiting)
     filling: list[DecodeState] = field(default_factory=list)  # `private[engine]`: features so far
     running: list[DecodeState] = field(default_factory=list)
+    given: GivenText | None = None  # around the drafter, once a request says what comes next
 
     def __post_init__(self) -> None:
         check_parts(self.target, self.drafter, self.verifier, self.controller)
@@ -197,7 +199,21 @@ class Engine(Parts):
 
     def advance(self, rows: Rows) -> Step:
         """One round of this kind of engine."""
+        if any(foretold(row) for row in rows):
+            return advance(rows, self.with_given())
         return advance(rows, self)
+
+    def with_given(self) -> Parts:
+        """The parts of a step in which requests say themselves what comes next.
+
+        Nobody guesses in plain decoding, and a law that is not kept is not bent further.
+        """
+        fits = Draw.POINT in self.verifier.exact_for and self.promise.lossless
+        if not fits or getattr(self.drafter, "silent", False):
+            return self
+        if self.given is None or self.given.inner is not self.drafter:
+            self.given = GivenText(self.drafter)
+        return Parts(self.target, self.given, self.verifier, self.controller)
 
     def check_lengths(self) -> None:
         """Have the target check itself where a row is twice as long as any that was checked."""

@@ -32,6 +32,8 @@ class Stats:
     target_steps: int = 0  # target forwards after the prompt
     drafted: int = 0
     accepted: int = 0
+    accepted_prediction: int = 0  # tokens of the caller's prediction that were guessed and stood
+    rejected_prediction: int = 0  # and that were guessed in vain
     seconds: float = 0.0
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -113,6 +115,8 @@ class Stats:
             "target_steps": self.target_steps,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "accepted_prediction": self.accepted_prediction,
+            "rejected_prediction": self.rejected_prediction,
             "mean_accepted_length": self.mean_accepted_length,
             "acceptance_rate": self.acceptance_rate,
             "tokens_per_second": self.tokens_per_second,
@@ -164,4 +168,7 @@ class Recorder:
         stats.hidden_seconds += times.hidden
         trace = trace_of(step, at)
         stats.add(trace)
+        if row.prediction is not None:
+            stats.accepted_prediction = row.prediction.accepted
+            stats.rejected_prediction = row.prediction.rejected
         steps.append(trace)

@@ -37,6 +37,12 @@ class Sampling(TypedDict, total=False):
     guesses: int  # most tokens guessed for this text in a step; 0: written without speculation
     priority: int  # the lower, the sooner it gets a place in the batch
     requester: str  # whose request it is: places are shared evenly among these
+    # What the text has to match: a mapping with one of json (a schema, or True for any object),
+    # regex, choice (a list of texts) and grammar (Lark or GBNF); or one, or None, per prompt.
+    guided: Any
+    # A text or token ids that the answer is expected to be close to, for faster drafts; or one, or
+    # None, per prompt. It changes no law.
+    prediction: Any
 
 
 BYTES = bytes | bytearray | memoryview  # sequences of numbers, which are no token ids

@@ -16,6 +16,7 @@ from foretoken.coins import SeededCoins
 from foretoken.contract import Remembers
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import raise_error
+from foretoken.engine.foretold import Foretelling, Foretold
 from foretoken.engine.generation_config import GenerationDefaults
 from foretoken.engine.load_log import draft_vocabulary_of, log_costs
 from foretoken.engine.measure import measure_costs
@@ -141,6 +142,7 @@ class Session:
         self.target, self.draft = engine.target, draft
         self.eos = frozenset(token for token in eos if 0 <= token < self.target.vocab_size)
         self.generation = generation
+        self.foretelling = Foretelling(tokenizer, self.target.vocab_size, self.eos)
         self.scheduler = Scheduler(engine, *self.models)
         self.preparing = threading.Lock()
         self.prepared = not engine.controller.needs_costs
@@ -319,26 +321,30 @@ class Session:
         options = given_options({"max_new_tokens": max_new_tokens, **sampling})
         check_sampling(options)
         seeds = row_seeds(sampling.get("seed"), len(prompts))
+        foretold = self.foretelling.of(options, len(prompts))
         made = []
-        for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+        for i, (prompt, seed, told) in enumerate(zip(prompts, seeds, foretold, strict=True)):
             which = "the prompt" if len(prompts) == 1 else f"prompt {i}"
             ids = prompt_ids(
                 prompt, self.tokenizer, self.target.vocab_size, self.target.max_length, which
             )
-            made.append(self._row(ids, options, seed))
+            made.append(self._row(ids, options, seed, told))
         return made
 
-    def _row(self, ids: list[int], options: dict[str, Any], seed: int | None) -> DecodeState:
+    def _row(
+        self, ids: list[int], options: dict[str, Any], seed: int | None, told: Foretold
+    ) -> DecodeState:
         longest, vocab = self.target.max_length, self.target.vocab_size
         if self.generation is not None:
             options = self.generation.options(options, ids, self.eos, vocab)
         params = replace(sampling_params(options, vocab, self.eos), seed=seed)
+        params = self.foretelling.guide(told, len(ids), params)
         longest = None if longest is None else longest + 1  # the last token is not fed
         ended = self._watch(params)
         row = make_row(ids, params, SeededCoins(seed), vocab, ended=ended, longest=longest)
         for name, value in placing(options).items():
             setattr(row, name, value)
-        return row
+        return self.foretelling.expect(told, row)
 
     def _watch(self, params: SamplingParams) -> RowText | None:
         if not params.stop:

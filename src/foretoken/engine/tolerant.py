@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from foretoken.contract import Drafter, Features, StoppingRule
+from foretoken.drafters.parts.members import share_of
 from foretoken.trees.build import undrafted
 from foretoken.types import Budget, DecodeState, Draft, Rows, Step, Traits
 from foretoken.warp import Warp
@@ -69,16 +69,7 @@ class Tolerant:
         at = [i for i, row in enumerate(step.rows) if self not in row.private]
         if not at:
             return
-        own = step
-        if len(at) < len(step.rows):
-            own = replace(
-                step,
-                rows=tuple(step.rows[i] for i in at),
-                drafts=tuple(step.drafts[i] for i in at),
-                scores=tuple(step.scores[i] for i in at),
-                verdicts=tuple(step.verdicts[i] for i in at),
-                emitted=tuple(step.emitted[i] for i in at),
-            )
+        own = step if len(at) == len(step.rows) else share_of(step, at)
         self._tried(own.rows, lambda: self.drafter.observe(own))
 
     def finish(self, row: DecodeState) -> None:

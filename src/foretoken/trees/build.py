@@ -22,6 +22,15 @@ def chain(token: int, drafted: Sequence[int]) -> TokenTree:
     return TokenTree((token, *drafted), tuple(range(-1, len(drafted))))
 
 
+def guessed(draft: Draft) -> TokenTree:
+    """What a drafter proposed behind the tokens that the request gave."""
+    first, tree = draft.given, draft.tree
+    if not first:
+        return tree
+    parents = (-1, *(parent - first for parent in tree.parents[first + 1 :]))
+    return TokenTree(tree.tokens[first:], parents)
+
+
 def from_paths(token: int, paths: Ragged) -> TokenTree:
     """The trie of several paths below the root `token`; shared prefixes become shared nodes."""
     trie = Trie(token)

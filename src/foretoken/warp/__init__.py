@@ -1,8 +1,8 @@
 """Logits to laws: every sampling option, applied along each tree path, to p and to q alike.
 
 Order: repetition penalty, presence and frequency penalties, minimum length, logit bias and banned
-tokens, then the user's own `LogitsProcessorList`; when sampling, temperature, top-k, top-p, min-p.
-Which tokens survive equals transformers' warpers bit for bit, ties included.
+tokens, the user's own `LogitsProcessorList`, the grammar; when sampling, temperature, top-k, top-p,
+min-p. Which tokens survive equals transformers' warpers bit for bit, ties included.
 """
 
 from __future__ import annotations
@@ -57,15 +57,18 @@ class Warp:
             or params.frequency_penalty
             or (params.min_new_tokens and self._eos)
             or params.processors
+            or params.grammar
         )
         self.bare = self._bias is None and not self.path_dependent  # the best logit is the choice
         # Options that, with others, may leave no token at all somewhere in the text.
-        self._forbids = bool(params.processors or (params.min_new_tokens and self._eos))
+        self._forbids = bool(
+            params.processors or params.grammar or (params.min_new_tokens and self._eos)
+        )
         self._source: Sequence[int] | None = None  # the row's growing list, counted up to _counted
         self._counted = 0
         self._seen: set[int] = set()
         self._counts: Counter[int] = Counter()
-        self.failure: Exception | None = None  # what a processor of the row raised
+        self.failure: Exception | None = None  # what a processor or grammar of the row raised
 
     def law(
         self, tokens: Sequence[int], logits: Float[Tensor, "V"], path: Sequence[int] = ()
@@ -148,6 +151,15 @@ class Warp:
                     for row, path in enumerate(paths)
                 ]
             )
+        return scores if params.grammar is None else self._matching(tokens, paths, scores)
+
+    def _matching(self, tokens: Sequence[int], paths: Ragged, scores: Tensor) -> Tensor:
+        """Scores less the tokens that the grammar does not allow behind each path, in place."""
+        try:
+            self.params.grammar.restrict(tokens, paths, scores)
+        except Exception as error:
+            self.failure = error
+            raise
         return scores
 
     def _user_processed(self, tokens: list[int], scores: Tensor) -> Tensor:
@@ -277,10 +289,12 @@ class WarpedLaws:
     def _together(self, node: int) -> Sequence[int]:
         """Nodes to compute along with `node`: all of them, unless that is too much at once.
 
-        A user's processor is called for the nodes that are asked for, and no others.
+        Processors and grammars are asked about the nodes that are asked for, and no others.
         """
+        params = self._warp.params
         few = self._logits.numel() <= ALL_AT_ONCE or (self.greedy and not self._warp.path_dependent)
-        return range(len(self._tree)) if few and not self._warp.params.processors else (node,)
+        each = params.processors or params.grammar
+        return range(len(self._tree)) if few and not each else (node,)
 
     def _scores(self, nodes: Sequence[int]) -> Float[Tensor, "n V"]:
         whole = len(nodes) == len(self._tree)

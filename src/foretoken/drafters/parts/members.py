@@ -50,7 +50,7 @@ class Combination(RowDrafter):
         for member, columns in zip(self.members, slices(self.read), strict=True):
             own = step
             if columns.stop - columns.start < whole:
-                own = replace(step, scores=tuple(part_of(one, columns) for one in step.scores))
+                own = columns_of(step, columns)
             member.observe(own)
 
     def finish(self, row: DecodeState) -> None:
@@ -82,6 +82,15 @@ def slices(widths: Sequence[int]) -> list[slice]:
     return [slice(first, end) for first, end in pairwise(ends)]
 
 
+def columns_of(step: Step, columns: slice) -> Step:
+    """The step with one member's hidden states only."""
+    return replace(
+        step,
+        scores=tuple(part_of(one, columns) for one in step.scores),
+        whole=None if step.whole is None else columns_of(step.whole, columns),
+    )
+
+
 def part_of(score: Scores, columns: slice) -> Scores:
     """Scores with one member's hidden states only, if it asked for any."""
     if score.hidden is None or columns.start == columns.stop:
@@ -107,6 +116,19 @@ def own_part(step: Step, grown: Sequence[Draft]) -> Step:
         step, drafts=tuple(grown), scores=tuple(seen), verdicts=tuple(told),
         whole=step.whole or step,
     )  # fmt: skip
+
+
+def share_of(step: Step, places: Sequence[int]) -> Step:
+    """The step of some of its rows."""
+    return replace(
+        step,
+        rows=tuple(step.rows[at] for at in places),
+        drafts=tuple(step.drafts[at] for at in places),
+        scores=tuple(step.scores[at] for at in places),
+        verdicts=tuple(step.verdicts[at] for at in places),
+        emitted=tuple(step.emitted[at] for at in places),
+        whole=None if step.whole is None else share_of(step.whole, places),
+    )
 
 
 def together(members: Sequence[Traits]) -> Traits:

@@ -1,0 +1,292 @@
+"""Texts that match a grammar: the tokens it forbids get no chance, and the text ends with it.
+
+The law is the target's own, token by token, among the tokens with which the text so far can still
+be completed: what is forbidden is masked, and the rest shares the mass. Prompts are no part of the
+text that is matched. Where only one spelling is left, the tokens of the tokenizer's own encoding
+are the only ones allowed, and known before anybody is asked. Matching is llguidance's, which reads
+Hugging Face tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, grammar_from
+from llguidance.hf import from_tokenizer
+from torch import Tensor
+
+from foretoken.errors import ConfigError, nearest
+from foretoken.types import Ragged
+
+KEPT = 32  # grammars of earlier requests that need not be read again
+# As `json.dumps` writes, so that punctuation is forced; a schema's "x-guidance" may say otherwise.
+SPELLING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Grammars:
+    """The grammars over one tokenizer; asked for from any thread."""
+
+    def __init__(self, tokenizer: Any, width: int, ends: frozenset[int]) -> None:
+        self.width = width
+        own = getattr(tokenizer, "eos_token_id", None)
+        # A matcher wants a token that ends the text; one behind all others is never written.
+        self.ends = sorted(ends) or [own if isinstance(own, int) else max(width, len(tokenizer))]
+        self.size = max(width, len(tokenizer), self.ends[-1] + 1)
+        try:
+            self.words = from_tokenizer(tokenizer, n_vocab=self.size, eos_token=self.ends)
+        except ValueError as problem:
+            raise ConfigError(
+                f"guided was asked for with a tokenizer of type {type(tokenizer).__name__}.",
+                f"grammars are matched by fast tokenizers: {problem}.",
+                "load the tokenizer with AutoTokenizer, or leave guided out.",
+            ) from problem
+        self.read: OrderedDict[str, LLMatcher] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def begin(self, asked: Any, start: int, ends: frozenset[int]) -> Grammar:
+        """A grammar for one row, whose text begins behind `start` tokens."""
+        no_ends = [end for end in self.ends if end not in ends]
+        return Grammar(self.matcher(asked), start, self.ends, no_ends, self.width)
+
+    def matcher(self, asked: Any) -> LLMatcher:
+        """A matcher of its own at the beginning of a text."""
+        text = grammar_text(asked)
+        with self.lock:
+            if text not in self.read:
+                self.read[text] = self.checked(text, asked)
+            self.read.move_to_end(text)
+            while len(self.read) > KEPT:
+                self.read.popitem(last=False)
+            return self.read[text].deep_copy()
+
+    def checked(self, text: str, asked: Any) -> LLMatcher:
+        """A grammar that has a text, or ConfigError with what is wrong with it."""
+        matcher = LLMatcher(self.words, text, log_level=0)
+        problem = LLMatcher.validate_grammar(text, self.words) or matcher.get_error()
+        if problem:
+            raise refused(asked, problem)
+        words = allowed(matcher, self.size)
+        words[self.ends] = False
+        if not words.any():
+            raise refused(asked, "the empty text is the only one that matches")
+        return matcher
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """Which tokens may follow a text."""
+
+    only: int | None = None  # the one token that may
+    forbidden: Tensor | None = None  # [V]; with neither, the grammar says nothing
+    over: bool = False  # the text matches as a whole, and nothing can be added to it
+
+
+class Grammar:
+    """One row's grammar, which follows its tokens one by one.
+
+    Nodes of a tree are asked about in any order: the matcher goes back to where their path leaves
+    the last one, and on from there. Texts handed in continue the one that was settled last.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, start: int, ends: list[int], no_ends: list[int], width: int
+    ) -> None:
+        self.matcher, self.start, self.width = matcher, start, width
+        self.ends, self.no_ends = ends, no_ends  # end tokens; those that do not end this row
+        self.taken: list[int] = []  # where the matcher is: tokens behind the settled ones
+        self.settled = 0
+        self.known: dict[tuple[int, ...], Next] = {}  # by the tokens behind the settled ones
+
+    def restrict(self, tokens: Sequence[int], paths: Ragged, scores: Tensor) -> None:
+        """Set the scores [n, V] of forbidden tokens behind `tokens` and each path to -inf."""
+        behind = self.behind(tokens)
+        for row, path in zip(scores, paths, strict=True):
+            following = self.following((*behind, *path))
+            if following.only is not None:
+                kept = row[following.only].clone()
+                if following.over and kept == -torch.inf:
+                    continue  # another option forbids the end, which nobody waits for
+                row.fill_(-torch.inf)
+                row[following.only] = kept
+            elif following.forbidden is not None:
+                row.masked_fill_(following.forbidden.to(row.device), -torch.inf)
+
+    def complete(self, tokens: Sequence[int]) -> bool:
+        """Whether the text is over. What is in `tokens` is settled: it is never taken back."""
+        behind = self.behind(tokens)
+        assert self.lead(behind), "a token was written that the grammar forbids"
+        self.settled += len(behind)
+        del self.taken[: len(behind)]
+        size = len(behind)
+        self.known = {
+            path[size:]: following
+            for path, following in self.known.items()
+            if path[:size] == behind
+        }
+        if self.matcher.is_stopped():
+            return True
+        return self.matcher.is_accepting() and self.following(()).over
+
+    def forced(self, tokens: Sequence[int], limit: int) -> list[int]:
+        """The next tokens, at most so many, as long as the grammar leaves one choice alone."""
+        behind, found = self.behind(tokens), list[int]()
+        while len(found) < limit:
+            following = self.following((*behind, *found))
+            if following.only is None or following.over:
+                break
+            found.append(following.only)
+        return found
+
+    def over(self, tokens: Sequence[int]) -> bool:
+        """Whether nothing can be added to the text once it has come to the end of `tokens`."""
+        return self.following(self.behind(tokens)).over
+
+    def behind(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of the text that are not settled."""
+        return tuple(tokens[self.start + self.settled :])
+
+    def following(self, path: tuple[int, ...]) -> Next:
+        """Which tokens may follow the settled ones and `path`."""
+        if path not in self.known:
+            self.known[path] = self.asked() if self.lead(path) else Next()
+        return self.known[path]
+
+    def asked(self) -> Next:
+        """Which tokens may follow where the matcher is.
+
+        Nothing that follows a text that is over is ever told: an end token, or whatever comes.
+        """
+        words = allowed(self.matcher, max(self.width, self.ends[-1] + 1))
+        words[self.no_ends] = False
+        found = np.flatnonzero(words[: self.width])
+        over = self.matcher.is_accepting() and set(found[: len(self.ends) + 1]) <= set(self.ends)
+        if len(found) == 1:
+            return Next(int(found[0]), over=over)
+        if over:
+            return Next(over=True)
+        return Next(forbidden=torch.from_numpy(~words[: self.width]))
+
+    def lead(self, path: Sequence[int]) -> bool:
+        """Bring the matcher behind `path`; False where the grammar has no such text."""
+        common = 0
+        for one, other in zip(self.taken, path, strict=False):
+            if one != other:
+                break
+            common += 1
+        if common < len(self.taken):
+            self.matcher.rollback(len(self.taken) - common)
+            del self.taken[common:]
+        new = list(path[common:])
+        count = self.matcher.try_consume_tokens(new) if new else 0
+        self.taken += new[:count]
+        if self.matcher.is_error():
+            raise ConfigError(
+                "a grammar was asked for that is too complex.",
+                f"its matcher gave up: {first_line(self.matcher.get_error())}.",
+                "simplify the grammar: fewer alternatives, shorter repetitions.",
+            )
+        return count == len(new)
+
+
+def allowed(matcher: LLMatcher, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of `size` tokens may come next."""
+    packed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    return np.unpackbits(packed, count=size, bitorder="little").astype(bool)
+
+
+def grammar_text(asked: Any) -> str:
+    """The grammar that was asked for, as the library takes it."""
+    possible = "guided is a mapping with one of json, regex, choice and grammar."
+    if not isinstance(asked, Mapping):
+        raise ConfigError(
+            f"guided={asked!r} was asked for.", possible, 'pass for example {"regex": "[0-9]+"}.'
+        )
+    given = {kind: value for kind, value in asked.items() if value is not None}
+    for kind in given:
+        if kind not in KINDS:
+            raise ConfigError(
+                f"guided has {kind!r}.", possible, f"did you mean {nearest(str(kind), KINDS)}?"
+            )
+    if len(given) != 1:
+        named = " and ".join(given) or "nothing"
+        raise ConfigError(f"guided names {named}.", possible, "pass exactly one of them.")
+    [(kind, value)] = given.items()
+    return KINDS[kind](value)
+
+
+def of_schema(value: Any) -> str:
+    """A JSON schema, as a mapping or as text; True is any JSON object."""
+    schema = {"type": "object"} if value is True else value
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as problem:
+            raise refused({"json": value}, f"it is no JSON: {problem}") from problem
+    if not isinstance(schema, Mapping):
+        raise refused({"json": value}, "a schema is a JSON object, as a mapping or as text")
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(dict(schema)), defaults=SPELLING)
+    except (ValueError, TypeError) as problem:
+        raise refused({"json": value}, str(problem)) from problem
+
+
+def of_regex(value: Any) -> str:
+    """A regular expression that the whole text matches."""
+    return LLMatcher.grammar_from_regex(worded("regex", value))
+
+
+def of_choice(value: Any) -> str:
+    """One of several texts."""
+    texts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise refused({"choice": value}, "a choice is a list of texts, none of them empty")
+    return grammar_from("choice", json.dumps(texts, ensure_ascii=False))
+
+
+def of_grammar(value: Any) -> str:
+    """A grammar in Lark's notation, or in GBNF."""
+    text = worded("grammar", value)
+    try:
+        return grammar_from("grammar", text)
+    except ValueError as problem:
+        raise refused({"grammar": value}, str(problem)) from problem
+
+
+def worded(kind: str, value: Any) -> str:
+    """`value` as the text it has to be."""
+    if not isinstance(value, str) or not value:
+        raise refused({kind: value}, f"a {kind} is a text of at least one character")
+    return value
+
+
+KINDS: dict[str, Callable[[Any], str]] = {
+    "json": of_schema,
+    "regex": of_regex,
+    "choice": of_choice,
+    "grammar": of_grammar,
+}
+
+
+def refused(asked: Any, problem: str) -> ConfigError:
+    """A grammar that cannot be used, and why."""
+    [(kind, value)] = ((k, v) for k, v in asked.items() if v is not None)
+    told = repr(value)
+    return ConfigError(
+        f"guided={{{kind!r}: {told if len(told) <= 80 else told[:77] + '...'}}} was asked for.",
+        f"{first_line(problem)}.",
+        "correct it, or leave guided out.",
+    )
+
+
+def first_line(problem: str) -> str:
+    """What is wrong and why, without the place where."""
+    lines = problem.strip().splitlines() or ["no reason is told"]
+    why = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return ": ".join(line.rstrip(".:") for line in [lines[0], *why])
