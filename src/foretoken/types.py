@@ -289,6 +289,7 @@ class DecodeState:
     error: BaseException | None = None  # what ended it, where that was an exception
     longest: int | None = None  # tokens, prompt included, that the model's positions allow
     prefill: float = 0.0  # seconds that its prompt took
+    aside: float = 0.0  # seconds of the rounds it sat out before its last one
     rehearsal: bool = False  # written to be timed: nothing is learned of it for other rows
     guesses: int | None = None  # most nodes drafted for it in a step; None: as many as may be
     priority: int = 0  # the lower, the sooner it gets a place in the batch
