@@ -26,7 +26,9 @@ from foretoken.verifiers.block import Block
 
 VOCAB = SHAPE["vocab_size"]
 LENGTHS = (23, 1, 9, 31, 3, 17, 17, 2)
-PROMPTS = [[(7 * i * i + 3 * i + 5 * row) % VOCAB for i in range(n)] for row, n in enumerate(LENGTHS)]
+PROMPTS = [
+    [(7 * i * i + 3 * i + 5 * row) % VOCAB for i in range(n)] for row, n in enumerate(LENGTHS)
+]
 GREEDY = SamplingParams(max_new_tokens=16)
 HOT = SamplingParams(max_new_tokens=16, temperature=1.0)
 ROWS = ("eqspec", "exspec")
@@ -116,9 +118,7 @@ def test_a_model_that_is_not_captured_writes_the_same(method, alone):
 @pytest.mark.parametrize("method", ROWS)
 def test_a_seeded_text_is_the_one_its_prompt_has_alone(method):
     lms = opened("llama", torch.float64)
-    rows = [
-        seeded_rows([prompt], HOT, VOCAB, seed=seed)[0] for seed, prompt in enumerate(PROMPTS)
-    ]
+    rows = [seeded_rows([prompt], HOT, VOCAB, seed=seed)[0] for seed, prompt in enumerate(PROMPTS)]
     single = assemble(method, *lms, depth=3)
     right = [write(single, [row])[0] for row in rows]
     assert texts(assemble(method, *lms, depth=3), 3, HOT) == right

@@ -79,7 +79,7 @@ class AlignedLM(CachedLM):
         return super()._advance(rows, tokens, parents, taps)
 
     def catch_up(self, rows: Rows) -> None:
-        """Feed what a row lacks beyond its last two tokens, or beyond its last where that is all."""
+        """Feed what rows lack beyond their last two tokens, or their last where one has no more."""
         spare = 1 if min(len(row.tokens) for row in rows) > 1 else 0
         late = [row for row in rows if self.missing(row) > spare]
         if late:

@@ -34,7 +34,7 @@ class Alignment:
         return self.pads.get(row.uid, 0)
 
     def stored(self, row: DecodeState) -> int:
-        """Length of a row with its pads: rows of equal stored length are a rectangle as they are."""
+        """Length of a row with its pads: rows that are equal in it are a rectangle as they are."""
         return self.pad(row) + len(row.tokens)
 
     def align(self, rows: Rows) -> list[Move]:
