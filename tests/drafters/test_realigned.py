@@ -243,3 +243,11 @@ def test_rows_of_different_room_draft_as_far_as_each_may(pair):
     step = engine.step()
     assert [len(draft.tree) - 1 for draft in step.drafts] == [2, 4, 4]
     engine.close()
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_measured_costs_decide_where_nobody_says_a_size(method, alone):
+    target = made("llama")
+    with foretoken.load(target, method, disturbed(target, 0.15), max_rows=3) as session:
+        assert [result.tokens for result in session.generate(PROMPTS, 16)] == alone
+        assert session.engine.target.rows_held == session.engine.drafter.model.lm.rows_held == 0

@@ -15,7 +15,7 @@ from foretoken.lm.runtime.aligned import AlignedLM
 from foretoken.lm.runtime.alignment import Alignment, told
 from foretoken.lm.table import TableLM
 from foretoken.lm.views.realigned import Realigned, TableRealigned, realigned
-from foretoken.lm.views.view import TargetView, innermost
+from foretoken.lm.views.view import TargetView, innermost, keeper
 from foretoken.types import Layer
 
 LENGTHS = (7, 1, 19, 2)
@@ -197,7 +197,8 @@ def test_the_models_own_cache_is_left_alone(lm):
     dice, rows, view = begun(lm, seed=9)
     play_round(dice, rows, view)
     assert lm.rows_held == 0 and view.rows_held == len(rows)
-    assert innermost(view) is lm and view.caps.tree == "chain" and lm.caps.tree == "mask"
+    assert innermost(view) is lm and keeper(view) is view.aligned and keeper(lm) is lm
+    assert view.caps.tree == "chain" and lm.caps.tree == "mask"
 
 
 def test_trees_are_refused(lm):

@@ -25,9 +25,11 @@ from foretoken.types import Caps, DecodeState, Draft, Ragged, Rows, Scores, Taps
 class Realigned(TargetView):
     """A CachedLM whose rows lie in an aligned cache; its own cache stays as it is."""
 
+    lm: CachedLM
+
     def __init__(self, lm: CachedLM, aligned: type[AlignedLM] = AlignedLM) -> None:
         super().__init__(lm)
-        self.aligned = aligned(lm)
+        self.base = self.aligned = aligned(lm)
         self.caps = self.aligned.caps
 
     @property
@@ -42,7 +44,7 @@ class Realigned(TargetView):
     def close(self) -> None:
         """Forget all rows and give the model back as it was."""
         self.aligned.reset()
-        self.base.close()
+        self.lm.close()
 
     def prefill(
         self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None
