@@ -28,6 +28,7 @@ class GroupingEngine(Engine):
     """An engine that decodes up to `max_rows` of the rows in its window together."""
 
     taken: Rows = ()  # of the last round
+    before: Rows = ()  # that ran when it was over
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +70,16 @@ class GroupingEngine(Engine):
         return oldest
 
     def note_aside(self, step: Step) -> None:
-        """Rows that sat a round out have waited for it."""
-        self.taken = step.rows
+        """Rows that sat a round out have waited for it, and for prompts that were fed before it.
+
+        Of a row's first round, whoever counts takes its own prompt alone, and so of the step in
+        which it began to run.
+        """
+        prompts = step.times.prefill
         for row in self.running:
-            if row not in self.taken:
-                row.aside += step.times.whole + step.times.prefill
+            if row not in step.rows:
+                row.aside += step.times.whole + (prompts if row in self.before else 0.0)
+        for row, emitted in zip(step.rows, step.emitted, strict=True):
+            if row in self.before and len(row.new_tokens) == len(emitted):
+                row.aside += prompts
+        self.taken, self.before = step.rows, tuple(self.running)

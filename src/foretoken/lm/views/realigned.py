@@ -46,6 +46,9 @@ class Realigned(TargetView):
         self.aligned.reset()
         self.lm.close()
 
+    def keep_prefixes(self, limit: int) -> None:
+        """Nothing is kept: prompts are fed whole, as in the published batches."""
+
     def prefill(
         self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None
     ) -> list[Float[Tensor, "S L H"] | None]:
