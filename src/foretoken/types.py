@@ -292,6 +292,7 @@ class DecodeState:
     prefill: float = 0.0  # seconds that its prompt took
     # tokens whose keys and values each model took over from an earlier text, by the model's name
     reused: dict[str, int] = field(default_factory=dict)
+    aside: float = 0.0  # seconds of the rounds it sat out before its last one
     rehearsal: bool = False  # written to be timed: nothing is learned of it for other rows
     guesses: int | None = None  # most nodes drafted for it in a step; None: as many as may be
     priority: int = 0  # the lower, the sooner it gets a place in the batch

@@ -427,3 +427,26 @@ def test_intervals_are_over_prompts_and_ratios_over_what_both_wrote(monkeypatch)
     assert clock.best("a") == "a" and clock.rate("b") == 5.0 and clock.length("a") == 2.0
     assert clock.best("") == "b"  # the only one that wrote all prompts
     assert "| b | 5 | 5.0 |" in clock.table({}, base="a")
+
+
+def test_the_ragged_script_holds_batches_against_slots(script, tmp_path, capsys) -> None:
+    lines = [
+        json.dumps({"question_id": n, "category": kind, "turns": [f"{kind} {'word ' * n}end"]})
+        for n, kind in enumerate(("writing", "math", "rag", "qa", "coding"), start=1)
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join([*lines, lines[0].replace("end", "too long " * 40)]) + "\n")
+    given = ["--tasks", str(path), "--dtype", "float32", "--batches", "2", "--longest", "90"]
+    code, out = script("ragged", "--quick", "--depth", "2", *given)
+    assert code == 0
+    found = json.loads((out / "ragged-float32.json").read_text())
+    rows = found["batches"][0]["rows"]
+    assert list(rows) == ["plain", "chain", "eqspec", "exspec"]
+    for name, row in rows.items():
+        assert row["texts"] == {"equal": 6, "ties": 0, "wrong": 0}, name
+        assert (row["grouping_rate"] is not None) == (name in ("eqspec", "exspec"))
+        assert (row["realigning"] > 0.0) == (name == "eqspec") or name == "exspec"
+    claims = [gate["claim"] for gate in found["gates"]]
+    assert claims == ["ragged slots over eqspec, batch 2", "texts that part beyond rounding"]
+    assert "| exspec |" in (out / "ragged-float32.md").read_text()
+    assert "round 1 of 1" in capsys.readouterr().err

@@ -22,7 +22,7 @@ import foretoken
 from foretoken.errors import CapabilityError
 
 
-@pytest.fixture(scope="module", params=["chain", "pearl", "tree", "prompt-lookup"])
+@pytest.fixture(scope="module", params=["chain", "pearl", "tree", "exspec", "prompt-lookup"])
 def faster(request, tiny_pair):
     draft = None if request.param == "prompt-lookup" else tiny_pair[1]
     return foretoken.custom_generate(

@@ -84,6 +84,19 @@ def test_a_path_is_compacted_in_place_and_neighbours_stay():
         assert torch.equal(cache.layers[i].keys[0, :, :8], states(i, 1, 8)[0][0])
 
 
+@pytest.mark.parametrize(("source", "target"), [(0, 3), (0, 6), (4, 1), (2, 2)])
+def test_columns_move_together_and_neighbours_stay(source, target):
+    cache = SlotCache(3, columns=16)
+    write(cache, [0], [0], 8)
+    given, _ = write(cache, [1], [0], 12)
+    cache.shift(1, source, target, 5)
+    for i in range(3):
+        layer, (keys, values) = cache.layers[i], given[i]
+        assert torch.equal(layer.keys[1, :, target : target + 5], keys[0, :, source : source + 5])
+        assert torch.equal(layer.values[1, :, target : target + 5], values[0, :, source:][:, :5])
+        assert torch.equal(layer.keys[0, :, :8], states(i, 1, 8)[0][0])
+
+
 def test_a_row_moves_into_a_freed_slot():
     cache = SlotCache(3)
     write(cache, [0], [0], 2)

@@ -50,6 +50,11 @@ class Engine(Parts):
         return promise_of(self.drafter, self.verifier, self.target)
 
     @property
+    def most_held(self) -> int:
+        """Rows whose prompts may be cached at the same time."""
+        return self.max_rows
+
+    @property
     def idle(self) -> bool:
         """Whether no row is waiting, being filled or running."""
         return not (self.running or self.filling or self.waiting)
@@ -64,7 +69,7 @@ class Engine(Parts):
             row.finish = Finish("cancelled")
 
     def step(self) -> Step | None:
-        """Admit, feed prompts, then one round of all running rows; None when there is nobody."""
+        """Admit, feed prompts, then one round of running rows; None when there is nobody."""
         if not torch.is_inference_mode_enabled():  # entering costs a tenth of a small model's step
             with torch.inference_mode():
                 return self.step()
@@ -75,7 +80,7 @@ class Engine(Parts):
         if not self.running:
             return None
         prefill = perf_counter() - began
-        step = self.round(tuple(self.running))
+        step = self.round(self.chosen())
         if step is None:  # every row of it failed
             self.sweep()
             return self.step()
@@ -120,7 +125,7 @@ class Engine(Parts):
     def admitted(self) -> DecodeState | None:
         """The row that takes a place in the batch now, if there is one."""
         inside = (*self.running, *self.filling)
-        return self.waiting.next(inside) if len(inside) < self.max_rows else None
+        return self.waiting.next(inside) if len(inside) < self.most_held else None
 
     def portion(self) -> int:
         """How many of the prompts under way are fed a chunk now: at least the first of them."""
@@ -131,6 +136,10 @@ class Engine(Parts):
                 break
             count += 1
         return count
+
+    def chosen(self) -> Rows:
+        """The running rows that take part in the next round."""
+        return tuple(self.running)
 
     def feed(self, rows: Rows) -> None:
         """One chunk of each prompt; if it fails, each is fed alone, to find the row at fault.

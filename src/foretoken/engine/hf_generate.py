@@ -40,7 +40,7 @@ from foretoken.engine.requests import row_seeds, stop_texts
 from foretoken.engine.scheduling import held, turns_of
 from foretoken.engine.text import RowText, decoder, silent_stops
 from foretoken.errors import ConfigError
-from foretoken.lm.views.view import innermost
+from foretoken.lm.views.view import innermost, keeper
 from foretoken.methods import default_method
 from foretoken.row import make_row
 from foretoken.types import DecodeState, Finish, SamplingParams, Step
@@ -233,7 +233,7 @@ def filling(cache: Any, engine: Engine) -> Iterator[None]:
     def keep(step: Step) -> None:
         [row] = step.rows
         if row.finish is not None:  # its keys and values are forgotten after this step
-            fill_cache(cast("CachedLM", innermost(engine.target)), row, cache)
+            fill_cache(cast("CachedLM", keeper(engine.target)), row, cache)
 
     engine.listeners.append(keep)
     try:

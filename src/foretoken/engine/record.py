@@ -45,7 +45,7 @@ class Stats:
 
     @property
     def other_seconds(self) -> float:
-        """Laws, verdicts, commits, bookkeeping."""
+        """Laws, verdicts, commits, bookkeeping, and rounds that others took alone."""
         return max(self.seconds - self.draft_seconds - self.target_seconds, 0.0)
 
     @property
@@ -162,7 +162,7 @@ class Recorder:
         waited = row.prefill if not steps else times.prefill  # for its own prompt, or for others'
         if not steps:
             stats.prefill_seconds = row.prefill
-        stats.seconds += times.whole + waited
+        stats.seconds += times.whole + waited + row.aside
         stats.draft_seconds += times.draft
         stats.target_seconds += times.target + waited
         stats.hidden_seconds += times.hidden

@@ -249,6 +249,13 @@ class SlotCache(Cache):
                 row = buffer[:, slot]  # [layers, heads, columns, dim]
                 row[:, :, start + at : start + len(nodes)] = row.index_select(2, index)
 
+    def shift(self, slot: int, source: int, target: int, count: int) -> None:
+        """Move `count` columns of a row from column `source` on to column `target` on."""
+        for group in self.groups:
+            for buffer in (group.keys, group.values):
+                row = buffer[:, slot]  # [layers, heads, columns, dim]
+                row[:, :, target : target + count] = row[:, :, source : source + count].clone()
+
     def move(self, source: int, target: int) -> None:
         """Copy a row into another slot, with columns that only some layers have filled."""
         if source >= self.slots:

@@ -71,3 +71,8 @@ def innermost(lm: LanguageModel) -> LanguageModel:
     while isinstance(lm, TargetView):
         lm = lm.lm
     return lm
+
+
+def keeper(lm: LanguageModel) -> LanguageModel:
+    """The model in whose cache the rows of a view lie."""
+    return lm.base if isinstance(lm, TargetView) else lm

@@ -1,0 +1,85 @@
+"""Rounds of rows that are a rectangle already: EXSPEC's schedule (arXiv 2510.22876).
+
+A left-padded batch has to be realigned where its rows gained different numbers of tokens. Here more
+rows are held than are decoded together, and a round takes rows of equal stored length from them,
+which need no realigning. Where no such group is full, the oldest rows are realigned and taken. Once
+nobody waits there may be no full group any more: then a group may be smaller, if it is at least
+half of what would be realigned.
+
+Every row lies in a slot of the cache, so that a group is put together without copying anything; the
+published code joins and splits the caches of its rows in every round. Prompts of rows that join
+late are fed beside the rounds and counted as in any engine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from foretoken.engine.engine import Engine
+from foretoken.lm.runtime.alignment import Alignment
+from foretoken.types import DecodeState, Rows, Step
+
+POOL = 3  # rows held for each one that is decoded at a time, unless the window is named
+
+
+@dataclass(eq=False)
+class GroupingEngine(Engine):
+    """An engine that decodes up to `max_rows` of the rows in its window together."""
+
+    taken: Rows = ()  # of the last round
+    before: Rows = ()  # that ran when it was over
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.listeners.append(self.note_aside)
+
+    @property
+    def alignment(self) -> Alignment:
+        """Stored lengths of the target's rows."""
+        found: Alignment = self.drafter.model.view.alignment  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def most_held(self) -> int:
+        """The window; never fewer rows than are decoded together."""
+        window: int | None = self.drafter.model.config.window  # type: ignore[attr-defined]
+        return max(POOL * self.max_rows if window is None else window, self.max_rows)
+
+    def admitted(self) -> DecodeState | None:
+        """The row whose turn it is or, of the most urgent, the one with the shortest prompt."""
+        row = super().admitted()
+        if row is None or not self.drafter.model.config.sort_prompts:  # type: ignore[attr-defined]
+            return row
+        return min(self.waiting, key=lambda one: (one.priority, len(one.tokens)), default=row)
+
+    def chosen(self) -> Rows:
+        """A full group of equal stored length, the oldest first; else rows to be realigned."""
+        for row in self.taken:
+            row.aside = 0.0  # whoever counts was told by now
+        groups: dict[int, list[DecodeState]] = defaultdict(list)
+        for row in self.running:
+            groups[self.alignment.stored(row)].append(row)
+        for group in groups.values():
+            if len(group) >= self.max_rows:
+                return tuple(group[: self.max_rows])
+        oldest = tuple(self.running[: self.max_rows])
+        largest = max(groups.values(), key=len)
+        if not self.waiting and not self.filling and 2 * len(largest) >= len(oldest):
+            return tuple(largest)
+        return oldest
+
+    def note_aside(self, step: Step) -> None:
+        """Rows that sat a round out have waited for it, and for prompts that were fed before it.
+
+        Of a row's first round, whoever counts takes its own prompt alone, and so of the step in
+        which it began to run.
+        """
+        prompts = step.times.prefill
+        for row in self.running:
+            if row not in step.rows:
+                row.aside += step.times.whole + (prompts if row in self.before else 0.0)
+        for row, emitted in zip(step.rows, step.emitted, strict=True):
+            if row in self.before and len(row.new_tokens) == len(emitted):
+                row.aside += prompts
+        self.taken, self.before = step.rows, tuple(self.running)
