@@ -27,6 +27,7 @@ class Commands(TyperGroup):
         "tune",
         "bench",
         "audit",
+        "eval",
         "train",
         "heads",
         "vocabulary",

@@ -20,7 +20,9 @@ EXTRAS = {  # modules that only some installations have -> the extra that brings
     "accelerate": "train",
     "datasets": "train",
     "scipy": "audit",
+    "lm_eval": "eval",
 }
+OF_COMMAND = {"foretoken train": "train", "foretoken eval": "eval"}  # which needs several of them
 
 
 def tell(error: ForetokenError, as_json: bool = False) -> None:
@@ -41,7 +43,7 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigError | Non
     module = (error.name or "").split(".")[0]
     if module not in EXTRAS:
         return None
-    extra = "train" if command.startswith("foretoken train") else EXTRAS[module]
+    extra = OF_COMMAND.get(" ".join(command.split()[:2]), EXTRAS[module])
     return ConfigError(
         f"{command} was called.",
         f"this installation lacks {module}, which it needs.",
