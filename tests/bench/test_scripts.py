@@ -427,3 +427,20 @@ def test_intervals_are_over_prompts_and_ratios_over_what_both_wrote(monkeypatch)
     assert clock.best("a") == "a" and clock.rate("b") == 5.0 and clock.length("a") == 2.0
     assert clock.best("") == "b"  # the only one that wrote all prompts
     assert "| b | 5 | 5.0 |" in clock.table({}, base="a")
+
+
+def test_evaluation_finds_the_answers_of_hf_and_says_what_they_took(script) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'foretoken[eval]'")
+    code, out = script("evaluation", "--quick", "--method", "chain", "--batch-sizes", "2")
+    [path] = out.glob("lm-eval*.json")
+    found = json.loads(path.read_text())
+    claims = {gate["claim"]: gate for gate in found["gates"]}
+    assert code == 0 and len(claims) == 7
+    answers = [claim for claim in claims if "over hf" not in claim]
+    assert len(answers) == 3 and all(claims[claim]["holds"] for claim in answers)
+    theirs, ours = found["cells"].values()
+    kind = "generate_until"
+    assert claims["batch 2: written, over hf"]["measured"] == pytest.approx(
+        theirs["seconds"][kind] / ours["seconds"][kind]
+    )
+    assert "| foretoken, batch 2 |" in path.with_suffix(".md").read_text()

@@ -1,9 +1,11 @@
 """The model of lm-eval answers what lm-eval's own `hf` model answers."""
 
+import copy
 import logging
 
 import pytest
 import torch
+from tokenizers import processors
 
 from foretoken import shipped
 from foretoken.errors import ConfigError
@@ -131,6 +133,38 @@ def test_model_arguments_of_hf_mean_what_they_mean_there(
     assert [chance for chance, _ in found] == pytest.approx([c for c, _ in chances], abs=1e-4)
 
 
+@pytest.fixture(scope="module")
+def with_start_token(make_llama, byte_tokenizer, tmp_path_factory) -> str:
+    """A model whose tokenizer puts a start token before each text."""
+    folder = tmp_path_factory.mktemp("start")
+    tokenizer = copy.deepcopy(byte_tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    start = [("<s>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=start
+    )
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    make_llama(len(tokenizer), **ends).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bos_token": False}, {"add_bos_token": True}])
+def test_start_tokens_are_put_where_hf_puts_them(
+    make_model, with_start_token, requests, options
+) -> None:
+    theirs = make_model("hf", pretrained=with_start_token, **options)
+    ours = make_model("foretoken", target=with_start_token, method="plain", batch_size=3, **options)
+    texts = [(context, {"max_gen_toks": 6}) for context in (*CONTEXTS, "<s>the then the")]
+    expected = theirs.generate_until(requests("generate_until", texts))
+    assert ours.generate_until(requests("generate_until", texts)) == expected
+    assert expected[0] == expected[-1] or options == {"add_bos_token": False}
+    pairs = [*PAIRS[:6], ("<s>the", " then"), ("", "<s>the")]
+    chances = theirs.loglikelihood(requests("loglikelihood", pairs))
+    found = ours.loglikelihood(requests("loglikelihood", pairs))
+    assert [c for c, _ in found] == pytest.approx([c for c, _ in chances], abs=1e-4)
+
+
 def test_chats_are_told_through_the_tokenizers_template(theirs, ours, monkeypatch) -> None:
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     for model in (theirs, ours):
@@ -221,6 +255,7 @@ def test_a_batch_size_that_is_none_is_refused(make_model, pair_folders) -> None:
         make_model("foretoken", target=str(pair_folders[0]), method="plain", batch_size="many")
 
 
+@pytest.mark.slow
 def test_a_task_with_the_shipped_pair_comes_out_as_with_hf(lm_eval, task_folder, tmp_path) -> None:
     """Greedy texts, choices and metrics; what the cache of answers holds is not written again."""
     from lm_eval.tasks import TaskManager

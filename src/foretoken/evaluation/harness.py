@@ -1,7 +1,8 @@
 """The model `foretoken` of lm-eval: what its `hf` model answers, written by a session.
 
 Tokenizing, special tokens, truncation, chat templates and the cutting of texts are those of the
-`hf` model, inherited. Batches are not: rows join and leave between steps.
+`hf` model, inherited. Batches are not: rows join and leave between steps, and each is answered as
+`hf` answers it in a batch of its own.
 """
 
 from __future__ import annotations
