@@ -25,7 +25,7 @@ LAYERS = (
     {"lm", "heads", "datastore"},  # a datastore knows ids and files, neither models nor drafters
     {"drafters", "verifiers", "controllers"},
     {"engine", "continuous", "methods"},
-    {"bench", "audit", "training", "minis"},
+    {"bench", "audit", "training", "minis", "evaluation"},
     {"cli", "serve"},
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -450,3 +450,18 @@ def test_the_ragged_script_holds_batches_against_slots(script, tmp_path, capsys)
     assert claims == ["ragged slots over eqspec, batch 2", "texts that part beyond rounding"]
     assert "| exspec |" in (out / "ragged-float32.md").read_text()
     assert "round 1 of 1" in capsys.readouterr().err
+def test_evaluation_finds_the_answers_of_hf_and_says_what_they_took(script) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'foretoken[eval]'")
+    code, out = script("evaluation", "--quick", "--method", "chain", "--batch-sizes", "2")
+    [path] = out.glob("lm-eval*.json")
+    found = json.loads(path.read_text())
+    claims = {gate["claim"]: gate for gate in found["gates"]}
+    assert code == 0 and len(claims) == 7
+    answers = [claim for claim in claims if "over hf" not in claim]
+    assert len(answers) == 3 and all(claims[claim]["holds"] for claim in answers)
+    theirs, ours = found["cells"].values()
+    kind = "generate_until"
+    assert claims["batch 2: written, over hf"]["measured"] == pytest.approx(
+        theirs["seconds"][kind] / ours["seconds"][kind]
+    )
+    assert "| foretoken, batch 2 |" in path.with_suffix(".md").read_text()

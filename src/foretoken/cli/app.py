@@ -29,6 +29,7 @@ class Commands(TyperGroup):
         "bench",
         "load",
         "audit",
+        "eval",
         "train",
         "heads",
         "vocabulary",

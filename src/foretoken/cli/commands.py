@@ -5,6 +5,7 @@ from __future__ import annotations
 from foretoken.cli import catalogue as catalogue
 from foretoken.cli import chat as chat
 from foretoken.cli import datastore as datastore
+from foretoken.cli import evaluation as evaluation
 from foretoken.cli import heads as heads
 from foretoken.cli import load as load
 from foretoken.cli import measure as measure

@@ -25,7 +25,9 @@ EXTRAS = {  # modules that only some installations have -> the extra that brings
     "datasets": "train",
     "scipy": "audit",
     "llguidance": "guided",
+    "lm_eval": "eval",
 }
+OF_COMMAND = {"foretoken train": "train", "foretoken eval": "eval"}  # which needs several of them
 
 
 def tell(error: ForetokenError, as_json: bool = False) -> None:
@@ -46,7 +48,7 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigError | Non
     module = (error.name or "").split(".")[0]
     if module not in EXTRAS:
         return None
-    extra = "train" if command.startswith("foretoken train") else EXTRAS[module]
+    extra = OF_COMMAND.get(" ".join(command.split()[:2]), EXTRAS[module])
     return ConfigError(
         f"{command} was called.",
         f"this installation lacks {module}, which it needs.",
