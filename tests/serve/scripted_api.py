@@ -1,4 +1,4 @@
-"""A server that speaks the page's part of the interface, with answers that are written beforehand."""
+"""A server that speaks what the page reads, with answers that were written beforehand."""
 
 import json
 import threading
@@ -82,7 +82,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def reply(self, status: int, body: bytes, kind: str, **headers: str) -> None:
         self.send_response(status)
-        for name, value in {"content-type": kind, "content-length": str(len(body)), **headers}.items():
+        for name, value in {
+            "content-type": kind,
+            "content-length": str(len(body)),
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
