@@ -38,7 +38,7 @@ def api():
 
 @pytest.fixture
 def visitor(chromium, api):
-    guest = Visitor(chromium, api.url, "scripted")
+    guest = Visitor(chromium, api.url)
     guest.size(1200, 800)
     yield guest
     guest.emulate()
@@ -250,7 +250,7 @@ def test_more_contrast_and_less_motion_are_given_to_those_who_want_them(visitor,
 
 
 @pytest.mark.parametrize("width", [320, 400, 768, 1600])
-def test_nothing_scrolls_sideways(visitor, api, width):
+def test_nothing_scrolls_sideways_nor_the_page_as_a_whole(visitor, api, width):
     visitor.size(width, 800)
     assert visitor.overflow() <= 0
     long = "x" * 300
@@ -258,8 +258,9 @@ def test_nothing_scrolls_sideways(visitor, api, width):
     visitor.ask(f"{long} long words")
     if width < 900:
         visitor.click("open-more")
-    visitor.ended()
-    assert visitor.overflow() <= 0
+    for _ in range(3):
+        visitor.ask("and on")
+    assert visitor.overflow() <= 0 and visitor.leftover() <= 0
     visitor.click("open-settings")
     assert visitor.overflow() <= 0
     inside = visitor.js(

@@ -48,7 +48,7 @@ def served():
 @pytest.fixture
 def visitor(served):
     with headless() as browser:
-        guest = Visitor(browser, served[1], "minis")
+        guest = Visitor(browser, served[1])
         guest.size(1200, 800)
         yield guest
         assert guest.complaints() == []

@@ -36,10 +36,10 @@ def headless() -> Iterator[Chrome]:
 class Visitor:
     """Somebody before the page, with keyboard and eyes."""
 
-    def __init__(self, browser, url: str, model: str) -> None:
+    def __init__(self, browser, url: str) -> None:
         self.browser = browser
         browser.get(url)
-        self.until("return document.getElementById('which').textContent === arguments[0]", model)
+        self.until("return chat.model !== ''")
 
     def js(self, script: str, *given):
         return self.browser.execute_script(script, *given)
@@ -72,15 +72,20 @@ class Visitor:
         self.js("document.getElementById('message').focus()")
         self.keys(text, Keys.ENTER)
 
-    def ended(self) -> None:
-        self.until("return document.getElementById('send').offsetParent !== null")
-        # figures are drawn with the next frame
+    def settle(self) -> None:
+        """Figures and trees are drawn with the next frame."""
         self.browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0]))")
 
-    def ask(self, text: str) -> None:
+    def ended(self, seconds: float = 10.0) -> None:
+        self.until("return document.getElementById('send').offsetParent !== null", seconds=seconds)
+        self.settle()
+
+    def ask(self, text: str, seconds: float = 10.0) -> None:
+        """Send a message and read the whole answer."""
+        before = self.js("return chat.turns.length")
         self.send(text)
-        self.until("return document.querySelector('.answer') !== null")
-        self.ended()
+        self.until("return chat.turns.length > arguments[0]", before)
+        self.ended(seconds)
 
     def text(self, selector: str) -> str:
         return self.js("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
@@ -105,10 +110,10 @@ class Visitor:
         features = [{"name": k.replace("_", "-"), "value": v} for k, v in media.items()]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
-    def size(self, width: int, height: int) -> None:
+    def size(self, width: int, height: int, scale: int = 1) -> None:
         self.browser.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+            {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False},
         )
 
     def complaints(self) -> list[str]:
@@ -116,6 +121,12 @@ class Visitor:
         log = self.browser.get_log("browser")
         errors = [entry["message"] for entry in log if entry["level"] == "SEVERE"]
         return [line for line in errors if not any(known in line for known in EXPECTED)]
+
+    def leftover(self) -> int:
+        """Pixels by which the page as a whole is taller than the window."""
+        return self.js(
+            "const page = document.documentElement; return page.scrollHeight - innerHeight"
+        )
 
     def overflow(self) -> int:
         """Pixels by which the widest scrolling box, the page first, is too wide."""
