@@ -450,6 +450,8 @@ def test_the_ragged_script_holds_batches_against_slots(script, tmp_path, capsys)
     assert claims == ["ragged slots over eqspec, batch 2", "texts that part beyond rounding"]
     assert "| exspec |" in (out / "ragged-float32.md").read_text()
     assert "round 1 of 1" in capsys.readouterr().err
+
+
 def test_evaluation_finds_the_answers_of_hf_and_says_what_they_took(script) -> None:
     pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install 'foretoken[eval]'")
     code, out = script("evaluation", "--quick", "--method", "chain", "--batch-sizes", "2")
