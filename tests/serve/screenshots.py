@@ -1,4 +1,5 @@
-"""Take the pictures of the page under docs/ from a server that runs.
+"""Take the pictures of the page under docs/ from a server that was just started: what it wrote
+before would be guessed.
 
 foretoken serve --target smollm2-135m --draft smollm2-135m-draft --dtype bfloat16
 python tests/serve/screenshots.py http://127.0.0.1:8000/
@@ -40,20 +41,22 @@ def take(guest: Visitor, name: str) -> None:
 
 
 def main(url: str) -> None:
-    story, code = "Write a short story about a lighthouse.", "Write a Python function that adds."
-    city, planets = "What is the capital of France, and what is it known for?", "Name all planets."
+    story, egg = "Write a short story about a lighthouse.", "How do I boil an egg?"
+    city = "What is the capital of France, and what is it known for?"
+    planets, leaves = "What are the planets of the solar system?", "Why are leaves green?"
+    code = "Write a Python function that adds two numbers."
     with headless() as browser:
         guest = Visitor(browser, url)
-        guest.js("document.getElementById('cap').value = 150")
+        guest.js("document.getElementById('cap').value = 120")
         guest.emulate(prefers_color_scheme="light")
         guest.size(400, 800, scale=2)
-        talk(guest, city)
+        talk(guest, story)
         take(guest, "phone")
         guest.size(1280, 800)
-        talk(guest, city, False, planets, True, code)
+        talk(guest, planets, False, egg, True, city)
         take(guest, "light")
         guest.emulate(prefers_color_scheme="dark")
-        talk(guest, planets, False, city, True, story)
+        talk(guest, leaves, False, planets, True, code)
         take(guest, "dark")
 
 
