@@ -290,8 +290,7 @@ class DecodeState:
     error: BaseException | None = None  # what ended it, where that was an exception
     longest: int | None = None  # tokens, prompt included, that the model's positions allow
     prefill: float = 0.0  # seconds that its prompt took
-    # tokens whose keys and values each model took over from an earlier text, by the model's name
-    reused: dict[str, int] = field(default_factory=dict)
+    reused: dict[str, int] = field(default_factory=dict)  # tokens of earlier texts, by model
     aside: float = 0.0  # seconds of the rounds it sat out before its last one
     rehearsal: bool = False  # written to be timed: nothing is learned of it for other rows
     guesses: int | None = None  # most nodes drafted for it in a step; None: as many as may be

@@ -128,6 +128,7 @@ def test_a_server_that_was_killed_starts_again(pair_folders, tmp_path) -> None:
     with process(pair_folders, "--port", port, "--log-file", str(log)) as (url, _, _):
         told = httpx.post(f"{url}/v1/completions", json=LONG, timeout=60).json()["choices"]
         assert told == wanted
+        wait_for(lambda: len(log.read_text().splitlines()) == 2)
     assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 200]
 
 
