@@ -1,4 +1,4 @@
-"""A simulated machine that serves several rows at once: requests come and go, time is arithmetic."""
+"""A simulated machine that serves several rows at once: requests come and go."""
 
 from __future__ import annotations
 

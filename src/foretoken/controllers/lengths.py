@@ -2,8 +2,12 @@
 
 A request whose guesses stand with chance a gets l(a, k) = 1 + a + ... + a^k tokens from k of them
 (SmartSpec, arXiv 2406.14066). The paper finds one k for the batch and then deals it out by
-acceptance; here every node goes to the row where it is likeliest to stand, which is the best use of
-any number of nodes, and how many there are follows from the seconds they take.
+acceptance. Here every node goes to the row whose steps it makes fewer by the largest share, and how
+many there are follows from the seconds they take. Giving it to the row where it is likeliest to
+stand would bring the most tokens in this step; but every request is to be written to its end, and a
+batch that serves its easy rows first is left with the others. In a closed loop each row is best
+given the length that would be best if all rows were like it, and this comes close to that. For
+equal rows it is the paper's goodput.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import log
 
 from foretoken.controllers.survival import Ranks
 from foretoken.trees.counts import Counts
@@ -52,6 +57,31 @@ class Acceptance(Counts):
 
     def chance(self, prior: float, weight: float) -> float:
         return self.rate(0, prior, weight)
+
+
+class Likeness:
+    """How many guesses of its own a request is told apart by: as many as would have foretold what
+    came best. Where requests are alike, single ones are known by all of them.
+    """
+
+    __slots__ = ("scores",)
+
+    WEIGHTS = (4.0, 16.0, 64.0, 256.0)  # guesses that the acceptance of all counts as
+    FADE = 0.5 ** (1 / 512)  # per draft
+
+    def __init__(self) -> None:
+        self.scores = [-0.1, 0.0, -0.1, -0.2]  # of the weights: logarithms of chances
+
+    @property
+    def weight(self) -> float:
+        return self.WEIGHTS[max(range(len(self.scores)), key=self.scores.__getitem__)]
+
+    def update(self, own: Acceptance, usual: float, accepted: int, rejected: bool) -> None:
+        """Hold what came against what each weight had said; `own` does not know it yet."""
+        for place, weight in enumerate(self.WEIGHTS):
+            chance = min(max(own.chance(usual, weight), 0.001), 0.999)
+            said = accepted * log(chance) + rejected * log(1.0 - chance)
+            self.scores[place] = self.scores[place] * self.FADE + said
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +126,11 @@ class Seconds:
     level: float
     node: float  # to draft
 
+    def drafted(self, rows: int, depth: int, nodes: float) -> float:
+        """A step in which so many rows draft."""
+        spent = self.start + self.row * rows + self.level * depth + self.node * nodes
+        return spent + self.scoring[int(nodes + 0.5)]
+
     @property
     def least(self) -> float:
         """What one node more costs at least."""
@@ -105,10 +140,24 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """Nodes of every row, and the tokens per second that they promise."""
+    """Nodes of every row, and the goodput they promise: of one row, by its logarithm."""
 
     nodes: list[int]
-    rate: float
+    goodput: float
+
+
+def gains(offers: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
+    """The nodes of all rows, best first: by how much each makes its row's steps fewer (negative, to
+    be sorted by), its place in the row's offers and the row.
+    """
+    order = []
+    for at, own in enumerate(offers):
+        tokens = 1.0
+        for place, value in enumerate(own):
+            order.append((-value / tokens, place, at))
+            tokens += value
+    order.sort()
+    return order
 
 
 def allot(
@@ -118,35 +167,34 @@ def allot(
     margin: float,
     share: float = 1.0,
 ) -> Allotment:
-    """The nodes that give most tokens per second, over all rows: `offers[i]` are those of row i.
+    """The nodes that let all rows get on fastest: `offers[i]` are those of row i, `deepest` how
+    deep a draft of so many is.
 
-    Nodes enter by what they promise, and every prefix of that order is a candidate, none of them
-    included, which has to be beaten by `margin`. It ends where no node can pay any more: costs rise
-    and promises fall. `share`: of rows that have a proposal at all, where that is not known yet.
+    What is largest is the product of the rows' tokens, each over the seconds of the step. Every
+    prefix of the best order is a candidate, none of them included, which has to be beaten by
+    `margin`; costs rise and promises fall, so at some place no further one can win. `share`: of
+    rows that have a proposal at all, where that is not known yet.
     """
-    count = len(offers)
-    order = sorted(
-        [(-v, place, at) for at, own in enumerate(offers) for place, v in enumerate(own)]
-    )
-    scoring, least = seconds.scoring, seconds.least
-    best, best_at = margin * count / scoring[0], 0
-    tokens, nodes, depth, asked = float(count), 0.0, 0, 0
-    for taken, (value, place, _) in enumerate(order, 1):
-        if -value <= best * least:
+    count, order = len(offers), gains(offers)
+    most = seconds.drafted(count, deepest[-1], len(order) * share)
+    enough = count * seconds.least / (most + seconds.least)
+    best, best_at = count * log(margin / seconds.scoring[0]), 0
+    won, nodes, depth, asked = 0.0, 0.0, 0, 0
+    for taken, (gain, place, _) in enumerate(order, 1):
+        if -gain <= enough:
             break
-        tokens -= value * share
+        won += share * log(1.0 - gain)
         nodes += share
         asked += place == 0
         if deepest[place] > depth:
             depth = deepest[place]
-        spent = scoring[int(nodes + 0.5)] + seconds.start + seconds.row * asked
-        spent += seconds.level * depth + seconds.node * nodes
-        if tokens > best * spent:
-            best, best_at = tokens / spent, taken
+        goodput = won - count * log(seconds.drafted(asked, depth, nodes))
+        if goodput > best:
+            best, best_at = goodput, taken
     chosen = [0] * count
     for _, _, at in order[:best_at]:
         chosen[at] += 1
-    return Allotment(chosen, best)
+    return Allotment(chosen, best / count)
 
 
 def cut(
@@ -157,16 +205,16 @@ def cut(
     `promises[i]` are those of row i's nodes below the root, none above its parent's; the root is
     among the nodes that are kept.
     """
-    order = sorted(
-        [(-v, node, at) for at, own in enumerate(promises) for node, v in enumerate(own, 1)]
-    )
-    tokens = float(len(promises))
-    best, best_at = tokens / (scoring[0] + drafting), 0
-    for taken, (value, _, _) in enumerate(order, 1):
-        tokens -= value
-        if tokens > best * (scoring[taken] + drafting):
-            best, best_at = tokens / (scoring[taken] + drafting), taken
+    places = [sorted(range(len(own)), key=lambda node: -own[node]) for own in promises]
+    order = gains([[own[node] for node in at] for own, at in zip(promises, places, strict=True)])
+    count = len(promises)
+    best, best_at, won = -count * log(scoring[0] + drafting), 0, 0.0
+    for taken, (gain, _, _) in enumerate(order, 1):
+        won += log(1.0 - gain)
+        goodput = won - count * log(scoring[taken] + drafting)
+        if goodput > best:
+            best, best_at = goodput, taken
     kept: list[list[int]] = [[0] for _ in promises]
-    for _, node, at in order[:best_at]:
-        kept[at].append(node)
+    for _, place, at in order[:best_at]:
+        kept[at].append(places[at][place] + 1)
     return [sorted(nodes) for nodes in kept]

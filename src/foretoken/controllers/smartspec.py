@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from foretoken.contract import Guided
@@ -20,6 +21,7 @@ from foretoken.controllers.lengths import (
     WIDTH,
     Acceptance,
     Allotment,
+    Likeness,
     Outline,
     Seconds,
     allot,
@@ -45,11 +47,10 @@ from foretoken.types import (
 )
 
 BELIEF = 0.7  # acceptance before anything was seen; the paper's code 0.7, too
-TRIALS = 8.0  # guesses that the acceptance of all requests counts as in a new one
 FORGET = 0.1  # what counts keep of their weight when the alarm rings
 WATCHED = 4  # of so many steps in which nobody drafts one is looked at
 CALM = 7  # steps without a draft that go by without a decision
-KEPT = (0.25, 1.5)  # promises may have been so far from what came
+KEPT = (0.5, 1.25)  # promises may have been so far from what came
 NONE = Budget(0, 0)
 
 
@@ -101,12 +102,13 @@ class GoodputPolicy:
         self.goals, self.latency, self.looks_up = goals, latency, looks_up
         self.rehearsed = {1}  # batches whose costs are known, by the bit length of their size
         self.acceptance = Acceptance(4.0 * goals.half_life)  # of all requests
+        self.likeness = Likeness()
         self.ranks = Ranks(goals.half_life)
         self.branching = traits.shape is Shape.TREE  # or a tree was seen
         self.outline: Outline | None = None  # of trees, found again now and then
         self.age = 0  # steps since the last change of regime
         self.fade = 0.5 ** (1.0 / goals.half_life)
-        self.promised = self.found = 4.0  # tokens of drafts
+        self.promised = self.found = 32.0  # tokens of drafts
         self.finding = 1.0  # share of the rows that were asked which had a proposal
         self.probes = Probes(goals.probe_every)
         self.turn = Turn()
@@ -173,9 +175,9 @@ class GoodputPolicy:
 
     def offers(self, requests: Sequence[Request], outline: Outline) -> list[list[float]]:
         """The nodes of every row by the chance that they stand, its own acceptance considered."""
-        usual, kept = self.usual, self.kept
+        usual, kept, weight = self.usual, self.kept, self.likeness.weight
         return [
-            outline.of_row(request.acceptance.chance(usual, TRIALS) / usual, kept)
+            outline.of_row(request.acceptance.chance(usual, weight) / usual, kept)
             for request in requests
         ]
 
@@ -202,13 +204,13 @@ class GoodputPolicy:
         self.age += 1
         if self.outline is not None and self.age % 32 and self.age & (self.age - 1):
             return self.outline
-        found, rate = None, 0.0
+        found, best = None, -inf
         for depth in (*[d for d in DEPTHS if d < goals.max_depth], goals.max_depth):
             outline = Outline.tree(self.ranks, self.usual, goals.max_nodes, depth)
-            promised = self.best(requests, outline).rate
-            if promised > rate:
-                found, rate = outline, promised
-        assert found is not None, "a rate is above zero"
+            promised = self.best(requests, outline).goodput
+            if promised > best:
+                found, best = outline, promised
+        assert found is not None, "a logarithm is above all bounds"
         self.outline = found
         return found
 
@@ -225,6 +227,8 @@ class GoodputPolicy:
         not learned.
         """
         idle = {one.uid: at for at, one in enumerate(requests) if not chosen[at].depth}
+        # Where many write, a draft for one of them costs each step little, and few of them learn.
+        self.probes.rarest = max(self.probes.RAREST // len(requests), 1)
         at = self.probes.due(idle, False)
         if at is None:
             return
@@ -263,7 +267,7 @@ class GoodputPolicy:
     def promises(self, request: Request, draft: Draft) -> list[float]:
         """How likely each node below the root of a draft stands."""
         usual, tree = self.usual, draft.tree
-        own = request.acceptance.chance(usual, TRIALS)
+        own = request.acceptance.chance(usual, self.likeness.weight)
         if not self.branching:
             return [self.kept * own**depth for depth in range(1, len(tree))]
         rates = self.ranks.rates(WIDTH, usual, 2.0)
@@ -314,6 +318,7 @@ class GoodputPolicy:
         self.promised = self.promised * self.fade + promised
         self.found = self.found * self.fade + accepted
         request.idle = 0
+        self.likeness.update(request.acceptance, self.usual, accepted, rejected)
         request.acceptance.update(accepted, rejected)
         self.acceptance.update(accepted, rejected)
         if self.branching:
@@ -326,7 +331,7 @@ class GoodputPolicy:
 
     def promised_by(self, request: Request, tree: TokenTree) -> float:
         """Tokens that a draft of this shape would bring, were promises always kept."""
-        own = request.acceptance.chance(self.usual, TRIALS)
+        own = request.acceptance.chance(self.usual, self.likeness.weight)
         if not self.branching:
             return sum([own**depth for depth in range(1, len(tree))])
         return sum(self.promises(request, Draft(tree, Draw.POINT))) / self.kept
@@ -334,8 +339,7 @@ class GoodputPolicy:
     def paid(self, accepted: int, depth: int, nodes: int, rows: int) -> bool:
         """Whether accepted tokens were worth the seconds that one row's draft took."""
         seconds = self.seconds(rows, nodes)
-        extra = seconds.scoring[nodes] - seconds.scoring[0] + seconds.start + seconds.row
-        extra += seconds.level * depth + seconds.node * nodes
+        extra = seconds.drafted(1, depth, nodes) - seconds.scoring[0]
         return accepted * seconds.scoring[0] / rows > extra
 
     def forget(self, request: Request, rows: int) -> None:
