@@ -143,14 +143,16 @@ class Latency:
         drift = fit.drift
         return [drift * (base + piece) for piece in self.pieces[rows : rows + most + 1]]
 
-    def drafting(self) -> tuple[float, float, float, float]:
-        """Seconds of a draft: in any case, per row asked, per level, per node."""
+    def drafting(self, depth: int) -> tuple[list[float], float, float]:
+        """Seconds of a draft by its deepest level, from none to `depth`; more per row that is
+        asked, and per node.
+        """
         units = (1.0, ROWS, LEVELS, TOKENS)
         start, row, level, node = (
             self.draft.drift * share / unit
             for share, unit in zip(self.draft.coefficients, units, strict=True)
         )
-        return start, row, level, node
+        return [0.0, *[start + level * at for at in range(1, depth + 1)]], row, node
 
 
 def tokens_of(nodes: int) -> Features:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import log
+from math import inf, log
 
 from foretoken.controllers.survival import Ranks
 from foretoken.trees.counts import Counts
@@ -23,6 +23,7 @@ from foretoken.trees.select import best_first_shape
 
 HOPELESS = 0.01  # nodes that are less likely to stand are not considered
 WIDTH = 8  # ranks of children told apart
+PATIENCE = 2  # levels looked at beyond the last that paid
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # of trees looked at
 
 
@@ -120,15 +121,14 @@ class Outline:
 class Seconds:
     """What the step to come costs."""
 
-    scoring: Sequence[float]  # by nodes drafted in all
-    start: float  # of a draft in any case
-    row: float  # per row that is asked
-    level: float
-    node: float  # to draft
+    scoring: Sequence[float]  # a target forward, by nodes drafted in all
+    levels: Sequence[float]  # drafting, by the deepest level; none: 0
+    row: float = 0.0  # per row that is asked
+    node: float = 0.0  # to draft
 
     def drafted(self, rows: int, depth: int, nodes: float) -> float:
         """A step in which so many rows draft."""
-        spent = self.start + self.row * rows + self.level * depth + self.node * nodes
+        spent = self.levels[depth] + self.row * rows + self.node * nodes
         return spent + self.scoring[int(nodes + 0.5)]
 
     @property
@@ -170,31 +170,47 @@ def allot(
     """The nodes that let all rows get on fastest: `offers[i]` are those of row i, `deepest` how
     deep a draft of so many is.
 
-    What is largest is the product of the rows' tokens, each over the seconds of the step. Every
-    prefix of the best order is a candidate, none of them included, which has to be beaten by
-    `margin`; costs rise and promises fall, so at some place no further one can win. `share`: of
+    What is largest is the product of the rows' tokens, each over the seconds of the step. Rows
+    share the forwards of the draft: for every depth that may be paid for, every prefix of the best
+    order is a candidate. No node at all is one, too, and has to be beaten by `margin`. `share`: of
     rows that have a proposal at all, where that is not known yet.
     """
     count, order = len(offers), gains(offers)
-    most = seconds.drafted(count, deepest[-1], len(order) * share)
+    best, kept, depth = count * log(margin / seconds.scoring[0]), order[:0], 0
+    levels = sorted(set(deepest[: max(map(len, offers), default=0)]))
+    for level in levels if seconds.levels[-1] > seconds.levels[1] else levels[-1:]:
+        if depth and level > depth + PATIENCE:
+            break  # deeper drafts have not paid for their levels
+        within = [one for one in order if deepest[one[1]] <= level]
+        goodput, taken = best_prefix(within, count, seconds, level, share)
+        if goodput > best:
+            best, kept, depth = goodput, within[:taken], level
+    chosen = [0] * count
+    for _, _, at in kept:
+        chosen[at] += 1
+    return Allotment(chosen, best / count)
+
+
+def best_prefix(
+    order: Sequence[tuple[float, int, int]], count: int, seconds: Seconds, level: int, share: float
+) -> tuple[float, int]:
+    """How many nodes of an order to take, in drafts `level` deep, and the goodput of that.
+
+    Costs rise and gains fall, so at some place no further one can win.
+    """
+    most = seconds.drafted(count, level, len(order) * share)
     enough = count * seconds.least / (most + seconds.least)
-    best, best_at = count * log(margin / seconds.scoring[0]), 0
-    won, nodes, depth, asked = 0.0, 0.0, 0, 0
+    best, best_at, won, nodes, asked = -inf, 0, 0.0, 0.0, 0
     for taken, (gain, place, _) in enumerate(order, 1):
         if -gain <= enough:
             break
         won += share * log(1.0 - gain)
         nodes += share
         asked += place == 0
-        if deepest[place] > depth:
-            depth = deepest[place]
-        goodput = won - count * log(seconds.drafted(asked, depth, nodes))
+        goodput = won - count * log(seconds.drafted(asked, level, nodes))
         if goodput > best:
             best, best_at = goodput, taken
-    chosen = [0] * count
-    for _, _, at in order[:best_at]:
-        chosen[at] += 1
-    return Allotment(chosen, best / count)
+    return best, best_at
 
 
 def cut(

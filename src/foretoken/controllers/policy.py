@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 
 from foretoken.controllers.goodput import NONE, GoodputPricing, Shapes
+from foretoken.controllers.lengths import Seconds, allot
 from foretoken.controllers.probes import Probes
-from foretoken.controllers.rounds import Lull, Record, Round
+from foretoken.controllers.rounds import Lull, Record, Rehearsals, Round
 from foretoken.controllers.step_costs import SURPRISE, StepCosts
 from foretoken.controllers.survival import BELIEF, Ranks, Slots
 from foretoken.errors import check_values
@@ -80,7 +83,7 @@ class Policy:
         self.costs = {1: costs}  # by the bit length of the number of rows
         # plain steps that a question without an answer takes, for rows of every such size
         self.asking = {1: asking}
-        self.rehearsed = {1}  # sizes whose costs were measured, and not taken from another size
+        self.rehearsals = Rehearsals()
         self.slots = Slots(4.0 * limits.half_life)  # over all rows: the prior of each
         self.ranks = Ranks(limits.half_life)
         self.branching = traits.shape is Shape.TREE  # or a tree was seen
@@ -94,8 +97,7 @@ class Policy:
         self.lull: Lull[Record] = Lull()
 
     def lacks(self, rows: int) -> bool:
-        """Whether no batch of about this size was measured."""
-        return rows.bit_length() not in self.rehearsed
+        return self.rehearsals.lack(rows)
 
     def learn(self, costs: CostTable) -> None:
         """Take in what a batch costs. A forward of fewer rows than were measured costs less, but
@@ -105,7 +107,7 @@ class Policy:
         target = {1: max(lone.plain(1) - costs.overhead, 1e-9), **costs.target}
         self.costs[size] = found = StepCosts.of(replace(costs, target=target))
         self.asking[size] = costs.asking / found.plain(costs.rows)
-        self.rehearsed.add(size)
+        self.rehearsals.add(costs.rows)
         self.lull = Lull()
 
     def budgets(self, rows: Rows) -> list[Budget]:
@@ -183,38 +185,21 @@ class Policy:
         return False
 
     def lengths(self, records: Sequence[Record], costs: StepCosts) -> list[int]:
-        """Drafted tokens per row that give the most tokens per second together.
-
-        Slots enter in the order of their survival; every prefix of that order is a candidate.
-        """
+        """Drafted tokens per row that let all rows get on fastest."""
         rows, limit = len(records), self.limits.max_depth
         prior = self.slots.chained(limit, BELIEF, 2.0)
-        offers: list[tuple[float, int, int]] = []  # (survival, row, slots up to this one)
-        for at, record in enumerate(records):
-            survival = 1.0
-            for slot, rate in enumerate(record.slots.rates(limit, prior, 4.0), 1):
-                survival *= rate
-                if survival < HOPELESS:
-                    break
-                offers.append((survival, at, slot))
-        if rows > 1:
-            offers.sort(key=by_survival)
+        offers = []
+        for record in records:
+            survivals = accumulate(record.slots.rates(limit, prior, 4.0), mul)
+            offers.append([one for one in survivals if one >= HOPELESS])
+        nodes = sum(map(len, offers))
+        scores, score_drift = costs.rest.reach(rows + nodes)
         drafts, draft_drift = costs.draft.reach(limit)
-        scores, score_drift = costs.rest.reach(rows + len(offers))
-        best, best_at = rows / costs.plain(rows) * self.limits.margin, 0
-        tokens, deepest = float(rows), 0  # every row emits one token in any case
-        for count, (survival, _, slot) in enumerate(offers, 1):
-            tokens += survival
-            if slot > deepest:
-                deepest = slot
-            seconds = drafts[deepest] * draft_drift + scores[rows + count] * score_drift
-            if tokens > best * seconds:
-                best, best_at = tokens / seconds, count
-        chosen = [0] * rows
-        for _, at, slot in offers[:best_at]:
-            if slot > chosen[at]:
-                chosen[at] = slot
-        return chosen
+        seconds = Seconds(
+            [score * score_drift for score in scores[rows : rows + nodes + 1]],
+            [0.0, *[draft * draft_drift for draft in drafts[1 : limit + 1]]],
+        )
+        return allot(offers, range(1, limit + 1), seconds, self.limits.margin).nodes
 
     def observe(
         self,
@@ -350,8 +335,3 @@ class Policy:
         if self.priced:  # at the speed of plain decoding a draft has most to offer
             costs, rows = self.costs_of(len(records)), len(records)
             chosen[at] = replace(self.pricing.offer(costs, rows, 1.0), depth=depth)
-
-
-def by_survival(offer: tuple[float, int, int]) -> tuple[float, int]:
-    """Likeliest first; of equal ones the earlier slot, so a row's slots stay in order."""
-    return -offer[0], offer[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -22,6 +23,31 @@ class Record:
     idle: int = 0  # steps since the last draft
     asked: bool = False  # for a draft in the step under way
     resting: int = 0  # steps to go until a drafter that has not paid is asked again
+
+
+class Rehearsals:
+    """Which batches were measured, by the bit length of the number of their rows.
+
+    A batch that is larger than all before is tried before its first step. A smaller one may only be
+    what is left of a larger one, and is over by the time its costs were measured.
+    """
+
+    PATIENCE = 32  # steps of such a batch before it is tried as well
+
+    def __init__(self) -> None:
+        self.sizes = {1}
+        self.met: Counter[int] = Counter()
+
+    def lack(self, rows: int) -> bool:
+        """Whether a batch of so many rows, which is about to make a step, should be tried."""
+        size = rows.bit_length()
+        if size in self.sizes:
+            return False
+        self.met[size] += 1
+        return size > max(self.sizes) or self.met[size] > self.PATIENCE
+
+    def add(self, rows: int) -> None:
+        self.sizes.add(rows.bit_length())
 
 
 class OfRow(Protocol):

@@ -28,7 +28,7 @@ from foretoken.controllers.lengths import (
     cut,
 )
 from foretoken.controllers.probes import Probes
-from foretoken.controllers.rounds import Lull
+from foretoken.controllers.rounds import Lull, Rehearsals
 from foretoken.controllers.shared_policy import SharedPolicy
 from foretoken.controllers.survival import Alarm, Ranks
 from foretoken.errors import check_values
@@ -100,7 +100,7 @@ class GoodputPolicy:
 
     def __init__(self, goals: Goals, traits: Traits, latency: Latency, looks_up: bool) -> None:
         self.goals, self.latency, self.looks_up = goals, latency, looks_up
-        self.rehearsed = {1}  # batches whose costs are known, by the bit length of their size
+        self.rehearsals = Rehearsals()
         self.acceptance = Acceptance(4.0 * goals.half_life)  # of all requests
         self.likeness = Likeness()
         self.ranks = Ranks(goals.half_life)
@@ -116,12 +116,12 @@ class GoodputPolicy:
         self.plain = 0  # steps in which nobody was asked
 
     def lacks(self, rows: int) -> bool:
-        return rows.bit_length() not in self.rehearsed
+        return self.rehearsals.lack(rows)
 
     def learn(self, costs: CostTable) -> None:
         """Take in what a batch costs."""
         self.latency.learn(costs)
-        self.rehearsed.add(costs.rows.bit_length())
+        self.rehearsals.add(costs.rows)
         self.lull = Lull()
 
     def request(self, row: DecodeState) -> Request:
@@ -192,7 +192,7 @@ class GoodputPolicy:
     def seconds(self, rows: int, most: int) -> Seconds:
         """What this step costs, with up to so many nodes in all."""
         scoring = self.latency.scoring(rows, self.turn.cached, most)
-        return Seconds(scoring, *self.latency.drafting())
+        return Seconds(scoring, *self.latency.drafting(self.goals.max_depth))
 
     def shape(self, requests: Sequence[Request]) -> Outline:
         """What drafts look like: a chain, or the tree of the depth that pays best just now, found
@@ -257,7 +257,7 @@ class GoodputPolicy:
             for request, draft in zip(requests, drafts, strict=True)
         ]
         seconds = self.seconds(len(rows), sum([len(own) for own in promises]))
-        spent = seconds.start + seconds.row * self.turn.asked
+        spent = seconds.levels[1] + seconds.row * self.turn.asked
         kept = cut(promises, seconds.scoring, spent)
         return [
             draft if len(nodes) == len(draft.tree) else draft.keep(nodes)

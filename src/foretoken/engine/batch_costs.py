@@ -18,10 +18,11 @@ from foretoken.trees.build import chain, undrafted
 from foretoken.types import Budget, CostTable, Draft, Draw, Rows, Shape
 
 AHEAD = (1, 2, 4, 8)  # nodes below each row's root
+LARGEST = 96  # nodes of all rows: beyond, a forward is arithmetic, whose cost goes on as it rose
 ROUNDS = 4  # the first one warms every shape up
 
 
-def batch_costs(rows: Rows, parts: Parts, seconds: float = 1.0) -> CostTable:
+def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
     """Time forwards of these rows by nodes and their drafts by depth, in about `seconds`.
 
     A slow model gets fewer sizes and repeats, two sizes at least. Forwards of the target are
@@ -39,7 +40,7 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 1.0) -> CostTable:
                 if not trial.fits(ahead) or (late and trial.sizes > 1):
                     break
                 trial.draft(ahead)
-                if known is None:
+                if known is None and (trial.sizes < 3 or len(rows) * (1 + ahead) <= LARGEST):
                     trial.score(ahead)
             if (perf_counter() - began) * (turn + 2) > seconds * (turn + 1):
                 break  # another round would take too long
