@@ -26,7 +26,7 @@ LEVELS = 8.0
 TRUST = 0.2  # share by which a step may miss its prediction and count in full
 FADE = 0.5 ** (1 / 64)  # of what steps said, per step
 RIDGE = 1e-6  # of what is known best: coefficients that nothing tells apart stay small
-REFIT = 8  # steps between solutions
+REFIT = 16  # steps between solutions
 
 
 class Fit:
@@ -132,11 +132,12 @@ class Latency:
     def scoring(self, rows: int, cached: int, most: int) -> list[float]:
         """Seconds of a forward by the nodes that are drafted in all, from none to `most`."""
         if len(self.pieces) <= rows + most:
-            shares = self.target.coefficients[1:-2]
-            self.pieces = [
-                sum([share * told for share, told in zip(shares, tokens_of(nodes), strict=True)])
-                for nodes in range(max(self.MOST, 2 * (rows + most)) + 1)
-            ]
+            several, *slopes = self.target.coefficients[1:-2]
+            nodes = np.arange(max(self.MOST, 2 * (rows + most)) + 1.0)
+            pieces = several * (nodes > 1.0)
+            for knot, slope in zip((0, *KNOTS), slopes, strict=True):
+                pieces += slope / TOKENS * np.maximum(nodes - knot, 0.0)
+            self.pieces = pieces.tolist()
         fit = self.target
         base = fit.coefficients[0] + fit.coefficients[-2] * rows / ROWS
         base += fit.coefficients[-1] * cached / CACHED

@@ -146,7 +146,10 @@ class Allotment:
     goodput: float
 
 
-def gains(offers: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
+Gain = tuple[float, int, int]
+
+
+def gains(offers: Sequence[Sequence[float]]) -> list[Gain]:
     """The nodes of all rows, best first: by how much each makes its row's steps fewer (negative, to
     be sorted by), its place in the row's offers and the row.
     """
@@ -178,11 +181,15 @@ def allot(
     count, order = len(offers), gains(offers)
     best, kept, depth = count * log(margin / seconds.scoring[0]), order[:0], 0
     levels = sorted(set(deepest[: max(map(len, offers), default=0)]))
-    for level in levels if seconds.levels[-1] > seconds.levels[1] else levels[-1:]:
-        if depth and level > depth + PATIENCE:
+    if count == 1 or seconds.levels[-1] <= seconds.levels[1]:
+        levels = levels[-1:]  # a lone row's nodes come level by level; free levels are no choice
+    for level in levels:
+        if level > max(depth, 1) + PATIENCE and count > 1:
             break  # deeper drafts have not paid for their levels
         within = [one for one in order if deepest[one[1]] <= level]
-        goodput, taken = best_prefix(within, count, seconds, level, share)
+        goodput, taken = best_prefix(
+            within, deepest, 0 if count == 1 else level, count, seconds, share
+        )
         if goodput > best:
             best, kept, depth = goodput, within[:taken], level
     chosen = [0] * count
@@ -192,22 +199,32 @@ def allot(
 
 
 def best_prefix(
-    order: Sequence[tuple[float, int, int]], count: int, seconds: Seconds, level: int, share: float
+    order: Sequence[Gain],
+    deepest: Sequence[int],
+    depth: int,
+    count: int,
+    seconds: Seconds,
+    share: float,
 ) -> tuple[float, int]:
-    """How many nodes of an order to take, in drafts `level` deep, and the goodput of that.
+    """How many nodes of an order to take where drafts are paid to be `depth` deep, or as deep as
+    the nodes are, and the goodput of that.
 
     Costs rise and gains fall, so at some place no further one can win.
     """
-    most = seconds.drafted(count, level, len(order) * share)
+    most = seconds.drafted(count, deepest[-1], len(order) * share)
     enough = count * seconds.least / (most + seconds.least)
     best, best_at, won, nodes, asked = -inf, 0, 0.0, 0.0, 0
+    scoring, levels, row, node = seconds.scoring, seconds.levels, seconds.row, seconds.node
     for taken, (gain, place, _) in enumerate(order, 1):
         if -gain <= enough:
             break
         won += share * log(1.0 - gain)
         nodes += share
         asked += place == 0
-        goodput = won - count * log(seconds.drafted(asked, level, nodes))
+        if deepest[place] > depth:
+            depth = deepest[place]
+        spent = scoring[int(nodes + 0.5)] + levels[depth] + row * asked + node * nodes
+        goodput = won - count * log(spent)
         if goodput > best:
             best, best_at = goodput, taken
     return best, best_at

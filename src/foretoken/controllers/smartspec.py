@@ -114,6 +114,7 @@ class GoodputPolicy:
         self.turn = Turn()
         self.lull: Lull[Request] = Lull()
         self.plain = 0  # steps in which nobody was asked
+        self.clocked = 0  # steps whose time was looked at
 
     def lacks(self, rows: int) -> bool:
         return self.rehearsals.lack(rows)
@@ -301,10 +302,13 @@ class GoodputPolicy:
                 self.probes.ended(False, False)  # nothing was found
         if times is None:
             return
+        self.clocked += 1
+        if deepest and self.clocked % 2:  # taking a time in costs some, too
+            if not turn.lagging:
+                self.latency.seen_draft(turn.asked, deepest, nodes, times.draft)
+            return
         spent = times.target / share + times.other
         self.latency.seen(times.rows, times.nodes, turn.cached, spent)
-        if deepest and not turn.lagging:
-            self.latency.seen_draft(turn.asked, deepest, nodes, times.draft)
 
     def outcome(self, request: Request, tree: TokenTree, verdict: Verdict, rows: int) -> int:
         """What became of one row's draft; its depth."""
