@@ -44,13 +44,14 @@ class Acceptance(Counts):
     """Chance that a guess stands, given that all before it do: accepted / (accepted + rejected).
 
     What follows the first rejection was not tried, so this is unbiased whatever lengths were
-    chosen; accepted / proposed is not.
+    chosen; accepted / proposed is not. Counts fade by guess and not by step: long drafts that stood
+    would else outweigh for long what short ones say later.
     """
 
     __slots__ = ()
 
     def update(self, accepted: int, rejected: bool) -> None:
-        self.fade()
+        self.fade(accepted + rejected)
         for _ in range(accepted):
             self.tried(0, True)
         if rejected:

@@ -101,11 +101,14 @@ class Policy:
 
     def learn(self, costs: CostTable) -> None:
         """Take in what a batch costs. A forward of fewer rows than were measured costs less, but
-        not less than that of a lone token.
+        not less than that of a lone token; drafts that were not tried take as many plain steps as
+        those of a lone row.
         """
         size, lone = costs.rows.bit_length(), self.costs[1]
         target = {1: max(lone.plain(1) - costs.overhead, 1e-9), **costs.target}
-        self.costs[size] = found = StepCosts.of(replace(costs, target=target))
+        longer = (costs.target[costs.rows] + costs.overhead) / lone.plain(1)
+        draft = costs.draft or {depth: longer * lone.draft.at(depth) for depth in lone.draft.sizes}
+        self.costs[size] = found = StepCosts.of(replace(costs, target=target, draft=draft))
         self.asking[size] = costs.asking / found.plain(costs.rows)
         self.rehearsals.add(costs.rows)
         self.lull = Lull()

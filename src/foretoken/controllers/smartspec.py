@@ -61,7 +61,7 @@ class Goals:
     max_depth: int = 8  # longest draft
     max_nodes: int = 32  # largest tree, per row
     margin: float = 1.02  # drafting must promise this many times plain's rate; the code's 1.1
-    half_life: float = 64.0  # of acceptance, in steps of a row
+    half_life: float = 64.0  # of acceptance, in guesses of a row that were tried
     probe_every: int = 20  # plain steps between probes, doubled up to four times that
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class GoodputPolicy:
     def __init__(self, goals: Goals, traits: Traits, latency: Latency, looks_up: bool) -> None:
         self.goals, self.latency, self.looks_up = goals, latency, looks_up
         self.rehearsals = Rehearsals()
-        self.acceptance = Acceptance(4.0 * goals.half_life)  # of all requests
+        self.acceptance = Acceptance(8.0 * goals.half_life)  # of all requests
         self.likeness = Likeness()
         self.ranks = Ranks(goals.half_life)
         self.branching = traits.shape is Shape.TREE  # or a tree was seen

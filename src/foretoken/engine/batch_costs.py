@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+from foretoken.contract import Views
 from foretoken.engine.step import Parts, clip, judge, propose, score
 from foretoken.engine.timings import TOO_DEAR, batches_before, settled, wait_for
 from foretoken.trees.build import chain, undrafted
@@ -27,19 +28,23 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
 
     A slow model gets fewer sizes and repeats, two sizes at least. Forwards of the target are
     measured once for all methods around it. Coins that a drafter uses are its caller's to rewind.
+    A draft that is part of the target's own forward is not tried: its beginnings of that forward
+    stay open until they are committed.
     """
     trial, known = Trial(rows, parts), batches_before(parts.target).get(len(rows))
+    apart = not isinstance(parts.drafter, Views)
     began = perf_counter()
     with rehearsed(rows):
         for turn in range(ROUNDS):
             trial.plain()
-            if parts.drafter.traits.prices:
+            if apart and parts.drafter.traits.prices:
                 trial.ask()
             for ahead in AHEAD:
                 late = perf_counter() - began > seconds
                 if not trial.fits(ahead) or (late and trial.sizes > 1):
                     break
-                trial.draft(ahead)
+                if apart:
+                    trial.draft(ahead)
                 if known is None and (trial.sizes < 3 or len(rows) * (1 + ahead) <= LARGEST):
                     trial.score(ahead)
             if (perf_counter() - began) * (turn + 2) > seconds * (turn + 1):
@@ -89,7 +94,6 @@ class Trial:
     def plain(self) -> None:
         """A forward without drafts, and the verdicts on it."""
         drafts = [undrafted(row) for row in self.rows]
-        propose(self.rows, [Budget(0, 0)] * len(self.rows), self.parts)
         began = perf_counter()
         scores = score(self.rows, drafts, self.parts)
         wait_for(scores[0].logits)
