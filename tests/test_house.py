@@ -13,6 +13,7 @@ LAYERS = (
         "types",
         "contract",
         "coins",
+        "costs",
         "warp",
         "errors",
         "row",

@@ -9,7 +9,7 @@ cache holds every committed token of a row but the last.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foretoken.costs import CostTable as CostTable
 from foretoken.sampling import Finish as Finish
 from foretoken.sampling import SamplingParams as SamplingParams
 
@@ -388,13 +389,3 @@ class Step:
     # where one of several drafters is shown its own nodes alone: the step as it was, whose hidden
     # states, of what it taps, are those of the whole text
     whole: Step | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CostTable:
-    """What an engine's forwards cost on this machine, measured when it is quiet."""
-
-    target: Mapping[int, float]  # seconds of one target forward by nodes scored, one row
-    draft: Mapping[int, float]  # seconds of a whole draft by depth (0 is absent)
-    overhead: float = 0.0  # seconds of a step outside both
-    asking: float = 0.0  # seconds of a proposal that finds nothing worth its price

@@ -96,7 +96,7 @@ def table_engine(
     config = needed(entry, vocab, controller)
     if controller == "fixed" and entry.name != "plain":
         config |= {"depth": depth, "nodes": 2 * depth}
-    if controller == "cost_model":  # trees small enough to be enumerated
+    if controller in ("cost_model", "smartspec"):  # trees small enough to be enumerated
         config |= {"max_nodes": 2 * depth}
     if verifier == "mixed":  # the rule for drafts of which a part is fixed
         config |= {"greedy_draft": True}

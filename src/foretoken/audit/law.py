@@ -26,6 +26,7 @@ from foretoken.types import (
     Budget,
     CostTable,
     DecodeState,
+    Draft,
     Finish,
     Memory,
     Rows,
@@ -95,8 +96,14 @@ class Steady:
     def learn(self, costs: CostTable) -> None:
         self.inner.learn(costs)
 
+    def lacks(self, rows: int) -> bool:
+        return False  # batches are priced by the one table
+
     def budgets(self, rows: Rows) -> list[Budget]:
         return self.inner.budgets(rows)
+
+    def admit(self, rows: Rows, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        return self.inner.admit(rows, drafts)
 
     def observe(self, step: Step) -> None:
         times = step.times

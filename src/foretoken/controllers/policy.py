@@ -8,16 +8,30 @@ last answers have cost: what is lost by asking stays a small share of all time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 
 from foretoken.controllers.goodput import NONE, GoodputPricing, Shapes
+from foretoken.controllers.lengths import Seconds, allot
 from foretoken.controllers.probes import Probes
+from foretoken.controllers.rounds import Lull, Record, Rehearsals, Round
 from foretoken.controllers.step_costs import SURPRISE, StepCosts
-from foretoken.controllers.survival import BELIEF, Alarm, Ranks, Slots
+from foretoken.controllers.survival import BELIEF, Ranks, Slots
 from foretoken.errors import check_values
 from foretoken.trees.build import guessed
 from foretoken.trees.counts import Pace
-from foretoken.types import Budget, DecodeState, Draft, Rows, Shape, StepTimes, Traits, Verdict
+from foretoken.types import (
+    Budget,
+    CostTable,
+    DecodeState,
+    Draft,
+    Rows,
+    Shape,
+    StepTimes,
+    Traits,
+    Verdict,
+)
 
 HOPELESS = 0.01  # slots that survive less often are not considered
 FORGET = 0.1  # what counts keep of their weight when the alarm rings
@@ -55,54 +69,6 @@ class Limits:
         )
 
 
-@dataclass(slots=True)
-class Record:
-    """What is known of one row."""
-
-    uid: int
-    slots: Slots
-    pace: Pace
-    alarm: Alarm = field(default_factory=Alarm)
-    idle: int = 0  # steps since the last draft
-    asked: bool = False  # for a draft in the step under way
-    resting: int = 0  # steps to go until a drafter that has not paid is asked again
-
-
-@dataclass(slots=True)
-class Lull:
-    """Plain steps of some rows in which nothing is decided: as nothing is drafted, nothing new is
-    known. A small target's step takes not much longer than a decision.
-    """
-
-    records: Sequence[Record] = ()
-    left: int = 0
-    passed: int = 0
-
-    def goes_on(self, rows: Rows) -> bool:
-        """Whether one more step goes by like this; another batch ends it."""
-        if not self.left or len(rows) != len(self.records):
-            return False
-        for row, known in zip(rows, self.records, strict=True):
-            if row.uid != known.uid:
-                return False
-        self.left -= 1
-        self.passed += 1
-        return True
-
-
-@dataclass(slots=True)
-class Round:
-    """What happened in the step under way."""
-
-    rows: int = 1
-    told: list[Record] = field(default_factory=list)  # rows that show what the drafter does
-    emitted: list[int] = field(default_factory=list)  # by each of these
-    asked: bool = False  # a draft was asked for; it may have found nothing worth its price
-    depth: int = 0  # deepest draft really made
-    nodes: int = 0  # drafted by all rows
-    lagging: bool = False  # a draft model first has to catch up
-
-
 class Policy:
     """Lengths, shapes or prices for a group of rows.
 
@@ -114,9 +80,11 @@ class Policy:
         self, limits: Limits, traits: Traits, costs: StepCosts, asking: float, counted: bool
     ) -> None:
         self.limits, self.priced, self.counted = limits, traits.prices, counted
-        self.asking = asking  # plain steps that a question without an answer takes
         self.cheap = asking <= CHEAP
         self.costs = {1: costs}  # by the bit length of the number of rows
+        # plain steps that a question without an answer takes, for rows of every such size
+        self.asking = {1: asking}
+        self.rehearsals = Rehearsals()
         self.slots = Slots(4.0 * limits.half_life)  # over all rows: the prior of each
         self.ranks = Ranks(limits.half_life)
         self.branching = traits.shape is Shape.TREE  # or a tree was seen
@@ -127,6 +95,23 @@ class Policy:
         self.ledger = 0.0  # seconds won against plain decoding
         self.plain = 0  # steps in which nobody was asked
         self.round = Round()
+        self.lull: Lull[Record] = Lull()
+
+    def lacks(self, rows: int) -> bool:
+        return self.rehearsals.lack(rows)
+
+    def learn(self, costs: CostTable) -> None:
+        """Take in what a batch costs. A forward of fewer rows than were measured costs less, but
+        not less than that of a lone token; drafts that were not tried take as many plain steps as
+        those of a lone row.
+        """
+        size, lone = costs.rows.bit_length(), self.costs[1]
+        target = {1: max(lone.plain(1) - costs.overhead, 1e-9), **costs.target}
+        longer = (costs.target[costs.rows] + costs.overhead) / lone.plain(1)
+        draft = costs.draft or {depth: longer * lone.draft.at(depth) for depth in lone.draft.sizes}
+        self.costs[size] = found = StepCosts.of(replace(costs, target=target, draft=draft))
+        self.asking[size] = costs.asking / found.plain(costs.rows)
+        self.rehearsals.add(costs.rows)
         self.lull = Lull()
 
     def budgets(self, rows: Rows) -> list[Budget]:
@@ -180,7 +165,7 @@ class Policy:
 
     def offers(self, records: Sequence[Record], costs: StepCosts) -> list[Budget]:
         """Prices for a drafter that keeps to them, or nothing where it has not paid so far."""
-        resting = [self.rests(record) for record in records]
+        resting = [self.rests(record, len(records)) for record in records]
         if all(resting):
             return [NONE] * len(records)
         speed = self.pricing.speed([record.pace for record in records])
@@ -190,7 +175,7 @@ class Policy:
         offer = self.pricing.offered(costs, len(records), max(speed, 1.0))
         return [NONE if rests else offer for rests in resting]
 
-    def rests(self, record: Record) -> bool:
+    def rests(self, record: Record, rows: int) -> bool:
         """Whether a drafter that costs little to ask is left alone in this step, since asking it
         for this row has cost more than it brought.
         """
@@ -200,42 +185,25 @@ class Policy:
             record.resting -= 1
             return True
         if self.pricing.gain(record.pace) < -EXPLORED:
-            record.resting = min(int(self.asking / EXPLORED), LONGEST)
+            record.resting = min(int(self.asking[self.size_of(rows)] / EXPLORED), LONGEST)
         return False
 
     def lengths(self, records: Sequence[Record], costs: StepCosts) -> list[int]:
-        """Drafted tokens per row that give the most tokens per second together.
-
-        Slots enter in the order of their survival; every prefix of that order is a candidate.
-        """
+        """Drafted tokens per row that let all rows get on fastest."""
         rows, limit = len(records), self.limits.max_depth
         prior = self.slots.chained(limit, BELIEF, 2.0)
-        offers: list[tuple[float, int, int]] = []  # (survival, row, slots up to this one)
-        for at, record in enumerate(records):
-            survival = 1.0
-            for slot, rate in enumerate(record.slots.rates(limit, prior, 4.0), 1):
-                survival *= rate
-                if survival < HOPELESS:
-                    break
-                offers.append((survival, at, slot))
-        if rows > 1:
-            offers.sort(key=by_survival)
+        offers = []
+        for record in records:
+            survivals = accumulate(record.slots.rates(limit, prior, 4.0), mul)
+            offers.append([one for one in survivals if one >= HOPELESS])
+        nodes = sum(map(len, offers))
+        scores, score_drift = costs.rest.reach(rows + nodes)
         drafts, draft_drift = costs.draft.reach(limit)
-        scores, score_drift = costs.rest.reach(rows + len(offers))
-        best, best_at = rows / costs.plain(rows) * self.limits.margin, 0
-        tokens, deepest = float(rows), 0  # every row emits one token in any case
-        for count, (survival, _, slot) in enumerate(offers, 1):
-            tokens += survival
-            if slot > deepest:
-                deepest = slot
-            seconds = drafts[deepest] * draft_drift + scores[rows + count] * score_drift
-            if tokens > best * seconds:
-                best, best_at = tokens / seconds, count
-        chosen = [0] * rows
-        for _, at, slot in offers[:best_at]:
-            if slot > chosen[at]:
-                chosen[at] = slot
-        return chosen
+        seconds = Seconds(
+            [score * score_drift for score in scores[rows : rows + nodes + 1]],
+            [0.0, *[draft * draft_drift for draft in drafts[1 : limit + 1]]],
+        )
+        return allot(offers, range(1, limit + 1), seconds, self.limits.margin).nodes
 
     def observe(
         self,
@@ -320,7 +288,9 @@ class Policy:
             if step.depth and not step.lagging:
                 costs.draft.seen(step.depth, max(times.draft, 1e-9))
             elif step.asked:
-                self.asking += ASKING * (min(times.draft / plain, 2.0 * CHEAP) - self.asking)
+                size = self.size_of(count)
+                surprise = min(times.draft / plain, 2.0 * CHEAP) - self.asking[size]
+                self.asking[size] += ASKING * surprise
         if not step.told:
             return
         mean = sum(step.emitted) / len(step.told)
@@ -344,12 +314,19 @@ class Policy:
         return max(costs.rest.at(times.nodes) - costs.rest.at(own), 0.0)
 
     def costs_of(self, rows: int) -> StepCosts:
-        """Costs of batches of about this size; a new size starts from the nearest known one."""
+        """Costs of batches of about this size."""
+        return self.costs[self.size_of(rows)]
+
+    def size_of(self, rows: int) -> int:
+        """How rows of about this number are called; what nobody measured starts from the nearest
+        size that is known.
+        """
         size = rows.bit_length()
         if size not in self.costs:
             nearest = min(self.costs, key=lambda known: abs(known - size))
             self.costs[size] = self.costs[nearest].copy()
-        return self.costs[size]
+            self.asking[size] = self.asking[nearest]
+        return size
 
     def record(self, row: DecodeState) -> Record:
         """What is known of a row."""
@@ -377,8 +354,3 @@ class Policy:
         if self.priced:  # at the speed of plain decoding a draft has most to offer
             costs, rows = self.costs_of(len(records)), len(records)
             chosen[at] = replace(self.pricing.offer(costs, rows, 1.0), depth=depth)
-
-
-def by_survival(offer: tuple[float, int, int]) -> tuple[float, int]:
-    """Likeliest first; of equal ones the earlier slot, so a row's slots stay in order."""
-    return -offer[0], offer[2]

@@ -10,8 +10,11 @@ class Probes:
 
     FLOOR = 8  # intervals until a probe while drafting is forbidden
 
+    RAREST = 4  # intervals between probes of a lone row that never pay
+
     def __init__(self, every: int) -> None:
         self.every = self.interval = every
+        self.rarest = self.RAREST  # the same for the rows there are
         self.waited = 0
         self.depth = 2
         self.won = False  # a draft of this burst has paid
@@ -42,5 +45,6 @@ class Probes:
             if whole:
                 self.depth = min(2 * self.depth, 8)
             return
-        self.interval = self.every if self.won else min(2 * self.interval, 4 * self.every)
+        rarer = min(2 * self.interval, self.rarest * self.every)
+        self.interval = self.every if self.won else rarer
         self.waited, self.row = 0, None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foretoken.contract import StoppingRule
 from foretoken.errors import check_values
-from foretoken.types import Budget, CostTable, DecodeState, Go, Level, Rows, Step
+from foretoken.types import Budget, CostTable, DecodeState, Draft, Go, Level, Rows, Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +44,14 @@ class Steady:
     def learn(self, costs: CostTable) -> None:
         return None
 
+    def lacks(self, rows: int) -> bool:
+        return False
+
     def budgets(self, rows: Rows) -> list[Budget]:
         return [self.budget] * len(rows)
+
+    def admit(self, rows: Rows, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        return drafts
 
     def observe(self, step: Step) -> None:
         return None

@@ -17,6 +17,7 @@ import torch
 from foretoken.coins import SeededCoins
 from foretoken.drafters.given_text import GivenText, foretold
 from foretoken.engine.admission import Waiting
+from foretoken.engine.batch_costs import batch_costs
 from foretoken.engine.interrupts import uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
 from foretoken.engine.step import Parts, advance
@@ -185,6 +186,8 @@ class Engine(Parts):
         used = [getattr(row.coins, "used", 0) for row in rows]
         lengths = [len(row.tokens) for row in rows]
         try:
+            if self.controller.lacks(len(rows)):
+                self.price(rows)
             return self.advance(rows)
         except Exception as error:
             guilty = [row for row in rows if blamed([row], error)]
@@ -205,6 +208,14 @@ class Engine(Parts):
         rewind(rows, used)
         steps = [step for group in groups if group and (step := self.round(group)) is not None]
         return joined(steps) if steps else None
+
+    def price(self, rows: Rows) -> None:
+        """Let the controller know what a batch like this costs, tried on its own rows."""
+        used = [getattr(row.coins, "used", 0) for row in rows]
+        costs = batch_costs(rows, self)
+        rewind(rows, used)
+        LOG.debug("costs of %d rows: %s", len(rows), costs)
+        self.controller.learn(costs)
 
     def advance(self, rows: Rows) -> Step:
         """One round of this kind of engine."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from time import perf_counter
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from foretoken.coins import SeededCoins
-from foretoken.contract import LanguageModel
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.engine import Engine
 from foretoken.engine.step import Parts, commit, judge, learn, propose, score, step_of
-from foretoken.lm.views.view import innermost
+from foretoken.engine.timings import TOO_DEAR, settled, timed_before, wait_for
 from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import (
@@ -25,7 +21,6 @@ from foretoken.types import (
     CostTable,
     Draft,
     Draw,
-    Prices,
     SamplingParams,
     Shape,
     Verdict,
@@ -36,9 +31,6 @@ DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 PERIOD = 17  # the scratch text repeats itself, so that look-up drafters find something
 REPEATS = 5
 SLOW_SIZES = 16  # larger ones are extrapolated where a round would take too long
-
-
-TOO_DEAR = Prices(1e9, (0.0, *[1e9] * max(SIZES)), 1e9)  # nothing is worth these
 
 
 @torch.inference_mode()
@@ -83,16 +75,8 @@ def measure_costs(
             rounds = 1 + max(1, min(REPEATS, int(seconds / max(took, 1e-9)) - 1))
     table = watch.table()
     timed_before(engine.target).update(table.target)
-    return replace(table, target=dict(sorted({**known, **table.target}.items())))
-
-
-_timed: WeakKeyDictionary[LanguageModel, dict[type, dict[int, float]]] = WeakKeyDictionary()
-
-
-def timed_before(target: LanguageModel) -> dict[int, float]:
-    """Seconds of forwards by nodes, as measured for other methods around the same target."""
-    by_view = _timed.setdefault(innermost(target), {})  # a view may leave layers out
-    return by_view.setdefault(type(target), {})
+    target = dict(sorted({**known, **table.target}.items()))
+    return replace(table, target=target, cached=context)
 
 
 class ScratchRow:
@@ -186,15 +170,3 @@ class Stopwatch:
             settled(self.other or [0.0]),
             settled(self.asking or [0.0]),
         )
-
-
-def settled(times: Sequence[float]) -> float:
-    """Lower quartile without the warm-up: what disturbs a forward only ever makes it longer."""
-    times = sorted(times[1:] or times)
-    return times[(len(times) - 1) // 4]
-
-
-def wait_for(values: Tensor) -> None:
-    """On a GPU, the end of the work and not of its launch."""
-    if values.is_cuda:
-        torch.cuda.synchronize(values.device)

@@ -56,6 +56,9 @@ class OverlapEngine(Engine):
         if self.overlap == "threads":
             refuse_one_device(self.target, self.drafter.model.lm)  # type: ignore[attr-defined]
 
+    def price(self, rows: Rows) -> None:
+        """Nothing is tried on rows whose pending tokens lie open in the draft model."""
+
     @property
     def overlap(self) -> str:
         """How both models run: in threads of their own, or in turn with the overlap modelled."""

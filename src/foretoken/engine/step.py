@@ -37,15 +37,17 @@ def advance(rows: Rows, parts: Parts) -> Step:
     began = perf_counter()
     budgets = plan(rows, rows, parts)
     planned = perf_counter()
-    drafts = propose(rows, budgets, parts)
+    drafts: Sequence[Draft] = propose(rows, budgets, parts)
     drafted = perf_counter()
+    drafts = parts.controller.admit(rows, drafts)
+    admitted = perf_counter()
     scores = score(rows, drafts, parts)  # the only target forward
     scored = perf_counter()
     verdicts = judge(rows, drafts, scores, parts)
     emitted = commit(rows, drafts, verdicts, parts)
     ended = perf_counter()
-    other = (planned - began) + (ended - scored)
-    seconds = drafted - planned, scored - drafted, other
+    other = (planned - began) + (admitted - drafted) + (ended - scored)
+    seconds = drafted - planned, scored - admitted, other
     step = step_of(rows, drafts, scores, verdicts, emitted, *seconds)
     learn(step, parts)
     return step

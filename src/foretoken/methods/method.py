@@ -10,11 +10,12 @@ from typing import Any
 CONTROLLERS = {
     "fixed": "controllers.fixed:Fixed",
     "cost_model": "controllers.cost_model:CostModel",
+    "smartspec": "controllers.smartspec:SmartSpec",
     "confidence": "controllers.confidence:Confidence",
     "acceptance_head": "controllers.acceptance_head:AcceptanceThreshold",
     "decision": "controllers.decision:DecisionModel",
 }
-GENERAL_CONTROLLERS = ("fixed", "cost_model")  # fit every method that drafts
+GENERAL_CONTROLLERS = ("fixed", "cost_model", "smartspec")  # fit every method that drafts
 
 VERIFIERS = {
     "point": "verifiers.point:Point",

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from foretoken.engine.measure import timed_before
 from foretoken.engine.session import Session
+from foretoken.engine.timings import timed_before
 from foretoken.errors import CapabilityError, ConfigError, ForetokenError
 from foretoken.serve.answer import Account, Answer
 from foretoken.serve.engine_thread import EngineThread

@@ -1,0 +1,142 @@
+"""Controllers that learn while they run: one policy for all rows that share forwards.
+
+Where a seed has to repeat sampled text, neither the clock nor neighbours may choose: such a row has
+a policy of its own that counts what the table of a lone row's costs says, frozen when it was
+measured.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from foretoken.contract import StoppingRule
+from foretoken.types import (
+    Budget,
+    CostTable,
+    DecodeState,
+    Draft,
+    Rows,
+    Step,
+    StepTimes,
+    Traits,
+    Verdict,
+)
+
+
+class Decides(Protocol):
+    """What a policy of drafting does for a group of rows."""
+
+    def learn(self, costs: CostTable) -> None: ...
+    def lacks(self, rows: int) -> bool: ...
+    def budgets(self, rows: Rows) -> list[Budget]: ...
+    def observe(
+        self,
+        rows: Rows,
+        drafts: Sequence[Draft],
+        verdicts: Sequence[Verdict],
+        times: StepTimes | None,
+        share: float = 1.0,
+    ) -> None:
+        """Learn from what was accepted, and from the clock where there is one to be believed.
+
+        `share`: of a whole target forward that scoring took.
+        """
+        ...
+
+
+P = TypeVar("P", bound=Decides)
+
+
+class SharedPolicy(ABC, Generic[P]):
+    """Base: say how a policy is made that knows the costs of a lone row and no outcome yet."""
+
+    needs_costs = True
+    stop: StoppingRule | None = None
+    costs: CostTable  # of a lone row
+    shared: P
+
+    def __init__(self) -> None:
+        self.traits = Traits()
+
+    @abstractmethod
+    def policy(self, counted: bool = False) -> P:
+        """A policy; one that counts takes the table of costs for the clock."""
+
+    def bind(self, drafter: Any) -> None:
+        self.traits = drafter.traits
+
+    def learn(self, costs: CostTable) -> None:
+        if costs.rows > 1:
+            self.shared.learn(costs)
+            return
+        self.costs = costs
+        self.shared = self.policy()
+
+    def lacks(self, rows: int) -> bool:
+        return rows > 1 and self.shared.lacks(rows)
+
+    def alone(self, row: DecodeState) -> Alone | None:
+        """What is kept of a row whose draws have to repeat; None for rows that share a policy."""
+        if self.traits.fixed or not row.repeatable:
+            return None
+        if self not in row.private:
+            row.private[self] = Alone(self.policy(counted=True))
+        found: Alone = row.private[self]
+        return found
+
+    def budgets(self, rows: Rows) -> list[Budget]:
+        own = [self.alone(row) for row in rows]
+        together = [row for row, alone in zip(rows, own, strict=True) if alone is None]
+        shared = iter(self.shared.budgets(together) if together else ())
+        return [
+            next(shared) if alone is None else alone.budget(row)
+            for row, alone in zip(rows, own, strict=True)
+        ]
+
+    def admit(self, rows: Rows, drafts: Sequence[Draft]) -> Sequence[Draft]:
+        return drafts
+
+    def observe(self, step: Step) -> None:
+        places: list[int] = []
+        for at, row in enumerate(step.rows):
+            alone = self.alone(row)
+            if alone is None:
+                places.append(at)
+            else:
+                alone.given = None
+                alone.policy.observe(*of_rows(step, [at]), None)
+        if len(places) == len(step.rows):
+            share = sum([score.share for score in step.scores]) / len(step.scores)
+            self.shared.observe(step.rows, step.drafts, step.verdicts, step.times, share)
+        elif places:  # the clock of a step of both kinds tells of neither
+            self.shared.observe(*of_rows(step, places), None)
+
+
+@dataclass(slots=True)
+class Alone:
+    """The policy of one row, and its choice for the step under way.
+
+    A step may be run again without a row that raised, or after an interrupt: it is the same step.
+    """
+
+    policy: Decides
+    given: Budget | None = None
+
+    def budget(self, row: DecodeState) -> Budget:
+        if self.given is None:
+            [self.given] = self.policy.budgets([row])
+        return self.given
+
+
+def of_rows(
+    step: Step, places: Sequence[int]
+) -> tuple[list[DecodeState], list[Draft], list[Verdict]]:
+    """Some rows of a step, their drafts and their verdicts."""
+    return (
+        [step.rows[at] for at in places],
+        [step.drafts[at] for at in places],
+        [step.verdicts[at] for at in places],
+    )

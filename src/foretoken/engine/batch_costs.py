@@ -1,0 +1,152 @@
+"""What forwards of several rows cost, tried on the rows themselves between two of their steps.
+
+A step that is not committed has not happened: it is what a step that failed is repeated after.
+So nothing is fed for the measurement but the trees themselves: no prompts, no further rows in the
+caches, and attention reads as many tokens as it will in the steps to come.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from foretoken.contract import Views
+from foretoken.engine.step import Parts, clip, judge, propose, score
+from foretoken.engine.timings import TOO_DEAR, batches_before, settled, wait_for
+from foretoken.trees.build import chain, undrafted
+from foretoken.types import Budget, CostTable, Draft, Draw, Rows, Shape
+
+AHEAD = (1, 2, 4, 8)  # nodes below each row's root
+LARGEST = 96  # nodes of all rows: beyond, a forward is arithmetic, whose cost goes on as it rose
+ROUNDS = 4  # the first one warms every shape up
+
+
+def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
+    """Time forwards of these rows by nodes and their drafts by depth, in about `seconds`.
+
+    A slow model gets fewer sizes and repeats, two sizes at least. Forwards of the target are
+    measured once for all methods around it. Coins that a drafter uses are its caller's to rewind.
+    A draft that is part of the target's own forward is not tried: its beginnings of that forward
+    stay open until they are committed.
+    """
+    trial, known = Trial(rows, parts), batches_before(parts.target).get(len(rows))
+    apart = not isinstance(parts.drafter, Views)
+    began = perf_counter()
+    with rehearsed(rows):
+        for turn in range(ROUNDS):
+            trial.plain()
+            if apart and parts.drafter.traits.prices:
+                trial.ask()
+            for ahead in AHEAD:
+                late = perf_counter() - began > seconds
+                if not trial.fits(ahead) or (late and trial.sizes > 1):
+                    break
+                if apart:
+                    trial.draft(ahead)
+                if known is None and (trial.sizes < 3 or len(rows) * (1 + ahead) <= LARGEST):
+                    trial.score(ahead)
+            if (perf_counter() - began) * (turn + 2) > seconds * (turn + 1):
+                break  # another round would take too long
+    table = trial.table()
+    if known is None:
+        batches_before(parts.target)[len(rows)] = table
+        return table
+    return CostTable(
+        known.target, table.draft, table.overhead, table.asking, known.rows, known.cached
+    )
+
+
+@contextmanager
+def rehearsed(rows: Rows) -> Iterator[None]:
+    """Nothing is learned of what these rows draft meanwhile, and nothing ends a draft early."""
+    for row in rows:
+        row.rehearsal = True
+    try:
+        yield
+    finally:
+        for row in rows:
+            row.rehearsal = False
+
+
+class Trial:
+    """Collects times of steps that are never committed."""
+
+    def __init__(self, rows: Rows, parts: Parts) -> None:
+        self.rows, self.parts = rows, parts
+        self.trees = parts.drafter.traits.shape is Shape.TREE
+        self.target: dict[int, list[float]] = defaultdict(list)
+        self.drafted: dict[int, list[float]] = defaultdict(list)
+        self.other: list[float] = []
+        self.asking: list[float] = []
+
+    @property
+    def sizes(self) -> int:
+        """Kinds of forwards timed so far."""
+        return len(self.target)
+
+    def fits(self, ahead: int) -> bool:
+        """Whether the target's positions let every row have so many nodes."""
+        room, longest = self.parts.target.max_length, max(len(row.tokens) for row in self.rows)
+        return room is None or longest + ahead <= room
+
+    def plain(self) -> None:
+        """A forward without drafts, and the verdicts on it."""
+        drafts = [undrafted(row) for row in self.rows]
+        began = perf_counter()
+        scores = score(self.rows, drafts, self.parts)
+        wait_for(scores[0].logits)
+        scored = perf_counter()
+        judge(self.rows, drafts, scores, self.parts)
+        self.other.append(perf_counter() - scored)
+        self.target[len(self.rows)].append((scored - began) / scores[0].share)
+
+    def score(self, ahead: int) -> None:
+        """A forward over chains of `ahead` nodes below each root, whatever their tokens are."""
+        drafts = []
+        for row in self.rows:
+            guess = (row.tokens[-ahead:] * ahead)[:ahead]
+            drafts.append(Draft(chain(row.tokens[-1], guess), Draw.POINT))
+        began = perf_counter()
+        scores = score(self.rows, drafts, self.parts)
+        wait_for(scores[0].logits)
+        took = perf_counter() - began
+        self.target[len(self.rows) * (1 + ahead)].append(took / scores[0].share)
+
+    def draft(self, ahead: int) -> None:
+        """Proposals of this depth for every row that has room for them."""
+        budgets = self.granted(Budget(ahead, 2 * ahead if self.trees else ahead))
+        began = perf_counter()
+        drafts = propose(self.rows, budgets, self.parts)
+        took = perf_counter() - began
+        deepest = max(max(draft.tree.depths()) for draft in drafts)
+        if deepest:
+            self.drafted[deepest].append(took)
+
+    def ask(self) -> None:
+        """Proposals where nothing is worth its price."""
+        budgets = self.granted(Budget(AHEAD[-1], AHEAD[-1], TOO_DEAR))
+        began = perf_counter()
+        propose(self.rows, budgets, self.parts)
+        self.asking.append(perf_counter() - began)
+
+    def granted(self, budget: Budget) -> list[Budget]:
+        """The budget of every row that has room for it, and may be asked out of turn: what is drawn
+        for a seed that has to repeat its text follows from the row's own steps alone.
+        """
+        longest, fixed = self.parts.target.max_length, self.parts.drafter.traits.fixed
+        return [
+            clip(row, budget, longest) if fixed or not row.repeatable else Budget(0, 0)
+            for row in self.rows
+        ]
+
+    def table(self) -> CostTable:
+        return CostTable(
+            {size: settled(times) for size, times in sorted(self.target.items())},
+            {depth: settled(times) for depth, times in sorted(self.drafted.items())},
+            settled(self.other),
+            settled(self.asking or [0.0]),
+            len(self.rows),
+            sum(len(row.tokens) - 1 for row in self.rows),
+        )
