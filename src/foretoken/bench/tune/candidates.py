@@ -18,7 +18,9 @@ from foretoken.types import Shape
 
 DRAFTING = ("draft-model", "portfolio")  # families whose rows take a draft as it is
 ALWAYS = ("plain", "auto")
-APART = ("auto-draft",)  # at one temperature it is one of two others, which are tried themselves
+# `auto-draft` is, at one temperature, one of two others, which are tried themselves; the realigned
+# ones write what `chain` does, and are there to be held against it.
+APART = ("auto-draft", "eqspec", "exspec")
 SIZES: dict[Shape, tuple[dict[str, Any], ...]] = {
     Shape.CHAIN: ({"depth": 2}, {"depth": 4}, {"depth": 8}),
     Shape.TREE: (
