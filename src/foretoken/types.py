@@ -274,9 +274,6 @@ class Go(Enum):
     STOP = "stop"  # draw nothing more
 
 
-_uids = itertools.count()
-
-
 @dataclass(slots=True, eq=False)
 class DecodeState:
     """One row of a ragged batch; the only mutable per-request object."""
@@ -299,7 +296,7 @@ class DecodeState:
     requester: str = ""  # whose request it is: places are shared evenly among these
     prediction: Any = None  # what its caller expects (`drafters.parts.prediction.Prediction`)
     private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself
-    uid: int = field(default_factory=lambda: next(_uids))
+    uid: int = field(default_factory=itertools.count().__next__)
     # most new tokens, and why: the cap ("length") or the end of the context ("context")
     limit: tuple[int, str] = field(init=False)
 

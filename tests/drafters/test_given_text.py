@@ -19,7 +19,7 @@ from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, needs_draft
 from foretoken.row import make_row
-from foretoken.types import DecodeState, SamplingParams, Shape
+from foretoken.types import SamplingParams, Shape
 
 VOCAB, LENGTH = 40, 60
 PROMPT = [3, 1, 4, 1, 5]
@@ -191,10 +191,3 @@ def test_predictions_of_a_session(tiny_pair, byte_tokenizer) -> None:
     for bad in ("", [], [10**6], b"bytes", 5, ["a", "b", "c"]):
         with pytest.raises(ConfigError):
             session.generate(prompts, 8, prediction=bad)
-
-
-def test_a_row_keeps_its_given_text_to_itself() -> None:
-    """What a row may say beforehand is no part of others that look like it."""
-    first = DecodeState([1], 1, SamplingParams(), SeededCoins(0), None)
-    first.prediction = Prediction([1, 2], 1)
-    assert DecodeState([1], 1, SamplingParams(), SeededCoins(0), None).prediction is None

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 import foretoken
 from foretoken.coins import SeededCoins
@@ -72,6 +73,16 @@ def test_speculation_changes_no_guided_text(plain, drafted, method):
     assert found[0].stats.accepted > 0
     alone = session.generate(PROMPTS[2], 40, guided=LITERAL)
     assert alone.tokens == found[2].tokens
+
+
+@pytest.mark.parametrize("method", ["chain", "tree"])
+def test_a_seeds_guided_text_is_the_same_in_company(drafted, method):
+    guided = [{"json": PERSON}, None, LITERAL, {"json": PERSON}]
+    session = drafted.using(method, controller="fixed")
+    together = session.generate(PROMPTS, 32, temperature=1.0, seed=11, guided=guided)
+    for i in (0, 3):
+        alone = session.generate(PROMPTS[i], 32, temperature=1.0, seed=11 + i, guided=guided[i])
+        assert alone.tokens == together[i].tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -264,7 +275,6 @@ def test_masks_follow_from_the_tokens_alone(drafted):
                     assert not wanderer.complete(text)
                     path = path[1:]
                 continue
-            place = min(int(len(open_) * coins._next()), len(open_) - 1)
-            token = open_[place]
+            token = open_[coins.draw(torch.full((len(open_),), 1.0 / len(open_)))]
             if token not in drafted.eos:
                 path = (*path, token)

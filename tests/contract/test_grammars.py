@@ -26,6 +26,7 @@ from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, Method, needs_draft
 from foretoken.row import make_row
 from foretoken.types import DecodeState, SamplingParams, Step
+from foretoken.verifiers.traversal import level_by_level
 
 LETTERS, END, HOT = "abc", 3, 0.8
 VOCAB = len(LETTERS) + 1
@@ -107,7 +108,7 @@ class Watched:
 
 def takes_given(entry: Method) -> bool:
     """Plain decoding drafts nothing; one that drafts while it verifies, its own guesses alone."""
-    return entry.name != "plain" and entry.engine == "engine.engine:Engine"
+    return entry.name != "plain" and entry.engine != "engine.overlap:OverlapEngine"
 
 
 @pytest.mark.parametrize(("entry", "verifier"), PAIRS)
@@ -134,7 +135,22 @@ def test_drafts_go_on_behind_forced_tokens(grammars, entry: Method) -> None:
     assert made.followed > 0
 
 
-@pytest.mark.parametrize("entry", LOSSLESS, ids=lambda entry: entry.name)
+@torch.inference_mode()
+def test_the_law_of_the_rule_that_devices_take(grammars) -> None:
+    """Given nodes come with laws of one token, level by level as well."""
+
+    def build() -> Any:
+        engine = checks.table_engine(METHODS["rsd-s"], VOCAB, "fixed", "traversal")
+        engine.verifier.settle = level_by_level
+        return engine
+
+    made = Watched(grammars, HOT)
+    law = engine_law(partial(made.watch, build), made)
+    truth = masked_law(TableLM.random(VOCAB, seed=21), WORDS, HOT)
+    assert total_variation(law.joint, truth) <= BOUND and made.followed > 0
+
+
+@every_row
 @torch.inference_mode()
 def test_the_law_with_a_prediction_under_a_grammar(grammars, entry: Method) -> None:
     """Right at first, then wrong: the law does not know of it."""
