@@ -187,7 +187,7 @@ def end(ours: bool) -> None:
     """Take nothing new, let running texts end for their grace, and leave the cluster."""
     serve.delete(NAME)
     if ours:
-        serve.shutdown()
+        CLUSTER.serve.shutdown()
     CLUSTER.shutdown()
 
 
