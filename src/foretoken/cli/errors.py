@@ -26,6 +26,7 @@ EXTRAS = {  # modules that only some installations have -> the extra that brings
     "scipy": "audit",
     "llguidance": "guided",
     "lm_eval": "eval",
+    "ray": "ray",
 }
 OF_COMMAND = {"foretoken train": "train", "foretoken eval": "eval"}  # which needs several of them
 

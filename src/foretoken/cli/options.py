@@ -160,18 +160,28 @@ def setting(text: str) -> Any:
     return value_of(text)
 
 
-def open_session(
+def open_session(*, quiet: bool = False, **options: Any) -> Session:
+    """The session the options describe, with a sign of life while weights are read."""
+    loading = to_load(**options)
+    from foretoken.engine.loading import load
+
+    with stage(f"loading {options['target'] or options.get('tuned')}", quiet):
+        session = load(**loading)
+        session.prepare()
+    return session
+
+
+def to_load(
     *,
     target: str | None,
     draft: str | None,
     method: str | None,
     given: list[str] | None,
-    quiet: bool = False,
     no_generation_config: bool = False,
     tuned: Path | None = None,
     **loading: Any,
-) -> Session:
-    """The session the options describe, with a sign of life while weights are read.
+) -> dict[str, Any]:
+    """What the options say to `load`; no model is read.
 
     What a tuned file says of a target stands where none is passed.
     """
@@ -181,14 +191,10 @@ def open_session(
     if method is not None:
         method_row(method)  # an unknown name is refused before torch is imported
     whole, small = (None, draft) if target is None else pair(target, draft)
-    from foretoken.engine.loading import load
-
+    asked = {"target": whole, "method": method, "draft": small, "tuned": tuned}
     # What has a flag of its own may be set either way, as in Python.
-    config = {**loading, "generation_config": False if no_generation_config else None, **config}
-    with stage(f"loading {target or tuned}", quiet):
-        session = load(whole, method, small, tuned=tuned, **config)
-        session.prepare()
-    return session
+    plain = {"generation_config": False if no_generation_config else None}
+    return {**loading, **plain, **config, **asked}
 
 
 def sampling(stop: list[str] | None, **options: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,6 +69,19 @@ LogFile = Annotated[
     Path | None, typer.Option(help="A line of JSON per request; - or nothing: standard error.")
 ]
 NoMetrics = Annotated[bool, typer.Option("--no-metrics", help="Answer no /metrics.")]
+Ray = Annotated[
+    bool,
+    typer.Option(
+        "--ray", help="Serve from replicas on the Ray cluster at $RAY_ADDRESS, or one started here."
+    ),
+]
+Replicas = Annotated[int | None, typer.Option(help="With --ray: how many; default: 2.")]
+MaxReplicas = Annotated[
+    int | None, typer.Option(help="With --ray: start up to so many under load.")
+]
+Threads = Annotated[
+    int | None, typer.Option(help="With --ray: cores of a replica; default: the machine's, shared.")
+]
 
 
 @app.command(epilog=EXAMPLE)
@@ -93,6 +106,10 @@ def serve(
     grace: Grace = 30.0,
     log_file: LogFile = None,
     no_metrics: NoMetrics = False,
+    ray: Ray = False,
+    replicas: Replicas = None,
+    max_replicas: MaxReplicas = None,
+    threads: Threads = None,
     no_generation_config: o.NoGenerationConfig = False,
     device: o.Device = None,
     dtype: o.Dtype = None,
@@ -109,7 +126,6 @@ def serve(
     SIGTERM or Ctrl-C lets running texts end (--grace) and refuses new ones with 503; a second one
     ends them.
     """
-    from foretoken.serve.request_log import opened
     from foretoken.serve.running import listen
     from foretoken.serve.settings import Settings
 
@@ -125,27 +141,37 @@ def serve(
         log_file=log_file or (None if quiet() else Path("-")),
         metrics=not no_metrics,
     )
-    if limits.log_file not in (None, Path("-")):
-        os.close(opened(limits.log_file))  # refused before any weight is read
-    with listen(host, port) as socket:
-        session = o.open_session(
-            target=o.named_target(context, target, tuned),
-            draft=draft,
-            draft_vocabulary=draft_vocabulary,
-            method=method,
-            given=set_,
-            tuned=tuned,
-            device=device,
-            dtype=dtype,
-            exact_bits=exact_bits,
-            allow_pickle=allow_pickle,
-            trust_remote_code=trust_remote_code,
-            no_generation_config=no_generation_config,
-            max_rows=max_rows,
-        )
-        with session:
-            run(session, limits, socket)
-            session.save()
+    check_log(limits.log_file)
+    loading: dict[str, Any] = {
+        "target": o.named_target(context, target, tuned),
+        "draft": draft,
+        "draft_vocabulary": draft_vocabulary,
+        "method": method,
+        "given": set_,
+        "tuned": tuned,
+        "device": device,
+        "dtype": dtype,
+        "exact_bits": exact_bits,
+        "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code,
+        "no_generation_config": no_generation_config,
+        "max_rows": max_rows,
+    }
+    counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
+    if ray_asked(ray, counts):
+        run_replicas(o.to_load(**loading), limits, counts, host, port)
+        return
+    with listen(host, port) as socket, o.open_session(**loading) as session:
+        run(session, limits, socket)
+        session.save()
+
+
+def check_log(path: Path | None) -> None:
+    """Refuse a log that cannot be written before any weight is read."""
+    from foretoken.serve.request_log import opened
+
+    if path is not None and path != Path("-"):
+        os.close(opened(path))
 
 
 def run(session: Session, limits: Settings, socket: object) -> None:
@@ -163,6 +189,42 @@ def run(session: Session, limits: Settings, socket: object) -> None:
     elif not session.engine.promise.lossless:
         console.print(str(session.engine.promise), style="bold", markup=False)
     server.run(sockets=[socket])  # type: ignore[list-item]
+
+
+def run_replicas(
+    loading: dict[str, Any], limits: Settings, counts: dict[str, Any], host: str, port: int
+) -> None:
+    """Serve from replicas until a signal."""
+    from rich.console import Console
+
+    from foretoken.serve import scale
+    from foretoken.serve.running import address_of, listen
+
+    size = scale.Scale(**{name: value for name, value in counts.items() if value is not None})
+    with listen(host, port) as socket:  # free; the proxies of the cluster open it themselves
+        address = address_of(socket)
+    ours = scale.begin(loading, limits, size, host, int(address.rpartition(":")[2]))
+    if not quiet():
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"foretoken serves {limits.model_name} at {address}/v1 (and {address}/ for people)\n"
+            f"  Ray     {size.replicas} replicas, at most {size.most}, of {size.cores} threads; "
+            f"Ctrl-C stops within {limits.grace:g} s",
+            markup=False,
+        )
+    scale.wait()
+    scale.end(ours)
+
+
+def ray_asked(asked: bool, counts: dict[str, Any]) -> bool:
+    """Whether replicas are wanted; their options are refused where they are not."""
+    given = [name for name, value in counts.items() if value is not None]
+    if given and not asked:
+        raise ConfigError(
+            f"--{given[0].replace('_', '-')} was passed without --ray.",
+            "without a Ray cluster there is one server in one process.",
+            "pass --ray, too, or leave it out.",
+        )
+    return asked
 
 
 def greeting(session: Session, limits: Settings, address: str) -> list[str]:

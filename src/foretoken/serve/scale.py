@@ -1,0 +1,206 @@
+"""Replicas of the server on a Ray cluster, behind one address.
+
+Ray Serve starts replicas, watches their health and replaces those that die. Its router hashes the
+conversation that a request goes on with (`foretoken.serve.affinity`), so that the keys and values
+kept of its earlier turns are where it is answered; a replica that has enough to do or is gone
+passes its conversations on to the next of the ring.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import ray
+import torch
+from ray import serve
+from ray.serve.config import HTTPOptions, RequestRouterConfig
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foretoken.engine.loading import load
+from foretoken.errors import CapabilityError, ConfigError, check_values
+from foretoken.serve.affinity import REPLICA
+from foretoken.serve.application import app
+from foretoken.serve.house import House
+from foretoken.serve.settings import Settings
+
+CLUSTER: Any = ray  # some of its functions have no types
+OURS = "local"  # what Ray calls a cluster that is started for this process alone
+NAME = "foretoken"  # of the application in the cluster
+ROUTER: Any = {
+    "request_router_class": "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+}
+PROXIES = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "foretoken.serve.affinity.middlewares"}
+HEALTH_PERIOD = 2.0  # seconds
+TRIES = 2  # of loading a model in a replica, before it is given up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """How many replicas there are, and what each of them may use."""
+
+    replicas: int = 2
+    max_replicas: int | None = None  # None: as many as `replicas`; more are started under load
+    threads: int | None = None  # cores of a replica; None: those of this machine, shared out
+
+    def __post_init__(self) -> None:
+        most, threads = self.max_replicas, self.threads
+        check_values(
+            self,
+            ("replicas", self.replicas >= 1, "1 or more"),
+            ("max_replicas", most is None or most >= self.replicas, "as many as replicas, or more"),
+            ("threads", threads is None or threads >= 1, "1 or more"),
+        )
+
+    @property
+    def most(self) -> int:
+        return self.max_replicas or self.replicas
+
+    @property
+    def cores(self) -> int:
+        return self.threads or max((os.cpu_count() or 1) // self.most, 1)
+
+
+class Replica:
+    """One server with a session of its own, in a process of its own."""
+
+    def __init__(self, loading: dict[str, Any], settings: Settings, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.api = app(load(**loading), settings)
+        self.house: House = self.api.state.house
+        self.name = serve.get_replica_context().replica_id.unique_id
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return Named(self.api, self.name)
+
+    async def check_health(self) -> None:
+        """Raises where the house takes no requests: Ray then replaces the replica."""
+        if not self.house.healthy:
+            raise CapabilityError(
+                f"replica {self.name} was asked whether it takes requests.",
+                "its steps have stopped.",
+                "nothing: another one is started in its place.",
+            )
+
+
+class Named:
+    """Says in each response which replica gave it."""
+
+    def __init__(self, api: ASGIApp, name: str) -> None:
+        self.api, self.header = api, (REPLICA, name.encode())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def naming(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), self.header]
+            await send(message)
+
+        await self.api(scope, receive, naming)
+
+
+def application(loading: dict[str, Any], settings: Settings, scale: Scale) -> serve.Application:
+    """What Ray Serve is to run."""
+    places = loading.get("max_rows", 16)
+    device = str(loading.get("device") or "")
+    options: dict[str, Any] = {
+        "name": "Replica",
+        "max_ongoing_requests": 2 * places,  # a batch, and a batch that waits; then the next one
+        "max_queued_requests": max(settings.queue, 1),
+        "graceful_shutdown_timeout_s": settings.grace,
+        "graceful_shutdown_wait_loop_s": 0.2,
+        "health_check_period_s": HEALTH_PERIOD,
+        "max_constructor_retry_count": TRIES,
+        "logging_config": {"enable_access_log": False, "log_level": "WARNING"},
+        "ray_actor_options": {
+            "num_cpus": scale.cores,
+            "num_gpus": int(device.startswith("cuda")),
+        },
+        "request_router_config": RequestRouterConfig(
+            **ROUTER, request_router_kwargs={"num_fallback_replicas": scale.most - 1}
+        ),
+    }
+    if scale.most > scale.replicas:
+        options["autoscaling_config"] = {
+            "min_replicas": scale.replicas,
+            "max_replicas": scale.most,
+            "target_ongoing_requests": places,
+        }
+    else:
+        options["num_replicas"] = scale.replicas
+    deployed: Any = serve.deployment(serve.ingress()(Replica), **options)
+    bound: serve.Application = deployed.bind(loading, settings, scale.cores)
+    return bound
+
+
+def join(scale: Scale) -> bool:
+    """Connect to the cluster at $RAY_ADDRESS, or start one on this machine; whether it is ours.
+
+    A cluster of ours has as many cores as the replicas want: Ray counts them, and waits for those
+    that are missing.
+    """
+    told: dict[str, Any] = {"runtime_env": {"env_vars": PROXIES}, "logging_level": logging.WARNING}
+    address = os.environ.get("RAY_ADDRESS") or OURS
+    if address == OURS:
+        cores = max(os.cpu_count() or 1, scale.most * scale.cores)
+        CLUSTER.init(address=OURS, num_cpus=cores, include_dashboard=False, **told)
+        return True
+    try:
+        CLUSTER.init(address=address, **told)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"the Ray cluster at {address} (RAY_ADDRESS) was asked for.",
+            f"it cannot be reached: {error}",
+            "correct RAY_ADDRESS, or unset it to start a cluster on this machine.",
+        ) from error
+    return False
+
+
+def begin(loading: dict[str, Any], settings: Settings, scale: Scale, host: str, port: int) -> bool:
+    """Serve at an address once all replicas are ready; whether the cluster is ours."""
+    if re.fullmatch(r"cuda:[1-9]\d*", str(loading.get("device"))):
+        raise ConfigError(
+            f"replicas on {loading['device']} were asked for.",
+            "Ray gives each replica a GPU of its own, which it sees as cuda.",
+            "pass --device cuda.",
+        )
+    ours = join(scale)
+    serve.start(http_options=HTTPOptions(host=host, port=port))
+    try:
+        serve.run(application(loading, settings, scale), name=NAME)
+    except RuntimeError as error:
+        end(ours)
+        raise CapabilityError(
+            f"{scale.replicas} replicas were asked for.",
+            f"Ray Serve could not start them: {error}",
+            "see that one starts alone, without --ray, and that the cluster has the cores for all.",
+        ) from error
+    return ours
+
+
+def end(ours: bool) -> None:
+    """Take nothing new, let running texts end for their grace, and leave the cluster."""
+    serve.delete(NAME)
+    if ours:
+        CLUSTER.serve.shutdown()
+    CLUSTER.shutdown()
+
+
+def wait() -> None:
+    """Sleep until SIGTERM or Ctrl-C; a second one interrupts whatever then goes on."""
+    stop = threading.Event()
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, asked)
+    while not stop.wait(1.0):
+        pass

@@ -1,0 +1,130 @@
+"""Which conversation a request goes on with, and what is said in the place of a replica."""
+
+import asyncio
+import json
+
+import pytest
+
+from foretoken.serve.affinity import HEADER, LONGEST, REPLICA, Affinity, conversation, middlewares
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+FIRST = {"role": "user", "content": "Hello"}
+TURNS = [SYSTEM, FIRST, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Why?"}]
+
+
+def key(**fields):
+    return conversation(json.dumps(fields).encode())
+
+
+def test_all_turns_of_a_chat_have_one_name() -> None:
+    assert key(messages=TURNS[:2]) == key(messages=TURNS, max_tokens=9) == key(messages=TURNS[:3])
+    assert key(messages=TURNS[:2]) != key(messages=[SYSTEM, {"role": "user", "content": "Bye"}])
+    assert key(messages=[SYSTEM]) is not None
+
+
+def test_prompts_that_begin_alike_have_one_name() -> None:
+    long = "a rule " * 100
+    assert key(prompt=long + "x") == key(prompt=[long + "y", "z"]) != key(prompt="b" + long)
+    assert key(prompt=[1, 2, 3]) == key(prompt=[[1, 2, 3]]) != key(prompt=[1, 2])
+
+
+def test_a_user_is_a_conversation() -> None:
+    assert key(user="ann", prompt="a") == key(user="ann", messages=TURNS) != key(user="bob")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b"{}", b'{"prompt": 3}', b"\xff\xfe"])
+def test_what_cannot_be_read_has_no_name(body) -> None:
+    assert conversation(body) is None
+
+
+def ask(answer, body, headers=(), path="/v1/completions", pieces=3):
+    """What an application behind Affinity sees, and what the client does."""
+    size = -(-len(body) // pieces) or 1
+    parts = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
+    waiting = [
+        {"type": "http.request", "body": part, "more_body": number < len(parts) - 1}
+        for number, part in enumerate(parts)
+    ]
+    seen, sent = {}, []
+
+    async def receive():
+        return waiting.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    async def inner(scope, receive, send):
+        seen.update(scope, body=b"")
+        more = True
+        while more:
+            message = await receive()
+            seen["body"] += message["body"]
+            more = message["more_body"]
+        await send({"type": "http.response.start", **answer})
+        await send({"type": "http.response.body", "body": b"said"})
+
+    scope = {"type": "http", "path": path, "headers": list(headers)}
+    asyncio.run(Affinity(inner)(scope, receive, send))
+    return seen, sent
+
+
+OK = {"status": 200, "headers": [(b"x-request-id", b"a"), (REPLICA, b"r"), (b"X-Request-ID", b"b")]}
+
+
+def test_the_body_passes_whole_and_its_conversation_is_named() -> None:
+    body = json.dumps({"prompt": "one two three"}).encode()
+    seen, sent = ask(OK, body)
+    assert seen["body"] == body and dict(seen["headers"])[HEADER] == conversation(body).encode()
+    assert sent[0]["headers"] == OK["headers"][:2] and sent[1]["body"] == b"said"
+    large = b'{"prompt": "' + b"x" * (2 * LONGEST) + b'"}'
+    seen, _ = ask(OK, large, pieces=20)
+    assert seen["body"] == large and HEADER not in dict(seen["headers"])
+
+
+def test_a_name_that_was_sent_stands() -> None:
+    seen, _ = ask(OK, b'{"prompt": "a"}', headers=[(HEADER, b"mine")])
+    assert seen["headers"] == [(HEADER, b"mine")] and seen["body"] == b'{"prompt": "a"}'
+    seen, _ = ask(OK, b"", path="/health")
+    assert seen["headers"] == []
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "code"),
+    [(500, 503, "replica_lost"), (503, 429, "queue_full"), (404, 503, "stopping")],
+)
+def test_what_the_router_says_is_told_as_clients_read_it(status, told, code) -> None:
+    _, sent = ask({"status": status, "headers": []}, b"{}")
+    assert len(sent) == 2 and sent[0]["status"] == told
+    assert json.loads(sent[1]["body"])["error"]["code"] == code
+    assert b"retry-after" in dict(sent[0]["headers"])
+
+
+def test_errors_of_a_replica_pass_as_they_are() -> None:
+    _, sent = ask({"status": 500, "headers": [(REPLICA, b"r")]}, b"{}")
+    assert sent[0]["status"] == 500 and sent[1]["body"] == b"said"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_replica_that_goes_is_told_where_nothing_was_sent(begun) -> None:
+    sent = []
+
+    async def inner(scope, receive, send):
+        if begun:
+            await send({"type": "http.response.start", **OK})
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/v1/completions", "headers": []}
+    asyncio.run(Affinity(inner)(scope, receive, send))
+    if begun:
+        assert [message["status"] for message in sent] == [200]  # half an answer stays one
+    else:
+        assert sent[0]["status"] == 503 and b"replica_lost" in sent[1]["body"]
+
+
+def test_proxies_load_it_by_name() -> None:
+    assert [one.cls for one in middlewares()] == [Affinity]

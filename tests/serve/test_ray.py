@@ -1,0 +1,169 @@
+"""`foretoken serve --ray`: two replicas behind one address, one of which is killed."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+from live_server import wait_for
+from typer.testing import CliRunner
+
+from foretoken.cli import app
+
+HAVE_RAY = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAVE_RAY, reason="needs ray: pip install 'foretoken[ray]'")
+CHATS = [f"Hello number {number}" for number in range(12)]
+REPLICA = "x-foretoken-replica"
+runner = CliRunner()
+
+
+class Cluster:
+    """A server of replicas in processes of its own."""
+
+    def __init__(self, log):
+        self.log = log
+        command = [sys.executable, "-m", "foretoken", "serve", "--ray", "--replicas", "2"]
+        command += ["--threads", "1", "--port", "0", "--grace", "20", "--set", "compile=off"]
+        with log.open("w") as file:
+            self.child = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, "RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0"},
+            )
+        wait_for(self.ready, 200)
+        self.url = re.search(r"serves \S+ at (http://[\d.:]+)/v1", log.read_text())[1]
+
+    def ready(self):
+        assert self.child.poll() is None, self.log.read_text()
+        time.sleep(0.5)
+        return "foretoken serves" in self.log.read_text()
+
+    def ask(self, text, tokens=2, history=()):
+        messages = [{"role": "user", "content": text}, *history]
+        body = {"messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=90)
+
+    def replicas(self):
+        """Ids of the processes of its replicas, and of nobody else's."""
+        told = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
+        rows = [line.split(None, 2) for line in told.stdout.splitlines()]
+        parents = {int(pid): int(parent) for pid, parent, *_ in rows}
+
+        def is_ours(pid):
+            while pid in parents and pid != self.child.pid:
+                pid = parents[pid]
+            return pid == self.child.pid
+
+        return [
+            int(pid) for pid, _, args in rows if "ray::ServeReplica" in args if is_ours(int(pid))
+        ]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    made = Cluster(tmp_path_factory.mktemp("ray") / "log")
+    try:
+        yield made
+    finally:
+        made.child.send_signal(signal.SIGINT)
+        try:
+            made.child.wait(timeout=60)
+        finally:
+            made.child.kill()
+            made.child.wait()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_conversation_stays_with_its_replica(cluster) -> None:
+    homes = {}
+    for chat in CHATS:
+        first = cluster.ask(chat)
+        said = first.json()["choices"][0]["message"]
+        turn = [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "?"}]
+        second = cluster.ask(chat, history=turn)
+        assert first.status_code == second.status_code == 200
+        assert first.headers[REPLICA] == second.headers[REPLICA]
+        assert first.headers.get_list("x-request-id") == [first.json()["id"].split("-")[1]]
+        homes[chat] = first.headers[REPLICA]
+    assert len(set(homes.values())) == 2
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_killed_replica_loses_no_later_request_and_is_replaced(cluster) -> None:
+    homes = {chat: cluster.ask(chat).headers[REPLICA] for chat in CHATS}
+    running, threads = [], []
+    for chat in CHATS:
+        ask = threading.Thread(target=lambda chat=chat: running.append(cluster.ask(chat, 200)))
+        ask.start()
+        threads.append(ask)
+    time.sleep(0.5)
+    killed = cluster.replicas()[0]
+    os.kill(killed, signal.SIGKILL)
+    time.sleep(1.0)
+    later = [cluster.ask(chat) for chat in CHATS]
+    for thread in threads:
+        thread.join()
+
+    assert {answer.status_code for answer in later} == {200}
+    stayed = {homes[chat] for chat, answer in zip(CHATS, later, strict=True)
+              if answer.headers[REPLICA] == homes[chat]}  # fmt: skip
+    assert len(stayed) == 1  # chats of the replica that lives have not moved
+    assert len(running) == len(CHATS)
+    for answer in running:
+        lost = answer.status_code == 503 and answer.json()["error"]["code"] == "replica_lost"
+        assert answer.status_code == 200 or lost, answer.text
+    assert any(answer.status_code == 503 for answer in running)
+    wait_for(lambda: len(set(cluster.replicas()) - {killed}) == 2, 60)
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_signal_lets_running_texts_end(cluster) -> None:
+    body = {"prompt": "User: Hello", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    lines = []
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=90) as told:
+        for line in told.iter_lines():
+            if not lines:
+                cluster.child.send_signal(signal.SIGTERM)
+            lines += [line] if line else []
+    assert lines[-1] == "data: [DONE]"
+    last = json.loads(lines[-2].removeprefix("data: "))
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert cluster.child.wait(timeout=60) == 0
+
+
+def test_options_of_replicas_need_ray() -> None:
+    ran = runner.invoke(app, ["serve", "--replicas", "3"])
+    assert ran.exit_code == 2 and "--replicas" in ran.stderr and "--ray" in ran.stderr
+
+
+@pytest.mark.skipif(HAVE_RAY, reason="ray is installed")
+def test_a_missing_ray_is_told_with_its_extra() -> None:
+    ran = runner.invoke(app, ["serve", "--ray"])
+    assert ran.exit_code == 2 and "foretoken[ray]" in ran.stderr
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--replicas", "0"], "replicas"),
+        (["--max-replicas", "1"], "max_replicas"),
+        (["--threads", "0"], "threads"),
+        (["--device", "cuda:1"], "--device cuda"),
+    ],
+)
+def test_sizes_are_refused_before_a_cluster_is_joined(flags, word) -> None:
+    ran = runner.invoke(app, ["serve", "--ray", "--port", "0", *flags])
+    assert ran.exit_code == 2 and word in ran.stderr
