@@ -84,6 +84,14 @@ def test_all_options_together_give_the_law_of_transformers(seed: int) -> None:
             assert torch.equal(mine.law(tokens, logits), expected)
 
 
+def test_a_nucleus_of_no_numbers_stays_that() -> None:
+    """It is refused where a token is chosen from it, and does not break before."""
+    scores = torch.full((2, 4096), math.nan)
+    scores[1] = torch.arange(4096.0)
+    kept = keep_top_p(scores, 0.5)
+    assert kept[0].isnan().all() and survivors(kept[1]) == {4095}
+
+
 def test_the_shortcut_to_the_nucleus_equals_the_full_sort_and_is_really_taken() -> None:
     taken = 0
     for seed in range(20):

@@ -176,7 +176,8 @@ def test_help_is_quick_and_shows_an_example():
 COMMANDS = {
     "generate": "target draft method set tuned draft-vocabulary max-new-tokens temperature top-k "
     "top-p min-p repetition-penalty presence-penalty frequency-penalty stop seed show device dtype "
-    "exact-bits allow-pickle trust-remote-code no-generation-config json file messages",
+    "exact-bits allow-pickle trust-remote-code no-generation-config json file messages "
+    "guided-json guided-regex prediction",
     "chat": "target draft method set tuned draft-vocabulary max-new-tokens temperature top-k top-p "
     "min-p repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
     "allow-pickle trust-remote-code no-generation-config system",

@@ -9,6 +9,7 @@ from foretoken.engine.text import check_text
 from foretoken.errors import ConfigError
 
 Message = Mapping[str, Any]  # {"role": "user", "content": ...}, as in transformers
+MOST_TOLD = 400  # characters of roles, and of what a template says
 EXAMPLE = '[{"role": "user", "content": "Hello"}]'
 
 
@@ -48,9 +49,10 @@ def chat_ids(messages: Any, tokenizer: Any, which: str = "the prompt") -> list[i
         )
     except (TemplateError, ValueError) as error:
         roles = ", ".join(message["role"] for message in checked)
+        told = roles if len(roles) <= MOST_TOLD else f"{roles[:MOST_TOLD]} ..."
         raise ConfigError(
-            f"chat messages of the roles {roles} were passed as a prompt.",
-            f"the chat template of this model refuses them: {error}.",
+            f"chat messages of the roles {told} were passed as a prompt.",
+            f"the chat template of this model refuses them: {str(error)[:MOST_TOLD]}.",
             "pass the roles in an order that this model knows, most often user and assistant in "
             "turns after at most one system message.",
         ) from error
@@ -75,6 +77,7 @@ def _message(one: Any, number: int) -> dict[str, Any]:
     if isinstance(one, Mapping) and isinstance(one.get("role"), str) and one.get("content"):
         return dict(one)
     keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
+    keys = keys[:MOST_TOLD]
     raise ConfigError(
         f"message {number} of a chat holds {keys or 'nothing'}, or an empty content.",
         "a message has a role (a text such as user) and a content that is not empty.",

@@ -229,6 +229,8 @@ def of_schema(value: Any) -> str:
             schema = json.loads(schema)
         except ValueError as problem:
             raise refused({"json": value}, f"it is no JSON: {problem}") from problem
+        except RecursionError as problem:
+            raise refused({"json": value}, "it is nested too deeply") from problem
     if not isinstance(schema, Mapping):
         raise refused({"json": value}, "a schema is a JSON object, as a mapping or as text")
     try:
@@ -289,4 +291,10 @@ def first_line(problem: str) -> str:
     """What is wrong and why, without the place where."""
     lines = problem.strip().splitlines() or ["no reason is told"]
     why = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return ": ".join(line.rstrip(".:") for line in [lines[0], *why])
+    return ": ".join(clipped(line.rstrip(".:")) for line in [lines[0], *why[:3]])
+
+
+def clipped(text: str, most: int = 200) -> str:
+    """A text whose middle is left out where it is long: grammars are quoted in what is wrong."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"

@@ -74,7 +74,8 @@ def nucleus_floor(
     best = probs.topk(candidates)[0]  # [n, C]
     mass = best.double().cumsum(-1)
     above = mass - best
-    kept = (above < top_p).sum(-1, keepdim=True)  # [n, 1], at least 1
+    # Chances that are no numbers are less than nothing: they are told where a token is chosen.
+    kept = (above < top_p).sum(-1, keepdim=True).clamp(min=1)  # [n, 1]
     floor = best.gather(-1, kept - 1)
     # All candidates stay: perhaps others do. The first to go ties with the last to stay: which
     # goes is up to the sort.

@@ -68,7 +68,12 @@ def complete(schema: dict[str, Any]) -> None:
         call["responses"]["200"]["content"]["text/event-stream"] = events
         for status, words in REFUSED:
             call["responses"][str(status)] = {"description": words, "content": error}
-    for call in schema["paths"].values():
+    for path, call in schema["paths"].items():
         for one in call.values():
-            one["responses"].pop("422", None)
-            one["responses"].setdefault("404", {"description": "not found", "content": error})
+            told = one["responses"]
+            told.pop("422", None)
+            told.setdefault("404", {"description": "not found", "content": error})
+            if path.startswith("/v1/"):
+                told["401"] = {"description": dict(REFUSED)[401], "content": error}
+    health = schema["paths"]["/health"]["get"]["responses"]
+    health["503"] = {**health["200"], "description": "the server takes no requests"}
