@@ -107,7 +107,7 @@ def test_streams_of_guided_texts_say_where_each_token_came_from(guiding, kind, t
     assert ended == {at: (one.finish_reason, accepted[at]) for at, one in enumerate(told)}
     assert chunks[-1].usage.completion_tokens == sum(len(one.tokens) for one in told)
     details = chunks[-1].usage.completion_tokens_details
-    assert details.accepted_prediction_tokens == sum(accepted)
+    assert details.accepted_prediction_tokens == 0  # nothing was predicted by the client
     for text, marks in zip(texts, kinds, strict=True):
         assert set(marks) <= {"guessed", "corrected", "own"}
         if kind == "schema":  # most of it is forced: punctuation and keys
@@ -138,7 +138,7 @@ def test_a_stop_and_a_cap_end_a_guided_text(guiding) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("right", [True, False])
-def test_a_prediction_changes_no_text_and_its_tokens_are_counted(
+def test_a_prediction_changes_no_greedy_text_and_its_tokens_are_counted(
     guiding, temperature, right
 ) -> None:
     """A right one saves steps; usage tells how much of the prediction stood, as at OpenAI."""
@@ -152,7 +152,8 @@ def test_a_prediction_changes_no_text_and_its_tokens_are_counted(
     }  # fmt: skip
     client = guiding.client()
     whole = client.chat.completions.create(**fields)
-    assert whole.choices[0].message.content == one.text
+    text = whole.choices[0].message.content
+    assert temperature or text == one.text  # sampled, a drawn chain uses other coins
     stats = whole.model_extra["foretoken"]["stats"]
     details = whole.usage.completion_tokens_details
     assert details.accepted_prediction_tokens == stats["accepted_prediction"]
@@ -164,7 +165,7 @@ def test_a_prediction_changes_no_text_and_its_tokens_are_counted(
             **fields, stream=True, stream_options={"include_usage": True}
         )
     )
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == one.text
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
     told = chunks[-1].usage.completion_tokens_details
     assert told.accepted_prediction_tokens + told.rejected_prediction_tokens > 0
     assert right or told.accepted_prediction_tokens < 8

@@ -216,8 +216,8 @@ def test_what_was_guessed_is_told_beside_the_text(served) -> None:
     whole = client.chat.completions.create(**asked)
     assert whole.foretoken["stats"]["accepted"] == stats["accepted"]
     details = whole.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens == stats["accepted"]
-    assert details.rejected_prediction_tokens == stats["drafted"] - stats["accepted"]
+    assert details.accepted_prediction_tokens == stats["accepted_prediction"] == 0
+    assert details.rejected_prediction_tokens == stats["rejected_prediction"] == 0
 
 
 def test_a_prompt_that_begins_as_an_earlier_one_is_taken_from_the_cache(served) -> None:

@@ -137,11 +137,11 @@ class Words:
         return {**found, "foretoken": own} if own else found
 
     def usage(self) -> dict[str, Any]:
-        """Tokens of prompts and texts, and what became of guesses."""
+        """Tokens of prompts and texts, and what became of the client's prediction."""
         answer = self.answer
         written = sum(len(writing.row.new_tokens) for writing in answer.writings)
-        drafted = sum(writing.stats.drafted for writing in answer.writings)
-        accepted = sum(writing.stats.accepted for writing in answer.writings)
+        accepted = sum(writing.stats.accepted_prediction for writing in answer.writings)
+        rejected = sum(writing.stats.rejected_prediction for writing in answer.writings)
         return {
             "prompt_tokens": answer.prompt_tokens,
             "completion_tokens": written,
@@ -149,7 +149,7 @@ class Words:
             "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": drafted - accepted,
+                "rejected_prediction_tokens": rejected,
             },
         }
 
