@@ -190,6 +190,21 @@ def test_drawn_candidates_are_never_cut():
     assert controller.admit(rows, drafts) is drafts
 
 
+def test_what_a_request_gives_is_neither_cut_nor_counted():
+    controller, rows = looking_up(0.3, 2)
+    controller.budgets(rows)
+    given = replace(proposed(8), given=6)
+    drafts = controller.admit(rows, [given, proposed(8)])
+    assert drafts[0] is given and 0 < len(drafts[1].tree) - 1 < 8
+    policy, times = controller.shared, StepTimes(2, 12, 1, 0.0, 2.0, 0.0)
+    fallen, stood = Verdict((1, 2), 0), Verdict((1, 2, 3, 4, 5, 6, 7), 0)
+    controller.observe(step_of(rows, drafts, [fallen, Verdict((1,), 0)], times))
+    assert policy.request(rows[0]).acceptance.trials == [], "nothing of its own was tried"
+    controller.observe(step_of(rows, drafts, [stood, Verdict((1,), 0)], times))
+    own = policy.request(rows[0]).acceptance
+    assert own.chance(0.5, 0.0) == pytest.approx(0.5, abs=0.02), "one of two guesses stood"
+
+
 class Clocked(SmartSpec):
     """The controller with a clock of its own, so that runs can be repeated and enumerated."""
 

@@ -103,7 +103,7 @@ class Outline:
 
     @classmethod
     def tree(cls, ranks: Ranks, a: float, nodes: int, depth: int) -> Outline:
-        """The best static tree by the chances of ranks, none of which can say more than `a`."""
+        """The best static tree by the chances of ranks; `a` is what the first is taken for."""
         shape = best_first_shape(ranks.rates(WIDTH, a, 2.0), nodes, depth)
         depths = [0]
         for parent in shape.parents[1:]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from foretoken.contract import Views
 from foretoken.engine.step import Parts, clip, judge, propose, score
 from foretoken.engine.timings import TOO_DEAR, batches_before, settled, wait_for
 from foretoken.trees.build import chain, undrafted
@@ -32,7 +31,7 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
     stay open until they are committed.
     """
     trial, known = Trial(rows, parts), batches_before(parts.target).get(len(rows))
-    apart = not isinstance(parts.drafter, Views)
+    apart = getattr(parts.drafter, "view", None) is None
     began = perf_counter()
     with rehearsed(rows):
         for turn in range(ROUNDS):
