@@ -348,7 +348,9 @@ class GoodputPolicy:
     def forget(self, request: Request, rows: int) -> None:
         """The text has changed: what was seen tells less of what comes."""
         request.acceptance.scale(FORGET)
-        self.acceptance.scale(1.0 - (1.0 - FORGET) / max(rows, 1))
+        share = 1.0 - (1.0 - FORGET) / max(rows, 1)
+        self.acceptance.scale(share)
+        self.promised, self.found = share * self.promised, share * self.found
         self.age = 0
         if self.branching:
             self.ranks.scale(FORGET)
