@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from simulated_steps import step_of
+from simulated_steps import SIZES, step_of
 
 from foretoken.coins import SeededCoins
 from foretoken.contract import Controller
@@ -21,8 +21,6 @@ from foretoken.types import (
     StepTimes,
     Verdict,
 )
-
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from statistics import mean
 
 import pytest
 import torch
-from simulated_steps import step_of
+from simulated_steps import PRICES, OwnClock, step_of
 
 from foretoken.coins import SeededCoins, enumerate_outcomes
 from foretoken.controllers.cost_model import CostModel
@@ -177,16 +177,8 @@ def state(prompt=(0,), vocab=3, coins=None, **options):
     return DecodeState(list(prompt), len(prompt), params, coins or SeededCoins(0), warp)
 
 
-class Clocked(CostModel):
-    """The controller with a clock of its own, so that runs can be repeated and enumerated."""
-
-    def lacks(self, rows):
-        return False  # no other clock measures batches
-
-    def observe(self, step):
-        depth = max(max(draft.tree.depths()) for draft in step.drafts)
-        times = StepTimes(step.times.rows, step.times.nodes, 1, 0.1 * depth, 1.0, 0.02)
-        super().observe(replace(step, times=times))
+class Clocked(OwnClock, CostModel):
+    """The controller under test."""
 
 
 class Bound:
@@ -199,7 +191,7 @@ class Bound:
 def clocked(traits=Traits(), **options):  # noqa: B008 - frozen
     controller = Clocked(CostModel.Config(**options))
     controller.bind(Bound(traits))
-    controller.learn(CostTable({1: 1.0, 2: 1.02, 8: 1.2, 64: 3.0}, {1: 0.1, 4: 0.4}, 0.02))
+    controller.learn(PRICES)
     return controller
 
 

@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 import torch
 from load_machine import Server
-from simulated_steps import step_of
+from simulated_steps import PRICES, OwnClock, step_of
 
 from foretoken.coins import SeededCoins, enumerate_outcomes
 from foretoken.controllers.fixed import Fixed
@@ -205,19 +205,8 @@ def test_what_a_request_gives_is_neither_cut_nor_counted():
     assert own.chance(0.5, 0.0) == pytest.approx(0.5, abs=0.02), "one of two guesses stood"
 
 
-class Clocked(SmartSpec):
-    """The controller with a clock of its own, so that runs can be repeated and enumerated."""
-
-    def lacks(self, rows):
-        return False  # no other clock measures batches
-
-    def observe(self, step):
-        depth = max(max(draft.tree.depths()) for draft in step.drafts)
-        times = StepTimes(step.times.rows, step.times.nodes, 1, 0.1 * depth, 1.0, 0.02)
-        super().observe(replace(step, times=times))
-
-
-PRICES = CostTable({1: 1.0, 2: 1.02, 8: 1.2, 64: 3.0}, {1: 0.1, 4: 0.4}, 0.02)
+class Clocked(OwnClock, SmartSpec):
+    """The controller under test."""
 
 
 def clocked(**options):

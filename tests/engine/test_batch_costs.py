@@ -1,6 +1,7 @@
 """What batches cost, tried on their own rows."""
 
 import pytest
+from timed_tables import set_in, timed_pair
 
 from foretoken.audit.fixtures import needed
 from foretoken.coins import SeededCoins
@@ -26,38 +27,13 @@ TEXT = [
 ]
 
 
-class Clock:
-    """Time that only forwards move."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class Timed(TableLM):
-    """A table whose forward takes `base` seconds, and `node` more for each node."""
-
-    def prepare(self, clock, base, node):
-        self.clock, self.base, self.node = clock, base, node
-        return self
-
-    def grow(self, rows, tokens, parents, taps=()):
-        self.clock.now += self.base + self.node * sum(len(row) for row in tokens)
-        return super().grow(rows, tokens, parents, taps)
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    for module in (batches, step):
-        monkeypatch.setattr(module, "perf_counter", clock)
-    return clock
+    return set_in(monkeypatch, batches, step)
 
 
 def pair(clock, base=1e-3, node=1e-4):
-    target = Timed.random(vocab=VOCAB, seed=0).prepare(clock, base, node)
-    return target, Timed.random(vocab=VOCAB, seed=1).prepare(clock, 2e-4, 1e-5)
+    return timed_pair(clock, base, node, draft_node=1e-5)
 
 
 def engine_of(name, models, controller="cost_model", **options):

@@ -1,51 +1,22 @@
 import pytest
+from timed_tables import Clock, Timed, set_in, timed_pair
 
 from foretoken.audit.fixtures import needed
 from foretoken.engine import measure, step
 from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import DEPTHS, SIZES, measure_costs
-from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, needs_draft
 from foretoken.types import Shape
 
 
-class Clock:
-    """Time that passes only when a model works."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class Timed(TableLM):
-    """A table whose forward takes `base` seconds, and `node` more for each node."""
-
-    def prepare(self, clock, base, node):
-        self.clock, self.base, self.node = clock, base, node
-        return self
-
-    def grow(self, rows, tokens, parents, taps=()):
-        self.clock.now += self.base + self.node * sum(len(row) for row in tokens)
-        return super().grow(rows, tokens, parents, taps)
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    for module in (measure, step):
-        monkeypatch.setattr(module, "perf_counter", clock)
-    return clock
-
-
-def pair(clock, base=1e-3, node=1e-4):
-    target = Timed.random(vocab=12, seed=0).prepare(clock, base, node)
-    return target, Timed.random(vocab=12, seed=1).prepare(clock, 2e-4, 0.0)
+    return set_in(monkeypatch, measure, step)
 
 
 @pytest.mark.parametrize("name", [n for n, row in METHODS.items() if row.writes == "text"])
 def test_costs_are_what_the_forwards_take(clock, name):
-    target, draft = pair(clock)
+    target, draft = timed_pair(clock)
     models = (target, draft) if needs_draft(METHODS[name]) else (target,)
     engine = assemble(name, *models, **needed(METHODS[name], 12))
     costs = measure_costs(engine)
@@ -88,7 +59,7 @@ def test_scoring_that_did_part_of_its_work_is_taken_for_what_a_whole_forward_cos
 
 
 def test_short_positions_get_a_smaller_table(clock):
-    target, draft = pair(clock)
+    target, draft = timed_pair(clock)
     target.max_length = 40
     costs = measure_costs(assemble("chain", target, draft))
     assert 1 in costs.target and max(costs.target) <= 40
@@ -98,12 +69,12 @@ def test_short_positions_get_a_smaller_table(clock):
 
 
 def test_a_slow_model_gets_fewer_repeats_and_sizes(clock):
-    target, draft = pair(clock, base=0.05, node=0.005)
+    target, draft = timed_pair(clock, base=0.05, node=0.005)
     costs = measure_costs(assemble("chain", target, draft), seconds=3.0)
     assert clock.now < 6.0
     assert costs.target[16] == pytest.approx(0.13)
     fast = Clock()
-    target, draft = pair(fast)
+    target, draft = timed_pair(fast)
     target.clock = draft.clock = clock
     began = clock.now
     measure_costs(assemble("chain", target, draft), seconds=3.0)
@@ -116,7 +87,7 @@ def test_a_row_in_flight_is_left_alone(clock):
     from foretoken.types import DecodeState, SamplingParams
     from foretoken.warp import Warp
 
-    target, draft = pair(clock)
+    target, draft = timed_pair(clock)
     params = SamplingParams()
     row = DecodeState([1, 2, 3], 3, params, SeededCoins(0), Warp(params, 3, 12))
     target.prefill([row])
@@ -125,13 +96,13 @@ def test_a_row_in_flight_is_left_alone(clock):
 
 
 def test_forwards_of_one_target_are_timed_once_for_all_methods(clock):
-    target, draft = pair(clock)
+    target, draft = timed_pair(clock)
     first = measure_costs(assemble("chain", target, draft))
     before = target.forwards
     again = measure_costs(assemble("prompt-lookup", target))
     assert set(SIZES) <= set(again.target) and again.target[24] == first.target[24]
     assert target.forwards - before < before / 2
-    other, _ = pair(clock, base=5e-3)
+    other, _ = timed_pair(clock, base=5e-3)
     assert measure_costs(assemble("plain", other)).target[1] == pytest.approx(5.1e-3)
 
 
@@ -139,7 +110,7 @@ def test_a_tree_is_timed_as_deep_as_it_may_be_drafted(clock):
     """A draft that is sure of nothing in the scratch text would end every tree at its first level,
     and every further level would be taken for as dear as the first one with all that goes with it.
     """
-    target, draft = pair(clock)
+    target, draft = timed_pair(clock)
     draft.logits *= 0.0  # all tokens alike
     costs = measure_costs(assemble("tree", target, draft))
     assert set(costs.draft) == {depth for depth in DEPTHS if depth <= 12}
@@ -149,7 +120,7 @@ def test_a_tree_is_timed_as_deep_as_it_may_be_drafted(clock):
 
 def test_nothing_is_learned_of_a_draft_by_timing_it(clock):
     """The scratch text takes no guess: chances learned there would be chances of nothing."""
-    target, draft = pair(clock)
+    target, draft = timed_pair(clock)
     engine = assemble("tree", target, draft)
     measure_costs(engine)
     ranker = engine.drafter.ranker

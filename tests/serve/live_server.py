@@ -18,8 +18,8 @@ class Running:
     """A server, and the ways to ask it."""
 
     def __init__(self, server, url):
-        self.server, self.url, self.house = server, url, server.house
-        self.session = self.house.session
+        self.server, self.url, self.service = server, url, server.service
+        self.session = self.service.session
         self.known = {}
 
     def client(self, api_key="none"):
@@ -38,7 +38,7 @@ class Running:
 
     def metric(self, name, **labels):
         """A figure as Prometheus would read it."""
-        return self.house.metrics.registry.get_sample_value(f"foretoken_{name}", labels)
+        return self.service.metrics.registry.get_sample_value(f"foretoken_{name}", labels)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def test_a_client_that_leaves_frees_its_row_within_a_step(slow, stream) -> None:
     assert len(row.new_tokens) < 100
     wait_for(lambda: slow.metric("requests_total", path="/v1/completions",
                                  status="200" if stream else "499") == 1)  # fmt: skip
-    assert slow.house.places == 0
+    assert slow.service.places == 0
 
 
 def test_a_client_that_leaves_while_it_waits_takes_no_place(slow) -> None:
@@ -81,7 +81,7 @@ def test_a_client_that_leaves_while_it_waits_takes_no_place(slow) -> None:
     wait_for(lambda: len(engine.waiting) == 0)
     for sock in socks:
         sock.close()
-    wait_for(lambda: engine.idle and slow.house.places == 0)
+    wait_for(lambda: engine.idle and slow.service.places == 0)
 
 
 def test_a_slow_reader_stops_nobody_else(make_session, running) -> None:
@@ -170,7 +170,7 @@ def test_a_request_has_so_much_time(make_session, running) -> None:
             told = server.post("/v1/completions", json={**LONG, "stream": True})
             assert told.status_code == 200 and '"code":"timeout"' in told.text
             assert told.text.endswith("data: [DONE]\n\n")
-            wait_for(lambda: session.engine.idle and server.house.places == 0)
+            wait_for(lambda: session.engine.idle and server.service.places == 0)
             assert server.post("/v1/completions", json=SHORT).status_code == 200
 
 

@@ -83,9 +83,9 @@ def compare(make_session, running, method: str, count: int) -> None:
         wanted = alone(session, asked)
         with running(session) as server:
             got = asyncio.run(ask_all(server.url, asked, together=32))
-            wait_for(lambda: session.engine.idle and server.house.places == 0)
+            wait_for(lambda: session.engine.idle and server.service.places == 0)
             assert server.metric("queue_length") == server.metric("running_rows") == 0
-            assert not server.house.answers
+            assert not server.service.answers
         wrong = [fields for fields, a, b in zip(asked, got, wanted, strict=True) if a != b]
         assert not wrong and session.engine.idle
         assert session.target.rows_held == 0

@@ -72,14 +72,14 @@ def test_an_answer_with_guesses_is_the_one_without(visitor):
 
 
 def test_a_stopped_answer_gives_its_place_back(visitor, served):
-    house = served[0].house
+    service = served[0].service
     visitor.js("document.getElementById('cap').value = 4000")
     visitor.js("document.getElementById('temperature').value = 1.5")
     visitor.send("Count for ever.")
     visitor.until("return document.querySelectorAll('.answer .t').length > 3")
-    assert house.places == 1
+    assert service.places == 1
     visitor.click("stop")
     ends = time.monotonic() + 5
-    while house.places and time.monotonic() < ends:
+    while service.places and time.monotonic() < ends:
         time.sleep(0.01)
-    assert house.places == 0
+    assert service.places == 0

@@ -182,13 +182,13 @@ def test_every_status_that_is_sent_is_described(make_session, running) -> None:
         for path, verb in sorted(ENDPOINTS):
             told = httpx.request(verb, server.url + path.format(name="tiny"), timeout=SECONDS)
             assert str(told.status_code) in paths[path][verb]["responses"], (path, told.text)
-        server.house.stopping = True
+        server.service.stopping = True
         told = server.get("/health")
         assert told.status_code == 503
         described = paths["/health"]["get"]["responses"]["503"]["content"]["application/json"]
         assert described["schema"] == paths["/health"]["get"]["responses"]["200"]["content"][
             "application/json"]["schema"]  # fmt: skip
-        server.house.stopping = False
+        server.service.stopping = False
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ def test_nothing_is_left_of_all_this(limited, ask) -> None:
     fields = {**GOOD, "max_tokens": 12}
     wanted = limited.session.generate(GOOD["prompt"], 12, temperature=0.0).text
     assert ask(TEXTS, fields).json()["choices"][0]["text"] == wanted
-    wait_for(lambda: limited.session.engine.idle and limited.house.places == 0)
+    wait_for(lambda: limited.session.engine.idle and limited.service.places == 0)
     assert limited.metric("engine_errors_total") == 0 == limited.metric("drafter_errors_total")
-    assert limited.session.target.rows_held == 0 and not limited.house.answers
+    assert limited.session.target.rows_held == 0 and not limited.service.answers
 
 
 @pytest.mark.slow

@@ -7,12 +7,11 @@ asked; going on with other models, prompts or sampling would mix what cannot be 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench.files import replace, unwritable
+from foretoken.bench import json_lines
 from foretoken.bench.own import Outcome
 from foretoken.errors import ConfigError
 
@@ -73,14 +72,18 @@ class Journal:
         self._write({"kind": "finished"})
 
     def _write(self, entry: dict[str, Any]) -> None:
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as problem:
-            way = "make room and go on with --resume: finished cells are kept."
-            raise unwritable(self.path, problem, way) from problem
+        json_lines.append(self.path, entry, "cell")
+
+    def take(self, kind: str, entry: dict[str, Any]) -> None:
+        """Take in a line of the file."""
+        if kind == "cell":
+            self.cells.append(Cell(**entry))
+        elif kind == "failed":
+            self.failed[entry["row"]] = entry["why"]
+        elif kind == "note":
+            self.notes.setdefault(entry["about"], {})[entry["key"]] = entry["value"]
+        else:
+            self.finished = kind == "finished"
 
 
 def open_journal(path: Path, asked: dict[str, Any], resume: bool) -> Journal:
@@ -97,38 +100,14 @@ def open_journal(path: Path, asked: dict[str, Any], resume: bool) -> Journal:
                 f"an interrupted one left {len(journal.cells)} finished cells there.",
                 "go on with --resume, or name another --out.",
             )
-    replace(path, json.dumps({"kind": "header", "asked": asked}) + "\n")
+    json_lines.begin(path, asked)
     return Journal(path)
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], Journal]:
     """What was asked and what was finished. A last line cut off by a kill is removed."""
-    text = path.read_text(encoding="utf-8")
-    if text and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        replace(path, text)
-    journal, asked = Journal(path), {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            entry = json.loads(line)
-            kind = entry.pop("kind")
-            if kind == "header":
-                asked = entry["asked"]
-            elif kind == "cell":
-                journal.cells.append(Cell(**entry))
-            elif kind == "failed":
-                journal.failed[entry["row"]] = entry["why"]
-            elif kind == "note":
-                journal.notes.setdefault(entry["about"], {})[entry["key"]] = entry["value"]
-            else:
-                journal.finished = kind == "finished"
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as problem:
-            raise ConfigError(
-                f"the finished cells of {path}.",
-                f"line {number} of {path.name} cannot be read ({problem.__class__.__name__}).",
-                "delete that line to measure its cell again, or name another --out.",
-            ) from problem
-    return asked, journal
+    journal = Journal(path)
+    return json_lines.read(path, journal.take, "cell"), journal
 
 
 def _check_same(asked: dict[str, Any], old: dict[str, Any], path: Path) -> None:

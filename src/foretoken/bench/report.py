@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,35 @@ from foretoken.bench.page import html
 from foretoken.bench.plots import draw
 from foretoken.bench.svg import standalone
 
+Pictures = Mapping[str, str]
+NAMES = ("results.json", "report.md", "report.html")
+
 
 def write_reports(results: Mapping[str, Any], out: Path) -> dict[str, Path]:
     """Write everything, each file whole or not at all; returns the files."""
-    pictures = draw(results)
+    return write_files(results, out, draw(results), markdown, html, NAMES)
+
+
+def write_files(
+    results: Mapping[str, Any],
+    out: Path,
+    pictures: Pictures,
+    as_markdown: Callable[[Mapping[str, Any], Mapping[str, str]], str],
+    as_html: Callable[[Mapping[str, Any], Pictures], str],
+    names: tuple[str, str, str],
+) -> dict[str, Path]:
+    """Pictures, and the results as JSON, Markdown and HTML, under these names."""
     drawn = {
         name: replace(out / "plots" / f"{name}.svg", standalone(picture))
         for name, picture in pictures.items()
     }
     links = {name: f"plots/{path.name}" for name, path in drawn.items()}
-    return {
-        "json": replace(out / "results.json", json.dumps(results, indent=1) + "\n"),
-        "markdown": replace(out / "report.md", markdown(results, links)),
-        "html": replace(out / "report.html", html(results, pictures)),
-    } | drawn
+    texts = (
+        json.dumps(results, indent=1) + "\n", as_markdown(results, links),
+        as_html(results, pictures),
+    )  # fmt: skip
+    files = zip(("json", "markdown", "html"), names, texts, strict=True)
+    return {kind: replace(out / name, text) for kind, name, text in files} | drawn
 
 
 def markdown(results: Mapping[str, Any], pictures: Mapping[str, str]) -> str:

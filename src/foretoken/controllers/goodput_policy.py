@@ -27,7 +27,7 @@ from foretoken.controllers.probes import Probes
 from foretoken.controllers.rounds import Lull, Rehearsals
 from foretoken.controllers.survival import Alarm, Ranks
 from foretoken.errors import check_values
-from foretoken.trees.build import guessed
+from foretoken.trees.build import guessed, guessed_path
 from foretoken.types import (
     Budget,
     CostTable,
@@ -225,12 +225,9 @@ class GoodputPolicy:
         idle = {one.uid: at for at, one in enumerate(requests) if not chosen[at].depth}
         # Where many write, a draft for one of them costs each step little, and few of them learn.
         self.probes.rarest = max(self.probes.RAREST // len(requests), 1)
-        at = self.probes.due(idle, False)
+        at = self.probes.due(idle, False, lambda at: requests[at].idle)
         if at is None:
             return
-        if at < 0:  # a new burst: the row that has idled longest
-            at = max(idle.values(), key=lambda i: requests[i].idle)
-            self.probes.row = requests[at].uid
         depth = min(self.probes.depth, self.goals.max_depth)
         nodes = min(2 * depth, self.goals.max_nodes) if self.branching else depth
         chosen[at] = Budget(depth, max(nodes, depth))
@@ -295,7 +292,7 @@ class GoodputPolicy:
             if len(tree) > 1:
                 # Where what was given falls, nothing behind it was tried.
                 if len(verdict.path) >= draft.given:
-                    path = tuple([node - draft.given for node in verdict.path[draft.given :]])
+                    path = guessed_path(draft, verdict.path)
                     self.outcome(self.request(row), tree, path, len(rows))
                 deepest, nodes = max(deepest, *tree.depths()), nodes + len(tree) - 1
             elif row.uid == self.probes.row:

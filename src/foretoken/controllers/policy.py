@@ -19,7 +19,7 @@ from foretoken.controllers.rounds import Lull, Record, Rehearsals, Round
 from foretoken.controllers.step_costs import SURPRISE, StepCosts
 from foretoken.controllers.survival import BELIEF, Ranks, Slots
 from foretoken.errors import check_values
-from foretoken.trees.build import guessed
+from foretoken.trees.build import guessed, guessed_path
 from foretoken.trees.counts import Pace
 from foretoken.types import (
     Budget,
@@ -229,9 +229,7 @@ class Policy:
     def outcome(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
         """What became of one row's draft."""
         record, step = self.record(row), self.round
-        tree, path = guessed(draft), verdict.path
-        if draft.given:
-            path = tuple([node - draft.given for node in path[draft.given :]])
+        tree, path = guessed(draft), guessed_path(draft, verdict.path)
         if draft.given and len(tree) == 1:  # what the request says is no draft of the drafter's
             record.asked = False
             return
@@ -342,12 +340,9 @@ class Policy:
         if self.priced and self.cheap and not broke:
             return  # `rests` sees to it
         idle = {record.uid: at for at, record in enumerate(records) if not chosen[at].depth}
-        at = self.probes.due(idle, broke)
+        at = self.probes.due(idle, broke, lambda at: records[at].idle)
         if at is None:
             return
-        if at < 0:  # a new burst: the row that has idled longest
-            at = max(idle.values(), key=lambda i: records[i].idle)
-            self.probes.row = records[at].uid
         depth = min(self.probes.depth, self.limits.max_depth)
         nodes = min(2 * depth, self.limits.max_nodes) if self.branching else depth
         chosen[at] = Budget(depth, nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 
 class Probes:
@@ -20,8 +20,11 @@ class Probes:
         self.won = False  # a draft of this burst has paid
         self.row: int | None = None  # uid of the row whose burst goes on
 
-    def due(self, idle: Mapping[int, int], broke: bool) -> int | None:
-        """Where the row that probes now is: None for nobody, -1 for one yet to be chosen."""
+    def due(self, idle: Mapping[int, int], broke: bool, idled: Callable[[int], int]) -> int | None:
+        """Where the row that probes now is; None for nobody.
+
+        `idle`: where each row that does not draft is, by uid; `idled`: for how long it has not.
+        """
         if not idle:  # every row drafts by itself
             self.waited, self.interval, self.row = 0, self.every, None
             return None
@@ -32,7 +35,8 @@ class Probes:
         if self.waited < self.threshold(broke):
             return None
         self.waited, self.depth, self.won = 0, 2, False
-        return -1
+        self.row = max(idle, key=lambda uid: idled(idle[uid]))  # a new burst
+        return idle[self.row]
 
     def threshold(self, broke: bool) -> int:
         """Plain steps before a probe."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from foretoken.contract import Drafter, Features, StoppingRule
 from foretoken.drafters.parts.prediction import Copied, Prediction
 from foretoken.drafters.parts.row_by_row import RowDrafter
-from foretoken.trees.build import chain
+from foretoken.trees.build import chain, guessed_path
 from foretoken.trees.worth import least_paying, paying
 from foretoken.types import (
     Budget,
@@ -151,7 +151,7 @@ def own_step(step: Step, turns: Sequence[_Turn]) -> Step:
         if draft.given and turn.budget.depth > 0:
             first = draft.given
             score = Scores(score.logits[first:], share=score.share)
-            verdict = Verdict(tuple(node - first for node in path[first:]), verdict.next_token)
+            verdict = Verdict(guessed_path(draft, path), verdict.next_token)
             said = said[first:]
         elif draft.given:
             score = Scores(score.logits[:1], None, score.p, score.share)

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from foretoken.errors import ForetokenError
 from foretoken.serve.answer import Answer
-from foretoken.serve.house import House
+from foretoken.serve.service import Service
 from foretoken.serve.wire.errors import Refusal, refusal_of
 from foretoken.serve.wire.words import DONE, event, words_for
 
@@ -28,10 +28,10 @@ STREAM_HEADERS = {
 class Answering(Response):
     """Has an answer written, and sends it."""
 
-    def __init__(self, house: House, answer: Answer) -> None:
+    def __init__(self, service: Service, answer: Answer) -> None:
         super().__init__(media_type="application/json")
-        self.house, self.answer = house, answer
-        self.words = words_for(house, answer)
+        self.service, self.answer = service, answer
+        self.words = words_for(service, answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(until_gone(receive))
@@ -46,7 +46,7 @@ class Answering(Response):
             gone.cancel()
             if timer is not None:
                 timer.cancel()
-            self.house.leave(self.answer)
+            self.service.leave(self.answer)
 
     def _left(self, gone: asyncio.Task[None]) -> None:
         if not gone.cancelled():
@@ -54,25 +54,25 @@ class Answering(Response):
 
     def _timer(self) -> asyncio.TimerHandle | None:
         """Ends the answer once its time is up."""
-        limit = self.house.settings.request_timeout
+        limit = self.service.settings.request_timeout
         if limit is None:
             return None
         return asyncio.get_running_loop().call_later(limit, self.answer.end, timed_out(limit))
 
     async def _begin(self) -> None:
         """Checked rows; what is wrong with the request is raised before anything is sent."""
-        house, loop = self.house, asyncio.get_running_loop()
-        limit = house.settings.max_tokens_limit
+        service, loop = self.service, asyncio.get_running_loop()
+        limit = service.settings.max_tokens_limit
         try:
             await loop.run_in_executor(
-                house.preparers, self.answer.begin, house.counts.plain, limit
+                service.preparers, self.answer.begin, service.counts.plain, limit
             )
         except ForetokenError as error:
             raise refusal_of(error) from error
 
     async def _stream(self, send: Send) -> None:
         answer, words = self.answer, self.words
-        await send(start(200, {**STREAM_HEADERS, **lossy_header(self.house)}))
+        await send(start(200, {**STREAM_HEADERS, **lossy_header(self.service)}))
         if opening := words.opened():
             await send(body(opening, more=True))
         while True:
@@ -96,7 +96,7 @@ class Answering(Response):
             return
         document = json.dumps(self.words.document(), separators=(",", ":")).encode()
         headers = {"content-type": "application/json", "content-length": str(len(document))}
-        await send(start(200, {**headers, **lossy_header(self.house)}))
+        await send(start(200, {**headers, **lossy_header(self.service)}))
         await send({"type": "http.response.body", "body": document})
 
 
@@ -116,11 +116,11 @@ def body(text: str, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": text.encode(), "more_body": more}
 
 
-def lossy_header(house: House) -> dict[str, str]:
+def lossy_header(service: Service) -> dict[str, str]:
     """A header that says which law a text does not follow."""
-    if house.lossy is None:
+    if service.lossy is None:
         return {}
-    return {"x-foretoken-lossy": house.lossy.encode("ascii", "replace").decode()}
+    return {"x-foretoken-lossy": service.lossy.encode("ascii", "replace").decode()}
 
 
 def timed_out(limit: float) -> Refusal:

@@ -17,9 +17,9 @@ from foretoken.engine.session import Session
 from foretoken.serve.answering import Answering
 from foretoken.serve.asking import prompts_of
 from foretoken.serve.gate import Gate
-from foretoken.serve.house import House
 from foretoken.serve.pages import add_pages
 from foretoken.serve.request_log import RequestLog
+from foretoken.serve.service import Service
 from foretoken.serve.settings import Settings
 from foretoken.serve.wire.errors import Refusal, invalid
 from foretoken.serve.wire.requests import Asked, ChatRequest, CompletionRequest
@@ -36,43 +36,43 @@ def app(session: Session, settings: Settings | None = None) -> FastAPI:
 
     Its lifespan runs the steps; the session is not closed by it.
     """
-    house = House(session, settings or Settings())
+    service = Service(session, settings or Settings())
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
-        log = log_of(house)
+        log = log_of(service)
         if log is not None:
             log.open()
-        await house.start()
+        await service.start()
         try:
             yield
         finally:
-            await house.stop()
+            await service.stop()
             if log is not None:
                 log.close()
 
     api = FastAPI(title="foretoken", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
-    api.state.house = house
-    api.add_middleware(Gate, house=house)
-    add_errors(api, house)
-    add_texts(api, house)
-    add_state(api, house)
+    api.state.service = service
+    api.add_middleware(Gate, service=service)
+    add_errors(api, service)
+    add_texts(api, service)
+    add_state(api, service)
     add_pages(api)
     describe(api)
     return api
 
 
-def log_of(house: House) -> RequestLog | None:
+def log_of(service: Service) -> RequestLog | None:
     """The request log, where the settings name a file."""
-    path = house.settings.log_file
+    path = service.settings.log_file
 
     def failed() -> None:
-        house.counts.log_errors += 1
+        service.counts.log_errors += 1
 
     return None if path is None else RequestLog(None if str(path) == "-" else path, failed)
 
 
-def add_errors(api: FastAPI, house: House) -> None:
+def add_errors(api: FastAPI, service: Service) -> None:
     """All that can go wrong, as OpenAI clients read it."""
 
     def told(refusal: Refusal) -> JSONResponse:
@@ -96,10 +96,10 @@ def add_errors(api: FastAPI, house: House) -> None:
 
     @api.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return told(house.blame(error))
+        return told(service.blame(error))
 
 
-def add_texts(api: FastAPI, house: House) -> None:
+def add_texts(api: FastAPI, service: Service) -> None:
     """Completions and chats."""
 
     @api.post("/v1/completions", summary="Continue texts.")
@@ -113,7 +113,7 @@ def add_texts(api: FastAPI, house: House) -> None:
                 param="echo",
                 code="unsupported_parameter",
             )
-        return answering(request, house, asked, asked.logprobs)
+        return answering(request, service, asked, asked.logprobs)
 
     @api.post("/v1/chat/completions", summary="Answer a conversation.")
     async def chat(request: Request) -> Response:
@@ -126,7 +126,7 @@ def add_texts(api: FastAPI, house: House) -> None:
                 "pass logprobs: true, too.",
                 param="top_logprobs",
             )
-        return answering(request, house, asked, top if asked.logprobs else None)
+        return answering(request, service, asked, top if asked.logprobs else None)
 
 
 async def read(request: Request, kind: type[A]) -> A:
@@ -146,30 +146,30 @@ async def read(request: Request, kind: type[A]) -> A:
         raise invalid(error.errors(include_url=False, include_input=False)) from error
 
 
-def answering(request: Request, house: House, asked: Asked, logprobs: int | None) -> Response:
+def answering(request: Request, service: Service, asked: Asked, logprobs: int | None) -> Response:
     """The response of a request that is let in."""
     account = request.scope["foretoken"]
     if asked.user:
         account.requester = f"{account.requester}/{asked.user}".removeprefix("/")
-    house.check_model(asked.model)
+    service.check_model(asked.model)
     pieces, speculation = bool(asked.stream), bool(asked.include_speculation)
     wants = Wants(pieces=pieces, logprobs=logprobs, speculation=speculation and pieces)
-    return Answering(house, house.admit(asked, prompts_of(asked), wants, account))
+    return Answering(service, service.admit(asked, prompts_of(asked), wants, account))
 
 
-def add_state(api: FastAPI, house: House) -> None:
+def add_state(api: FastAPI, service: Service) -> None:
     """What the server is, and how it does."""
 
     def model() -> dict[str, Any]:
-        longest = house.session.target.max_length
-        promise = house.session.engine.promise
+        longest = service.session.target.max_length
+        promise = service.session.engine.promise
         return {
-            "id": house.settings.model_name,
+            "id": service.settings.model_name,
             "object": "model",
-            "created": house.created,
+            "created": service.created,
             "owned_by": "foretoken",
             "max_model_len": longest,
-            "foretoken": {"method": house.session.method, **promise.to_dict()},
+            "foretoken": {"method": service.session.method, **promise.to_dict()},
         }
 
     @api.get("/v1/models", summary="The model that is served.")
@@ -178,17 +178,17 @@ def add_state(api: FastAPI, house: House) -> None:
 
     @api.get("/v1/models/{name:path}", summary="The model of this name.")
     async def one_model(name: str) -> dict[str, Any]:
-        house.check_model(name)
+        service.check_model(name)
         return model()
 
     @api.get("/health", summary="Whether requests are taken: 200, or 503.")
     async def health() -> JSONResponse:
-        status = "ok" if house.healthy else "stopping" if house.stopping else "down"
-        return JSONResponse({"status": status}, 200 if house.healthy else 503)
+        status = "ok" if service.healthy else "stopping" if service.stopping else "down"
+        return JSONResponse({"status": status}, 200 if service.healthy else 503)
 
-    if house.settings.metrics:
+    if service.settings.metrics:
 
         @api.get("/metrics", summary="Figures for Prometheus.", include_in_schema=False)
         async def metrics() -> Response:
-            text = generate_latest(house.metrics.registry)
+            text = generate_latest(service.metrics.registry)
             return Response(text, media_type=CONTENT_TYPE_LATEST)

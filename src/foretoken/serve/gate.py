@@ -14,7 +14,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.serve.answer import Account
-from foretoken.serve.house import House
+from foretoken.serve.service import Service
 from foretoken.serve.wire.errors import GONE, Refusal
 
 REQUESTS = logging.getLogger("foretoken.serve.requests")  # one record per request, as a dict
@@ -27,15 +27,15 @@ KNOWN = frozenset(
 class Gate:
     """Lets requests in, counts them, and tells of them."""
 
-    def __init__(self, app: ASGIApp, house: House) -> None:
-        self.app, self.house = app, house
-        self.keys = [key.encode() for key in house.settings.api_keys]
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+        self.keys = [key.encode() for key in service.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        account = Account(self.house.next_id(), perf_counter(), scope["path"])
+        account = Account(self.service.next_id(), perf_counter(), scope["path"])
         scope["foretoken"] = account
 
         async def noting(message: Message) -> None:
@@ -50,7 +50,7 @@ class Gate:
             if refusal is not None:
                 await answer_with(refusal, noting)
                 return
-            counted = Counted(receive, self.house.settings.max_body)
+            counted = Counted(receive, self.service.settings.max_body)
             await self.app(scope, counted, noting)
         except Exception:  # answered outside of here
             account.status = account.status or 500
@@ -67,7 +67,7 @@ class Gate:
                 return wrong_key()
             account.requester = f"key {number}"
         length = headers.get(b"content-length", b"")
-        limit = self.house.settings.max_body
+        limit = self.service.settings.max_body
         if length.isdigit() and int(length) > limit:
             return too_large(limit)
         return None
@@ -85,7 +85,7 @@ class Gate:
         """Count a request that is over, and tell of it."""
         account.status = account.status or GONE
         path = account.path if account.path in KNOWN else "other"
-        metrics, facts = self.house.metrics, account.facts
+        metrics, facts = self.service.metrics, account.facts
         metrics.requests.labels(path, str(account.status)).inc()
         if facts.get("ttft") is not None:
             metrics.ttft.observe(facts["ttft"])

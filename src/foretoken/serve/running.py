@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from foretoken.errors import ConfigError
-from foretoken.serve.house import House
+from foretoken.serve.service import Service
 
 LAST = 2  # seconds that connections get to take what was already sent
 
@@ -29,7 +29,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=LAST,
         )
         super().__init__(config)
-        self.house: House = api.state.house
+        self.service: Service = api.state.service
         self.signals = 0
         self.leaving: asyncio.Task[None] | None = None
 
@@ -47,12 +47,12 @@ class Server(uvicorn.Server):
         self.leaving = self.loop.create_task(self._finish())
 
     async def _finish(self) -> None:
-        await self.house.finish(self.house.settings.grace)
+        await self.service.finish(self.service.settings.grace)
         self.should_exit = True
 
     def leave_now(self) -> None:
         """End everything."""
-        self.house.end_all()
+        self.service.end_all()
         self.should_exit = True
 
 

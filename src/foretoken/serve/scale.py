@@ -27,7 +27,7 @@ from foretoken.engine.loading import load
 from foretoken.errors import CapabilityError, ConfigError, check_values
 from foretoken.serve.affinity import REPLICA
 from foretoken.serve.application import app
-from foretoken.serve.house import House
+from foretoken.serve.service import Service
 from foretoken.serve.settings import Settings
 
 CLUSTER: Any = ray  # some of its functions have no types
@@ -73,15 +73,15 @@ class Replica:
     def __init__(self, loading: dict[str, Any], settings: Settings, threads: int) -> None:
         torch.set_num_threads(threads)
         self.api = app(load(**loading), settings)
-        self.house: House = self.api.state.house
+        self.service: Service = self.api.state.service
         self.name = serve.get_replica_context().replica_id.unique_id
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return Named(self.api, self.name)
 
     async def check_health(self) -> None:
-        """Raises where the house takes no requests: Ray then replaces the replica."""
-        if not self.house.healthy:
+        """Raises where the service takes no requests: Ray then replaces the replica."""
+        if not self.service.healthy:
             raise CapabilityError(
                 f"replica {self.name} was asked whether it takes requests.",
                 "its steps have stopped.",

@@ -31,6 +31,12 @@ def guessed(draft: Draft) -> TokenTree:
     return TokenTree(tree.tokens[first:], parents)
 
 
+def guessed_path(draft: Draft, path: Sequence[int]) -> tuple[int, ...]:
+    """The accepted nodes of `guessed(draft)`, where `path` are those of the draft."""
+    first = draft.given
+    return tuple([node - first for node in path[first:]]) if first else tuple(path)
+
+
 def from_paths(token: int, paths: Ragged) -> TokenTree:
     """The trie of several paths below the root `token`; shared prefixes become shared nodes."""
     trie = Trie(token)

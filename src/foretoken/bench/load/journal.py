@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench.files import replace, unwritable
+from foretoken.bench import json_lines
 from foretoken.bench.load.record import Block, block_of
 from foretoken.errors import ConfigError
 
@@ -36,14 +35,14 @@ class Journal:
         return next((block for block in self.blocks if block.key == key), None)
 
     def _write(self, entry: dict[str, Any]) -> None:
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as problem:
-            way = "make room and go on with --resume: finished blocks are kept."
-            raise unwritable(self.path, problem, way) from problem
+        json_lines.append(self.path, entry, "block")
+
+    def take(self, kind: str, entry: dict[str, Any]) -> None:
+        """Take in a line of the file."""
+        if kind == "block":
+            self.blocks.append(block_of(entry))
+        else:
+            self.finished = kind == "finished"
 
 
 def open_journal(out: Path, asked: dict[str, Any], resume: bool) -> Journal:
@@ -67,31 +66,11 @@ def open_journal(out: Path, asked: dict[str, Any], resume: bool) -> Journal:
                 f"an interrupted one left {len(journal.blocks)} finished blocks there.",
                 "go on with --resume, or name another --out.",
             )
-    replace(path, json.dumps({"kind": "header", "asked": asked}) + "\n")
+    json_lines.begin(path, asked)
     return Journal(path)
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], Journal]:
     """What was asked and what is finished. A last line cut off by a kill is removed."""
-    text = path.read_text(encoding="utf-8")
-    if text and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        replace(path, text)
-    journal, asked = Journal(path), {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        try:
-            entry = json.loads(line)
-            kind = entry.pop("kind")
-            if kind == "header":
-                asked = entry["asked"]
-            elif kind == "block":
-                journal.blocks.append(block_of(entry))
-            else:
-                journal.finished = kind == "finished"
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as problem:
-            raise ConfigError(
-                f"the finished blocks of {path}.",
-                f"line {number} of {path.name} cannot be read ({type(problem).__name__}).",
-                "delete that line to measure its block again, or name another --out.",
-            ) from problem
-    return asked, journal
+    journal = Journal(path)
+    return json_lines.read(path, journal.take, "block"), journal

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from foretoken.bench.files import replace
 from foretoken.bench.load import words
 from foretoken.bench.load.page import html
 from foretoken.bench.load.plots import draw
-from foretoken.bench.svg import standalone
+from foretoken.bench.report import write_files
 from foretoken.bench.words import MISSING
+
+NAMES = ("load.json", "load.md", "page.html")
 
 
 def write_reports(results: Mapping[str, Any], out: Path) -> dict[str, Path]:
     """Write everything, each file whole or not at all; returns the files."""
-    pictures = draw(results)
-    drawn = {
-        name: replace(out / "plots" / f"{name}.svg", standalone(picture))
-        for name, picture in pictures.items()
-    }
-    links = {name: f"plots/{path.name}" for name, path in drawn.items()}
-    return {
-        "json": replace(out / "load.json", json.dumps(results, indent=1) + "\n"),
-        "markdown": replace(out / "load.md", markdown(results, links)),
-        "html": replace(out / "page.html", html(results, pictures)),
-    } | drawn
+    return write_files(results, out, draw(results), markdown, html, NAMES)
 
 
 def markdown(results: Mapping[str, Any], pictures: Mapping[str, str]) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from foretoken.serve.answer import Answer
-from foretoken.serve.house import House
 from foretoken.serve.logprobs import Chosen
+from foretoken.serve.service import Service
 from foretoken.serve.wire.requests import ChatRequest, CompletionRequest
 from foretoken.serve.writing import Drafted, Piece, Writing
 
@@ -32,19 +32,19 @@ class Words:
     kind: str
     chunk_kind: str
 
-    def __init__(self, house: House, answer: Answer) -> None:
-        self.house, self.answer, self.asked = house, answer, answer.asked
+    def __init__(self, service: Service, answer: Answer) -> None:
+        self.service, self.answer, self.asked = service, answer, answer.asked
         self.head = {
             "id": f"{self.prefix}-{answer.account.id}",
             "object": self.kind,
             "created": int(time.time()),
-            "model": house.settings.model_name,
-            "system_fingerprint": house.fingerprint,
+            "model": service.settings.model_name,
+            "system_fingerprint": service.fingerprint,
         }
         chunk = json.dumps({**self.head, "object": self.chunk_kind}, separators=(",", ":"))
         self.opening = f'data: {chunk[:-1]},"choices":[{{"index":'
         ends = {"usage": None} if self.asked.usage_told else {}
-        lossy = {} if house.lossy is None else {"foretoken": {"lossy": house.lossy}}
+        lossy = {} if service.lossy is None else {"foretoken": {"lossy": service.lossy}}
         tail = json.dumps({**ends, **lossy}, separators=(",", ":"))
         self.tail = f"]{',' if ends or lossy else ''}{tail[1:]}\n\n"
         self.strings: dict[int, str] = {}  # of tokens, for trees
@@ -81,8 +81,8 @@ class Words:
         choice = f'{index},{words},"logprobs":{logs},"finish_reason":{reason}}}'
         if extra is None:
             return f"{self.opening}{choice}{self.tail}"
-        if self.house.lossy is not None:
-            extra = {"lossy": self.house.lossy, **extra}
+        if self.service.lossy is not None:
+            extra = {"lossy": self.service.lossy, **extra}
         usage = '"usage":null,' if self.asked.usage_told else ""
         return f'{self.opening}{choice}],{usage}"foretoken":{json.dumps(extra)}}}\n\n'
 
@@ -129,8 +129,8 @@ class Words:
             choices.append({"index": writing.index, **self.choice(writing), **told})
         found = {**self.head, "choices": choices, "usage": self.usage()}
         own: dict[str, Any] = {}
-        if self.house.lossy is not None:
-            own["lossy"] = self.house.lossy
+        if self.service.lossy is not None:
+            own["lossy"] = self.service.lossy
         if self.asked.include_speculation:
             texts = [self.summary(writing) for writing in writings]
             own |= texts[0] if len(texts) == 1 else {"texts": texts}
@@ -179,7 +179,7 @@ class Words:
     def string(self, token: int) -> str:
         """A token as a reader sees it."""
         if token not in self.strings:
-            self.strings[token] = self.house.names.shown(token)
+            self.strings[token] = self.service.names.shown(token)
         return self.strings[token]
 
     def summary(self, writing: Writing) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class ChatWords(Words):
         return '"delta":{}'
 
     def logprobs(self, chosen: list[tuple[Chosen, int]]) -> dict[str, Any]:
-        names = self.house.names
+        names = self.service.names
         return {"content": [names.in_chat(one) for one, _ in chosen], "refusal": None}
 
     def choice(self, writing: Writing) -> dict[str, Any]:
@@ -217,8 +217,8 @@ class CompletionWords(Words):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, house: House, answer: Answer) -> None:
-        super().__init__(house, answer)
+    def __init__(self, service: Service, answer: Answer) -> None:
+        super().__init__(service, answer)
         assert isinstance(self.asked, CompletionRequest)
         self.echo = bool(self.asked.echo)
 
@@ -236,7 +236,7 @@ class CompletionWords(Words):
         prompt = self.answer.prompts[index // self.asked.texts]
         if isinstance(prompt, str):
             return prompt
-        return str(self.house.session.tokenizer.decode(list(prompt)))
+        return str(self.service.session.tokenizer.decode(list(prompt)))
 
     def delta(self, words: str) -> str:
         return f'"text":{words}'
@@ -245,14 +245,16 @@ class CompletionWords(Words):
         return '"text":""'
 
     def logprobs(self, chosen: list[tuple[Chosen, int]]) -> dict[str, Any]:
-        return self.house.names.in_completion([one for one, _ in chosen], [at for _, at in chosen])
+        return self.service.names.in_completion(
+            [one for one, _ in chosen], [at for _, at in chosen]
+        )
 
     def choice(self, writing: Writing) -> dict[str, Any]:
         before = self.prompt(writing.index) if self.echo else ""
         return {"text": before + writing.text}
 
 
-def words_for(house: House, answer: Answer) -> Words:
+def words_for(service: Service, answer: Answer) -> Words:
     """How a request is answered."""
     kind = ChatWords if isinstance(answer.asked, ChatRequest) else CompletionWords
-    return kind(house, answer)
+    return kind(service, answer)

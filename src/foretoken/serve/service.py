@@ -29,7 +29,7 @@ PREPARERS = 2  # threads that tokenize prompts and check options
 MEMORY = 0.1  # of the mean time in the server, the weight of the request seen last
 
 
-class House:
+class Service:
     """What all requests of a server share."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
