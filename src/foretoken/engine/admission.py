@@ -61,6 +61,13 @@ class Waiting:
                 ),
             )
 
+    def affords(self, tokens: int, nodes: int) -> bool:
+        """Whether a row for measuring may have a tree of so many nodes behind so many tokens."""
+        return True
+
+    def set_aside(self, count: int) -> None:
+        """Bytes that are kept of texts that are over."""
+
     def take(self, row: DecodeState) -> None:
         """Give a row that waits its place."""
         with self._lock:

@@ -95,8 +95,9 @@ class ScratchRow:
         engine.drafter.start(self.row, seen)
 
     def fits(self, nodes: int) -> bool:
-        room = self.engine.target.max_length
-        return room is None or len(self.row.tokens) - 1 + nodes <= room
+        room, tokens = self.engine.target.max_length, len(self.row.tokens)
+        long = room is not None and tokens - 1 + nodes > room
+        return not long and self.engine.waiting.affords(tokens, nodes)
 
     def go_on(self) -> int:
         """The next token of the text, whatever was scored."""

@@ -35,7 +35,7 @@ from foretoken.lm.kernels.measuring import MOST, choose, measure
 from foretoken.lm.kernels.merged import Site
 from foretoken.lm.kernels.native import Unavailable, library
 
-MODES = ("auto", "dense", "packed", "lean")
+MODES = ("auto", "inplace", "dense", "packed", "lean")
 NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
 # seconds that one call for many products spares per product: of calls, and per row of operations
 # between products
@@ -80,7 +80,7 @@ def choose_kernels(
     With `sites` of a captured model, kernels are chosen for these, and the model stays as it is.
 
     auto: measured; the dense weight stays and a packed copy is added where it pays (memory for
-    speed). lean: measured; one copy, either the dense weight or the packed one alone. packed:
+    speed). inplace: measured, among kernels that need no second copy. lean: measured; one copy, either the dense weight or the packed one alone. packed:
     packed copies at every row count, not measured; `pad_lone` computes a lone row as several,
     for equal bits. dense: the model as it was. `seconds` bounds the time spent measuring.
     """
@@ -97,7 +97,9 @@ def choose_kernels(
         sites = [Product(module) for module in linears(model)]
     groups = by_shape(sites) if mode != "dense" else {}
     why = "" if groups or mode == "dense" else "no linear layer here that oneDNN can multiply"
-    if mode == "auto" and groups and (why := no_room(groups)):
+    if mode == "inplace" and groups:
+        why = "second copies were not wanted"
+    elif mode == "auto" and groups and (why := no_room(groups)):
         warnings.warn(f"linear kernels: {why}", RuntimeWarning, stacklevel=2)
     shared = tied_weights(model)
     for key, group in groups.items():

@@ -1,0 +1,180 @@
+"""A budget of memory kept at run time: who gets a place in the batch, and how large trees may be.
+
+Memory that gets short is saved in this order: trees shrink, down to plain decoding; then fewer rows
+are decoded together, and others wait; a row that would not fit alone is refused with the numbers,
+while others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from foretoken.engine.admission import Waiting
+from foretoken.engine.memory.amounts import told
+from foretoken.engine.memory.plan import Layout, Need
+from foretoken.engine.memory.solver import most
+from foretoken.errors import CapabilityError
+from foretoken.types import DecodeState, Rows
+
+
+class Room:
+    """What is left of a budget beside weights, and what rows together take of it."""
+
+    def __init__(self, layout: Layout, budget: int, nodes: int, steady: bool) -> None:
+        self.layout, self.budget = layout, budget
+        self.nodes = nodes  # of the largest tree that is ever asked for
+        self.steady = steady  # a row's text may depend on how much is drafted for it
+        self.prefixes = 0  # bytes kept of texts that are over
+
+    @property
+    def left(self) -> int:
+        """Bytes for generation."""
+        return self.budget - self.layout.plan(Need(0, 0)).weights - self.prefixes
+
+    def takes(self, rows: int, context: int, nodes: int) -> int:
+        """Bytes of generation for rows of at most so many tokens."""
+        return self.layout.plan(Need(rows, context, nodes)).generation
+
+    def fits(self, rows: int, context: int, nodes: int) -> bool:
+        return self.takes(rows, context, nodes) <= self.left
+
+    def cap(self, rows: int, context: int) -> int | None:
+        """Nodes of the largest trees that these rows may have; None: not even plain decoding."""
+        found = most(lambda size: self.fits(rows, context, size - 1), 1, self.nodes + 1)
+        return found - 1 if found else None
+
+    def longest(self) -> int:
+        """Tokens of the longest row that fits alone, without guesses."""
+        return most(lambda tokens: self.fits(1, tokens, 0), 1, 1 << 24)
+
+    def refusal(self, row: DecodeState) -> CapabilityError | None:
+        """Why a row can never have a place; None where it can."""
+        tokens = wanted(row)
+        if self.fits(1, tokens, 0):
+            return None
+        needs, new = self.takes(1, tokens, 0), tokens - row.prompt_len
+        longest = self.longest()
+        left = max(longest - row.prompt_len, 0)
+        do = f"ask for at most {left} new tokens" if left else "shorten the prompt"
+        held = self.budget - self.left
+        return CapabilityError(
+            f"a text of {row.prompt_len} prompt tokens and up to {new} new ones was asked for: it "
+            f"needs {told(needs)} beside the weights, without any guess.",
+            f"of the memory budget of {told(self.budget)}, {told(held)} are held by weights and "
+            f"what is kept beside them; {told(max(self.left, 0))} are left, enough for one text "
+            f"of {longest} tokens, prompt included.",
+            f"{do}, or load with memory_budget={told(held + needs).replace(' ', '')!r} or more.",
+        )
+
+
+def wanted(row: DecodeState) -> int:
+    """Tokens of a row at its end."""
+    return row.prompt_len + row.limit[0]
+
+
+class Bounded(Waiting):
+    """Rows wait until what they need is free; `caches` are told which size they may have."""
+
+    def __init__(self, room: Room, caches: Iterable[Any]) -> None:
+        super().__init__()
+        self.room, self.caches = room, tuple(caches)
+        self.granted = 0, 0  # rows and columns
+        self.seen: tuple[int, ...] = ()  # uids of the rows that trees were cut for
+        self.full: tuple[int, ...] = ()  # and of rows that did not fit together
+        self.asked: dict[int, int | None] = {}  # uid -> the cap that its owner has set
+
+    def add(self, row: DecodeState) -> None:
+        """Have a row wait, or end it where it could wait for ever."""
+        why = self.room.refusal(row)
+        if why is not None:
+            row.fail(why)
+        super().add(row)
+
+    def next(self, inside: Rows) -> DecodeState | None:
+        """The row whose turn it is, if it fits beside those that have a place."""
+        row = super().next(inside)
+        while row is not None and row.finish is not None:
+            self.remove([row])
+            row = super().next(inside)
+        together = inside if row is None else (*inside, row)
+        uids = tuple(one.uid for one in together)
+        if uids in (self.seen, self.full):
+            return None  # nobody has come or gone
+        nodes = self.share(together)
+        if nodes is not None:
+            self.seat(together, nodes)
+            return row
+        self.full = uids
+        if row is not None and not inside:  # what is kept of other texts has grown meanwhile
+            row.fail(self.room.refusal(row) or no_room(self.room))
+            return self.next(inside)
+        before = tuple(one for one in together if one is not row)
+        self.seat(before, self.share(before) or 0)
+        return None
+
+    def share(self, rows: Rows) -> int | None:
+        """Nodes that each row may have; None: they do not fit together.
+
+        The text of a row whose draws have to repeat may not follow from its neighbours: it keeps
+        the trees that it would have alone.
+        """
+        if not rows:
+            return self.room.nodes
+        count, context = len(rows), max(map(wanted, rows))
+        own = [self.alone(row) for row in rows if self.keeps(row)]
+        cap = self.room.cap(count, context)
+        return None if cap is None or cap < max(own, default=0) else cap
+
+    def keeps(self, row: DecodeState) -> bool:
+        return self.room.steady and row.repeatable
+
+    def alone(self, row: DecodeState) -> int:
+        """Nodes of the trees that a row may have without neighbours."""
+        return self.room.cap(1, wanted(row)) or 0
+
+    def seat(self, rows: Rows, nodes: int) -> None:
+        """Cut trees for these rows, and give caches the size that they need."""
+        uids = tuple(row.uid for row in rows)
+        if uids == self.seen or not rows:
+            return
+        self.seen = uids
+        self.asked = {row.uid: self.asked.get(row.uid, row.guesses) for row in rows}
+        for row in rows:
+            own, cap = self.asked[row.uid], self.alone(row) if self.keeps(row) else nodes
+            row.guesses = cap if own is None else min(own, cap)
+        self.grant(len(rows), max(map(wanted, rows)), nodes)
+
+    def grant(self, rows: int, context: int, nodes: int) -> None:
+        """The size of caches: what they have where that is enough and fits, else what is needed."""
+        larger = max(rows, self.granted[0]), max(context, self.granted[1])
+        chosen = larger if self.room.fits(*larger, nodes) else (rows, context)
+        self.granted = chosen
+        need = Need(chosen[0], chosen[1], nodes)
+        layout = self.room.layout
+        for role, cache in self.caches:
+            columns = layout.columns(need) if role == "target" else layout.draft_columns(need)
+            cache.grant(chosen[0], columns)
+
+    def set_aside(self, count: int) -> None:
+        self.room.prefixes, self.seen, self.full = count, (), ()
+
+    def affords(self, tokens: int, nodes: int) -> bool:
+        """Whether a lone row of so many tokens may have a tree of so many nodes, with the root."""
+        return self.room.fits(1, tokens, nodes - 1)
+
+
+def no_room(room: Room) -> CapabilityError:
+    """For rows that would fit, but for what is kept of other texts."""
+    return CapabilityError(
+        "a text was to be begun with nobody else in the batch.",
+        f"{told(max(room.left, 0))} of the memory budget of {told(room.budget)} are free, as "
+        f"{told(room.prefixes)} are kept for texts that begin alike.",
+        "keep fewer bytes with keep_prefixes, or load with a larger memory_budget.",
+    )
+
+
+def measured(layout: Layout, loaded: int) -> Layout:
+    """The layout of models that are loaded: their weights and copies as they are."""
+    return replace(layout, loaded=loaded)
