@@ -108,7 +108,7 @@ def written(
 
     from foretoken.bench.memory import Peak
     from foretoken.engine.loading import load
-    from foretoken.engine.memory.keeping import models_of, trim, weights_held
+    from foretoken.engine.memory.keeping import give_back_early, models_of, weights_held
 
     torch.set_num_threads(threads)
     session = load(
@@ -116,16 +116,16 @@ def written(
         kernels=setting.kernels, max_rows=setting.rows, memory_budget=budget,
         generation_config=False, **options,
     )  # fmt: skip
-    session.eos = frozenset()
     held = sum(weights_held(lm) for _, lm in models_of(session.engine, session.draft))
-    trim()
+    if budget is not None:
+        give_back_early()
     texts = [numbered(i, setting.prompt, session.target.vocab_size) for i in range(setting.rows)]
     with Peak() as peak:
         session.prepare()
         seconds = []
         for _ in range(repeats):
             began = perf_counter()
-            results = session.generate(texts, max_new_tokens=setting.new, eos=())
+            results = session.generate(texts, max_new_tokens=setting.new, ignore_eos=True)
             seconds.append(perf_counter() - began - results[0].stats.prefill_seconds)
     tokens = sum(len(result.tokens) for result in results)
     return {

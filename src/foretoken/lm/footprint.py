@@ -38,6 +38,7 @@ class Footprint:
     vocab: int  # logits of a token
     inner: int  # numbers: the widest output of a layer's products
     fold: int  # query heads per key head
+    heads: int  # that ask
     head: int  # numbers of a head's keys
     element: int  # bytes of a number
     weights: int  # every parameter and buffer, tied ones once
@@ -72,7 +73,15 @@ class Footprint:
 
     def activations(self, tokens: int) -> int:
         """What one layer holds at once: gate, its activation, their product, and the stream."""
-        return tokens * (4 * self.inner + 3 * self.hidden) * self.element
+        return tokens * (4 * self.inner + 2 * self.hidden) * self.element
+
+    def scores(self, rows: int, context: int) -> int:
+        """Of the first chunk of prompts in one layer, as they are, masked and as shares.
+
+        The cache has no common buffers by then, which attention in C wants.
+        """
+        width = -(-self.chunk(rows, context) // max(rows, 1))
+        return 3 * rows * self.heads * width * width * self.element
 
     def attention(self, rows: int, columns: int, tokens: int) -> int:
         """Keys and values repeated for every query head of one layer, where many tokens ask."""
@@ -124,6 +133,7 @@ def of_modules(model: Any, place: torch.device, kind: torch.dtype) -> Footprint:
         vocab=int(head.weight.shape[0]),
         inner=max(widest, default=family.hidden),
         fold=family.fold,
+        heads=heads,
         head=int(getattr(config, "head_dim", None) or family.hidden // heads),
         element=kind.itemsize,
         weights=weights,

@@ -17,6 +17,8 @@ from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.views.view import innermost
 
 LEAST = 64  # tokens of a text that a budget has to hold, at least
+# of glibc's mallopt: what is freed at the end of its memory and kept, blocks of the system's own
+KEPT = {-1: 4 << 20, -3: 1 << 20}
 USUAL = 1024  # tokens of the rows that have to fit before memory goes to second copies of weights
 
 
@@ -55,7 +57,7 @@ class Budget:
         for lm in models.values():
             lm.grant(1, LEAST)
         engine.waiting = Bounded(room, models.items())
-        trim()
+        give_back_early()
 
 
 def models_of(engine: Any, draft: Any) -> Iterator[tuple[str, CachedLM]]:
@@ -76,13 +78,20 @@ def weights_held(lm: CachedLM) -> int:
     return sum(held.values()) + int(lm.kernels.extra_bytes)
 
 
-def trim() -> bool:
-    """Have the C library give freed memory back to the system, as after measuring kernels; whether
-    it can."""
+def give_back_early() -> bool:
+    """Have the C library give back to the system what is free, as after measuring kernels, and from
+    now on large blocks as soon as they are freed; whether it can.
+
+    Else it learns from the sizes it sees to keep up to 64 MiB, which no plan could count.
+    """
     if not sys.platform.startswith("linux"):
         return False
-    give = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-    return give is not None and bool(give(0))
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):  # another C library than glibc
+        return False
+    done = [library.mallopt(option, size) for option, size in KEPT.items()]
+    library.malloc_trim(0)
+    return all(done)
 
 
 def bounded(engine: Any) -> Bounded | None:

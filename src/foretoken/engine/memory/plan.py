@@ -16,15 +16,16 @@ from foretoken.lm.footprint import LAWS, Footprint
 from foretoken.lm.runtime.cache import PARTS
 
 SLACK = 0.06  # of generation memory, for the allocator: measured once (benchmarks/memory_plan.py)
-FLOOR = 8 << 20  # and what the first forwards take whatever their size: threads, scratch of kernels
-WEIGHTS, CACHE, CHUNK, STEP, GROWTH = "weights", "cache", "chunk", "step", "growth"
+FLOOR = 2 << 20  # and what the first forwards take whatever their size: threads, scratch of kernels
+WEIGHTS, CACHE = "weights", "cache"
+PHASES = FIRST, CHUNK, STEP, GROWTH, CHECK = "first chunk", "chunk", "step", "growth", "check"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One line of a plan."""
 
-    kind: str  # WEIGHTS, or of generation: CACHE, CHUNK (of prompts), STEP, GROWTH (of caches)
+    kind: str  # WEIGHTS, or of generation: CACHE, and one of PHASES at a time
     name: str
     bytes: int
     how: str = ""
@@ -58,7 +59,7 @@ class MemoryPlan:
     @property
     def generation(self) -> int:
         """The most that texts take beside it, the allocator's slack included."""
-        counted = self.of(CACHE) + max(self.of(CHUNK), self.of(STEP), self.of(GROWTH))
+        counted = self.of(CACHE) + max(map(self.of, PHASES))
         return counted + round(SLACK * counted) + FLOOR
 
     @property
@@ -141,17 +142,23 @@ class Layout:
         ]
 
     def chunk(self, need: Need) -> list[Part]:
-        """While prompts are fed."""
+        """While prompts are fed: the first chunk of them, and those behind it."""
         rows, target = need.rows, self.target
         tokens = target.chunk(rows, need.context)
         columns = self.columns(need)
         states = 2 * target.states(rows * need.context, self.taps)
+        scores = target.scores(rows, need.context)
         attention = target.attention(rows, columns, tokens)
+        active = target.activations(tokens)
+        of = f"of one layer, {tokens} tokens of prompts"
         return [
-            Part(CHUNK, "activations", target.activations(tokens), f"{tokens} tokens of prompts"),
-            Part(CHUNK, "mask", target.prompt_mask(rows, need.context, columns), "of that chunk"),
+            Part(FIRST, "activations", active, of),
+            Part(FIRST, "scores", scores, "of one layer"),
+            Part(CHUNK, "activations", active, of),
+            Part(CHUNK, "mask", target.prompt_mask(rows, need.context, columns), "of a chunk"),
             Part(CHUNK, "attention", attention, "repeated keys and values of one layer"),
             Part(CHUNK, "hidden states", states, "of whole prompts, for the drafter"),
+            Part(CHECK, "activations", target.activations(need.context), "of a text without cache"),
         ]
 
     def step(self, need: Need) -> list[Part]:
