@@ -214,9 +214,7 @@ def run(description: str | None) -> int:
     return 0
 
 
-def report(
-    rows: dict[str, dict[str, Any]], points: list[dict[str, Any]], setting: Setting
-) -> str:
+def report(rows: dict[str, dict[str, Any]], points: list[dict[str, Any]], setting: Setting) -> str:
     """Markdown of both tables."""
     lines = [
         "# The memory plan against measured peaks", "",

@@ -65,9 +65,6 @@ class Waiting:
         """Whether a row for measuring may have a tree of so many nodes behind so many tokens."""
         return True
 
-    def set_aside(self, count: int) -> None:
-        """Bytes that are kept of texts that are over."""
-
     def take(self, row: DecodeState) -> None:
         """Give a row that waits its place."""
         with self._lock:

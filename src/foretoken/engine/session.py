@@ -20,7 +20,6 @@ from foretoken.engine.foretold import Foretelling, Foretold
 from foretoken.engine.generation_config import GenerationDefaults
 from foretoken.engine.load_log import draft_vocabulary_of, log_costs
 from foretoken.engine.measure import measure_costs
-from foretoken.engine.memory.keeping import check_unbounded
 from foretoken.engine.models import check_request, check_vocabulary
 from foretoken.engine.record import Recorder
 from foretoken.engine.requests import (
@@ -287,7 +286,6 @@ class Session:
         fed from there on. Models share the bytes by what a token takes in each.
         """
         sizes = [lm.layers * lm.hidden_size for lm in self.models]
-        self.engine.waiting.set_aside(limit)
         with held(self.scheduler.turns):
             for lm, size in zip(self.models, sizes, strict=True):
                 lm.keep_prefixes(limit * size // sum(sizes))
@@ -299,7 +297,6 @@ class Session:
 
     def using(self, method: str, **parts: Any) -> Session:
         """The same models with another method around them; `parts` as in `load`."""
-        check_unbounded(self.engine)
         row = check_request(method, self.draft, self.max_rows)
         draft = self.draft if needs_draft(row) else None
         parts = {"max_rows": self.max_rows, **parts}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretoken.heads.store import tuples, card_of
+from foretoken.heads.store import card_of, tuples
 from foretoken.heads.table import head_row, resolve
 
 CACHED = ("k_proj", "v_proj", "key", "value")  # layers whose outputs are kept for every token

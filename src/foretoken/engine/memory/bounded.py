@@ -87,13 +87,21 @@ class Bounded(Waiting):
 
     def add(self, row: DecodeState) -> None:
         """Have a row wait, or end it where it could wait for ever."""
+        self.look()
         why = self.room.refusal(row)
         if why is not None:
             row.fail(why)
         super().add(row)
 
+    def look(self) -> None:
+        """Count what is kept of texts that are over, which may change between two texts."""
+        kept = [cache.prefixes.limit for _, cache in self.caches if cache.prefixes is not None]
+        if sum(kept) != self.room.prefixes:
+            self.room.prefixes, self.seen, self.full = sum(kept), (), ()
+
     def next(self, inside: Rows) -> DecodeState | None:
         """The row whose turn it is, if it fits beside those that have a place."""
+        self.look()
         row = super().next(inside)
         while row is not None and row.finish is not None:
             self.remove([row])
@@ -156,9 +164,6 @@ class Bounded(Waiting):
         for role, cache in self.caches:
             columns = layout.columns(need) if role == "target" else layout.draft_columns(need)
             cache.grant(chosen[0], columns)
-
-    def set_aside(self, count: int) -> None:
-        self.room.prefixes, self.seen, self.full = count, (), ()
 
     def affords(self, tokens: int, nodes: int) -> bool:
         """Whether a lone row of so many tokens may have a tree of so many nodes, with the root."""

@@ -12,7 +12,7 @@ from foretoken.engine.memory.amounts import amount, told
 from foretoken.engine.memory.bounded import Bounded, Room
 from foretoken.engine.memory.layout import largest_draft, layout_of
 from foretoken.engine.memory.plan import Layout, Need
-from foretoken.errors import CapabilityError, ConfigError
+from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.views.view import innermost
 
@@ -92,22 +92,6 @@ def give_back_early() -> bool:
     done = [library.mallopt(option, size) for option, size in KEPT.items()]
     library.malloc_trim(0)
     return all(done)
-
-
-def bounded(engine: Any) -> Bounded | None:
-    """What keeps an engine's budget; None where it has none."""
-    waiting = getattr(engine, "waiting", None)
-    return waiting if isinstance(waiting, Bounded) else None
-
-
-def check_unbounded(engine: Any) -> None:
-    """Refuse another method around models whose caches one budget sizes already."""
-    if bounded(engine) is not None:
-        raise ConfigError(
-            "another method was asked for around models that were loaded with memory_budget.",
-            "the budget sizes their caches for one method at a time.",
-            "close this session, and load with the other method and the same memory_budget.",
-        )
 
 
 def too_small(budget: int, weights: int, generation: int) -> CapabilityError:

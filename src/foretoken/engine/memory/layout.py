@@ -39,8 +39,7 @@ def layout_of(
 ) -> Layout:
     """Of a request for a session; no weight is read. `config` are the method's options."""
     row, options = method_row(method), dict(config or {})
-    if row.writes == "beams":
-        raise unplanned_beams(row)
+    check_plannable(row)
     reading = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     place = {"dtype": dtype, "device": device}
     whole = footprint(target_config(target, **reading), **place)
@@ -90,9 +89,16 @@ def largest_draft(method: str, config: Mapping[str, Any] | None = None) -> tuple
     return int(depth), int(nodes)
 
 
-def unplanned_beams(row: Method) -> CapabilityError:
-    return CapabilityError(
-        f"a memory plan was asked for method {row.name!r}.",
-        "beams keep forests in the cache whose size follows the text; plans are of single texts.",
-        "leave memory_budget out, or use a method that writes one text.",
-    )
+def check_plannable(row: Method) -> None:
+    """Refuse methods whose caches follow other sizes than rows, tokens and trees."""
+    why = ""
+    if row.writes == "beams":
+        why = "beams keep forests in the cache, whose size follows the text"
+    elif "realigned" in row.drafter:
+        why = "realigned rows are padded to the longest of them, and its pool holds more rows"
+    if why:
+        raise CapabilityError(
+            f"a memory plan was asked for method {row.name!r}.",
+            f"{why}; plans are of rows that own their slots.",
+            "leave the budget out, or use chain, tree or any other method that writes one text.",
+        )

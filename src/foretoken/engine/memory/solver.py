@@ -84,9 +84,7 @@ def frontier(
             seconds = step.drafted(need.rows, depth, need.rows * nodes)
         plan = layout.plan(replace(need, nodes=nodes, depth=depth))
         score = need.rows * shape.expected / seconds
-        found.append(
-            Point(1 + nodes, plan.total, plan.generation, shape.expected, seconds, score)
-        )
+        found.append(Point(1 + nodes, plan.total, plan.generation, shape.expected, seconds, score))
     return found
 
 

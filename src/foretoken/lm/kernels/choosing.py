@@ -80,9 +80,10 @@ def choose_kernels(
     With `sites` of a captured model, kernels are chosen for these, and the model stays as it is.
 
     auto: measured; the dense weight stays and a packed copy is added where it pays (memory for
-    speed). inplace: measured, among kernels that need no second copy. lean: measured; one copy, either the dense weight or the packed one alone. packed:
-    packed copies at every row count, not measured; `pad_lone` computes a lone row as several,
-    for equal bits. dense: the model as it was. `seconds` bounds the time spent measuring.
+    speed). inplace: measured, among kernels that need no second copy. lean: measured; one copy,
+    either the dense weight or the packed one alone. packed: packed copies at every row count, not
+    measured; `pad_lone` computes a lone row as several, for equal bits. dense: the model as it
+    was. `seconds` bounds the time spent measuring.
     """
     if mode not in MODES:
         raise ConfigError(
