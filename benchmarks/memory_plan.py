@@ -168,10 +168,21 @@ def frontier(setting: Setting, quick: bool, threads: int) -> list[dict[str, Any]
     rows = [{"share": None, "budget": None, **free}]
     for share in SHARES if free["growth"] else ():
         budget = free["held"] + round(share * free["growth"])
-        _, found = alone(written, setting, budget, repeats, threads, options)
-        kept = found["tokens_per_second"] / free["tokens_per_second"]
-        rows.append({"share": share, "budget": budget, "kept": kept, **found})
+        _, found = alone(attempted, setting, budget, repeats, threads, options)
+        if "refused" not in found:
+            found["kept"] = found["tokens_per_second"] / free["tokens_per_second"]
+        rows.append({"share": share, "budget": budget, **found})
     return rows
+
+
+def attempted(*given: Any) -> dict[str, Any]:
+    """As `written`; a budget that can hold no such text says so."""
+    from foretoken.errors import CapabilityError
+
+    try:
+        return written(*given)
+    except CapabilityError as why:
+        return {"refused": str(why)}
 
 
 def verdicts(rows: dict[str, dict[str, Any]], points: list[dict[str, Any]]) -> list[gates.Gate]:
@@ -179,7 +190,7 @@ def verdicts(rows: dict[str, dict[str, Any]], points: list[dict[str, Any]]) -> l
     off = [abs(row["off"]) for row in rows.values() if row["off"] is not None]
     over = [100.0 * (row["measured"] / row["plan"]["total"] - 1.0) for row in rows.values()
             if row["growth"] is not None]  # fmt: skip
-    kept = next((point["kept"] for point in points if point["share"] == 0.35), None)
+    kept = next((point.get("kept") for point in points if point["share"] == 0.35), None)
     most = max(off, default=None)
     return [
         gates.Gate("largest difference of plan and peak", most, WITHIN, False, " %"),
@@ -231,6 +242,9 @@ def report(rows: dict[str, dict[str, Any]], points: list[dict[str, Any]], settin
     ]  # fmt: skip
     for point in points:
         share = "no budget" if point["share"] is None else f"{100 * point['share']:.0f} %"
+        if "refused" in point:
+            lines.append(f"| {share} | refused | - | - |")
+            continue
         kept = f"{point['kept']:.2f}" if "kept" in point else "1.00"
         grown = "-" if point["growth"] is None else told(point["growth"])
         lines.append(f"| {share} | {grown} | {point['tokens_per_second']:.1f} | {kept} |")

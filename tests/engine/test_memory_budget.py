@@ -66,7 +66,9 @@ def held(session):
     """Bytes of weights and caches."""
     caches = [lm.cache for lm in (session.target, session.draft)]
     kept = [b.nbytes for c in caches for g in c.groups for b in (g.keys, g.values)]
-    weights = [one.nbytes for lm in (session.target, session.draft) for one in lm.model.parameters()]
+    weights = [
+        one.nbytes for lm in (session.target, session.draft) for one in lm.model.parameters()
+    ]
     return sum(kept) + sum(weights)
 
 
@@ -225,9 +227,9 @@ def test_costs_are_measured_within_the_budget(pair_folders):
 
 def test_another_method_around_the_same_budget_is_refused(pair_folders):
     budget = planned(pair_folders, 2, 100, 4)
-    with loaded(pair_folders, memory_budget=budget) as session:
-        with pytest.raises(ConfigError, match="memory_budget"):
-            session.using("plain")
+    session = loaded(pair_folders, memory_budget=budget)
+    with session, pytest.raises(ConfigError, match="memory_budget"):
+        session.using("plain")
 
 
 def test_second_copies_are_left_out_where_they_would_crowd_out_texts(pair_folders):

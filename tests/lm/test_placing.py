@@ -1,4 +1,4 @@
-"""A target placed by a map of devices: what runs on a machine without a GPU, and what is refused."""
+"""A target placed by a map of devices: what runs without a GPU, and what is refused."""
 
 import pytest
 import torch
