@@ -45,7 +45,7 @@ def test_the_table_names_every_part(pair_folders, monkeypatch):
 def test_speed_by_memory_is_printed_from_measured_costs(pair_folders):
     options = ("--method", "tree", "--measure", "--acceptance", "0.8,0.1", "--budget", "1GiB")
     found = told(pair_folders, *options)["frontier"]
-    assert [point["nodes"] for point in found["points"]][0] == 1
+    assert found["points"][0]["nodes"] == 1
     assert found["best"]["score"] == max(p["score"] for p in found["points"]) or (
         found["best"]["nodes"] == 1
     )

@@ -85,7 +85,7 @@ def test_what_grows_takes_more(make_llama):
         assert size(8) <= size(9) <= size(2000)
     for rows in (1, 4):
         assert found.cache(rows, 64) < found.cache(rows, 65) < found.cache(rows + 1, 65)
-        assert found.scores(rows, 100) < found.scores(rows, 300)
+        assert found.scores(rows, 100, 200) == 0, "one kernel does it all"
         assert found.prompt_mask(rows, 600, 700) <= found.prompt_mask(rows + 1, 600, 700)
 
 

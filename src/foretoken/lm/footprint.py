@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from foretoken.errors import CapabilityError
 from foretoken.lm.kernels.linears import can_pack
 from foretoken.lm.load import find_device, find_dtype, quiet
+from foretoken.lm.runtime.attention import MOST_FOLDED
 from foretoken.lm.runtime.cache import SlotCache, rounded
 from foretoken.lm.runtime.cached import CHUNK, NARROW
 from foretoken.lm.runtime.family import describe
@@ -43,6 +44,7 @@ class Footprint:
     element: int  # bytes of a number
     weights: int  # every parameter and buffer, tied ones once
     copies: int  # second copies that kernels may keep, all of them
+    scored: bool  # attention by hand, with scores of all columns (soft caps, sinks)
     column: int  # keys and values of one token in all layers
     max_length: int | None
 
@@ -60,8 +62,8 @@ class Footprint:
 
     def mask(self, rows: int, nodes: int, columns: int) -> int:
         """Additive mask of trees of several rows; `nodes` with the root, query heads folded."""
-        fold = self.fold if self.fold * nodes <= 256 else 1
-        return rows * fold * nodes * columns * self.element
+        asked = max(nodes, min(self.fold * nodes, MOST_FOLDED))
+        return rows * asked * columns * self.element
 
     def prompt_mask(self, rows: int, context: int, columns: int) -> int:
         """Of a chunk of prompts, while it is being made."""
@@ -72,22 +74,24 @@ class Footprint:
         return min(rows * context, max(CHUNK, rows * NARROW))
 
     def activations(self, tokens: int) -> int:
-        """What one layer holds at once: gate, its activation, their product, and the stream."""
-        return tokens * (4 * self.inner + 2 * self.hidden) * self.element
+        """What one layer holds at once: gate, up and their product, the stream and what is added."""
+        return tokens * (3 * self.inner + 3 * self.hidden) * self.element
 
-    def scores(self, rows: int, context: int) -> int:
-        """Of the first chunk of prompts in one layer, as they are, masked and as shares.
+    def scores(self, rows: int, width: int, columns: int) -> int:
+        """Of one layer: as they are, masked and as shares; nothing where one kernel does it all."""
+        return 3 * rows * self.heads * width * columns * 4 if self.scored else 0
 
-        The cache has no common buffers by then, which attention in C wants.
-        """
-        width = -(-self.chunk(rows, context) // max(rows, 1))
-        return 3 * rows * self.heads * width * width * self.element
-
-    def attention(self, rows: int, columns: int, tokens: int) -> int:
+    def attention(self, rows: int, width: int, columns: int) -> int:
         """Keys and values repeated for every query head of one layer, where many tokens ask."""
-        if self.fold == 1 or self.fold * tokens <= 256 * rows:
+        if self.fold == 1 or self.fold * width <= MOST_FOLDED:
             return 0
         return rows * columns * (self.column // self.layers) * self.fold
+
+    def prompt_attention(self, rows: int, context: int, columns: int) -> int:
+        """Likewise of as many prompts as are fed together so that each brings many tokens."""
+        most = max(min(rows, self.fold * CHUNK // MOST_FOLDED), 1)
+        widths = {count: self.chunk(count, context) // count for count in range(1, most + 1)}
+        return max(self.attention(count, width, columns) for count, width in widths.items())
 
     def tables(self, positions: int) -> int:
         """Rotations of all positions up to twice as many."""
@@ -138,9 +142,16 @@ def of_modules(model: Any, place: torch.device, kind: torch.dtype) -> Footprint:
         element=kind.itemsize,
         weights=weights,
         copies=copies if packed else 0,
+        scored=by_hand(model, config),
         column=column_numbers(model.to(torch.bfloat16), family.layers) * kind.itemsize,
         max_length=family.max_length,
     )
+
+
+def by_hand(model: Any, config: Any) -> bool:
+    """Whether attention has soft caps or sinks, for which no fused kernel has an argument."""
+    sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
+    return sinks or getattr(config, "attn_logit_softcapping", None) is not None
 
 
 def input_width(module: Any) -> int:

@@ -1,14 +1,13 @@
 """A budget of memory kept at run time: who gets a place in the batch, and how large trees may be.
 
-Memory that gets short is saved in this order: trees shrink, down to plain decoding; then fewer rows
-are decoded together, and others wait; a row that would not fit alone is refused with the numbers,
-while others go on.
+Memory that gets short is saved in this order: less is kept of texts that are over; trees shrink,
+down to plain decoding; then fewer rows are decoded together, and others wait. A row that would not
+fit alone is refused with the numbers, while others go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from foretoken.engine.admission import Waiting
@@ -16,6 +15,7 @@ from foretoken.engine.memory.amounts import told
 from foretoken.engine.memory.plan import Layout, Need
 from foretoken.engine.memory.solver import most
 from foretoken.errors import CapabilityError
+from foretoken.lm.runtime.prefixes import Prefixes
 from foretoken.types import DecodeState, Rows
 
 
@@ -26,12 +26,11 @@ class Room:
         self.layout, self.budget = layout, budget
         self.nodes = nodes  # of the largest tree that is ever asked for
         self.steady = steady  # a row's text may depend on how much is drafted for it
-        self.prefixes = 0  # bytes kept of texts that are over
 
     @property
     def left(self) -> int:
         """Bytes for generation."""
-        return self.budget - self.layout.plan(Need(0, 0)).weights - self.prefixes
+        return self.budget - self.layout.plan(Need(0, 0)).weights
 
     def takes(self, rows: int, context: int, nodes: int) -> int:
         """Bytes of generation for rows of at most so many tokens."""
@@ -62,9 +61,9 @@ class Room:
         return CapabilityError(
             f"a text of {row.prompt_len} prompt tokens and up to {new} new ones was asked for: it "
             f"needs {told(needs)} beside the weights, without any guess.",
-            f"of the memory budget of {told(self.budget)}, {told(held)} are held by weights and "
-            f"what is kept beside them; {told(max(self.left, 0))} are left, enough for one text "
-            f"of {longest} tokens, prompt included.",
+            f"of the memory budget of {told(self.budget)}, {told(held)} are held by weights; "
+            f"{told(max(self.left, 0))} are left, enough for one text of {longest} tokens, prompt "
+            f"included.",
             f"{do}, or load with memory_budget={told(held + needs).replace(' ', '')!r} or more.",
         )
 
@@ -80,24 +79,40 @@ class Bounded(Waiting):
     def __init__(self, room: Room, caches: Iterable[Any]) -> None:
         super().__init__()
         self.room, self.caches = room, tuple(caches)
-        self.granted = 0, 0  # rows and columns
+        self.granted = Need(0, 0)  # what caches have room for
+        self.wishes: dict[Prefixes, int] = {}  # bytes that may be kept of texts, memory allowing
         self.seen: tuple[int, ...] = ()  # uids of the rows that trees were cut for
         self.full: tuple[int, ...] = ()  # and of rows that did not fit together
         self.asked: dict[int, int | None] = {}  # uid -> the cap that its owner has set
 
     def add(self, row: DecodeState) -> None:
         """Have a row wait, or end it where it could wait for ever."""
-        self.look()
-        why = self.room.refusal(row)
+        why = self.refusal(row)
         if why is not None:
             row.fail(why)
         super().add(row)
 
+    def refusal(self, row: DecodeState) -> CapabilityError | None:
+        return self.room.refusal(row)
+
+    @property
+    def longest(self) -> int | None:
+        return self.room.longest()
+
     def look(self) -> None:
-        """Count what is kept of texts that are over, which may change between two texts."""
-        kept = [cache.prefixes.limit for _, cache in self.caches if cache.prefixes is not None]
-        if sum(kept) != self.room.prefixes:
-            self.room.prefixes, self.seen, self.full = sum(kept), (), ()
+        """Share what is left among what is kept of texts that are over, when that has changed."""
+        kept = [lm.prefixes for _, lm in self.caches if lm.prefixes is not None]
+        if list(self.wishes) != kept:
+            self.wishes = {prefixes: prefixes.limit for prefixes in kept}
+            self.spare()
+
+    def spare(self) -> None:
+        """Have what is kept of texts fit into what nothing else may take."""
+        granted, wanted = self.granted, sum(self.wishes.values())
+        taken = self.room.takes(granted.rows, granted.context, granted.nodes)
+        free = max(self.room.left - taken, 0)
+        for prefixes, wish in self.wishes.items():
+            prefixes.allow(min(wish, free * wish // wanted))
 
     def next(self, inside: Rows) -> DecodeState | None:
         """The row whose turn it is, if it fits beside those that have a place."""
@@ -115,9 +130,6 @@ class Bounded(Waiting):
             self.seat(together, nodes)
             return row
         self.full = uids
-        if row is not None and not inside:  # what is kept of other texts has grown meanwhile
-            row.fail(self.room.refusal(row) or no_room(self.room))
-            return self.next(inside)
         before = tuple(one for one in together if one is not row)
         self.seat(before, self.share(before) or 0)
         return None
@@ -156,30 +168,15 @@ class Bounded(Waiting):
 
     def grant(self, rows: int, context: int, nodes: int) -> None:
         """The size of caches: what they have where that is enough and fits, else what is needed."""
-        larger = max(rows, self.granted[0]), max(context, self.granted[1])
+        larger = max(rows, self.granted.rows), max(context, self.granted.context)
         chosen = larger if self.room.fits(*larger, nodes) else (rows, context)
-        self.granted = chosen
-        need = Need(chosen[0], chosen[1], nodes)
+        self.granted = need = Need(*chosen, nodes)
+        self.spare()
         layout = self.room.layout
-        for role, cache in self.caches:
+        for role, lm in self.caches:
             columns = layout.columns(need) if role == "target" else layout.draft_columns(need)
-            cache.grant(chosen[0], columns)
+            lm.grant(need.rows, columns)
 
     def affords(self, tokens: int, nodes: int) -> bool:
         """Whether a lone row of so many tokens may have a tree of so many nodes, with the root."""
         return self.room.fits(1, tokens, nodes - 1)
-
-
-def no_room(room: Room) -> CapabilityError:
-    """For rows that would fit, but for what is kept of other texts."""
-    return CapabilityError(
-        "a text was to be begun with nobody else in the batch.",
-        f"{told(max(room.left, 0))} of the memory budget of {told(room.budget)} are free, as "
-        f"{told(room.prefixes)} are kept for texts that begin alike.",
-        "keep fewer bytes with keep_prefixes, or load with a larger memory_budget.",
-    )
-
-
-def measured(layout: Layout, loaded: int) -> Layout:
-    """The layout of models that are loaded: their weights and copies as they are."""
-    return replace(layout, loaded=loaded)

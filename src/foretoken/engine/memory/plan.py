@@ -18,7 +18,7 @@ from foretoken.lm.runtime.cache import PARTS
 SLACK = 0.06  # of generation memory, for the allocator: measured once (benchmarks/memory_plan.py)
 FLOOR = 2 << 20  # and what the first forwards take whatever their size: threads, scratch of kernels
 WEIGHTS, CACHE = "weights", "cache"
-PHASES = FIRST, CHUNK, STEP, GROWTH, CHECK = "first chunk", "chunk", "step", "growth", "check"
+PHASES = CHUNK, STEP, GROWTH, CHECK = "chunk", "step", "growth", "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +142,19 @@ class Layout:
         ]
 
     def chunk(self, need: Need) -> list[Part]:
-        """While prompts are fed: the first chunk of them, and those behind it."""
+        """While a chunk of prompts is fed, and while a long text is checked without its cache."""
         rows, target = need.rows, self.target
         tokens = target.chunk(rows, need.context)
         columns = self.columns(need)
         states = 2 * target.states(rows * need.context, self.taps)
-        scores = target.scores(rows, need.context)
-        attention = target.attention(rows, columns, tokens)
-        active = target.activations(tokens)
+        scores = target.scores(1, min(tokens, need.context), columns)
+        attention = target.prompt_attention(rows, need.context, columns)
         of = f"of one layer, {tokens} tokens of prompts"
         return [
-            Part(FIRST, "activations", active, of),
-            Part(FIRST, "scores", scores, "of one layer"),
-            Part(CHUNK, "activations", active, of),
+            Part(CHUNK, "activations", target.activations(tokens), of),
             Part(CHUNK, "mask", target.prompt_mask(rows, need.context, columns), "of a chunk"),
             Part(CHUNK, "attention", attention, "repeated keys and values of one layer"),
+            Part(CHUNK, "scores", scores, "of one layer"),
             Part(CHUNK, "hidden states", states, "of whole prompts, for the drafter"),
             Part(CHECK, "activations", target.activations(need.context), "of a text without cache"),
         ]
@@ -178,7 +176,8 @@ class Layout:
             Part(STEP, "laws", laws, "of the nodes that are judged"),
             Part(STEP, "hidden states", target.states(tokens, self.taps), "for the drafter"),
             Part(STEP, "mask", target.mask(rows, nodes, columns), "additive, heads folded"),
-            Part(STEP, "attention", target.attention(rows, columns, tokens), "of one layer"),
+            Part(STEP, "attention", target.attention(rows, nodes, columns), "of one layer"),
+            Part(STEP, "scores", target.scores(rows, nodes, columns), "of one layer"),
             Part(STEP, "activations", target.activations(tokens), "of one layer"),
         ]
 

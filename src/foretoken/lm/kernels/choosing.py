@@ -19,6 +19,7 @@ from torch import nn
 
 from foretoken.errors import ConfigError
 from foretoken.lm.kernels.linears import (
+    BLOCKS,
     DENSE,
     KERNELS,
     LISTED,
@@ -36,6 +37,7 @@ from foretoken.lm.kernels.merged import Site
 from foretoken.lm.kernels.native import Unavailable, library
 
 MODES = ("auto", "inplace", "dense", "packed", "lean")
+BY_MKL = (DENSE, TRANSPOSED)  # in float32: other types go to oneDNN
 NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
 # seconds that one call for many products spares per product: of calls, and per row of operations
 # between products
@@ -132,6 +134,14 @@ def take_native(model: nn.Module) -> None:
         if product.places is not None:
             product.kernels = [NATIVE] * (LISTED + 1)
             product.put_in()
+
+
+def in_few_sizes(sites: Sequence[Site]) -> None:
+    """Have oneDNN multiply blocks of a few sizes alone (`linears.in_blocks`)."""
+    for site in sites:
+        own = (NATIVE, PADDED) if site.dtype is not torch.float32 else (NATIVE, PADDED, *BY_MKL)
+        site.kernels = [kernel if kernel in own else BLOCKS for kernel in site.kernels]
+        site.many = site.many if site.many in own else BLOCKS
 
 
 def reach_in_c(sites: Sequence[Site]) -> int:
