@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from foretoken.engine.memory.amounts import amount, told
+from foretoken.engine.memory.amounts import amount, enough, told
 from foretoken.engine.memory.layout import largest_draft, layout_of
 from foretoken.engine.memory.plan import CACHE, WEIGHTS, Layout, Need
 from foretoken.engine.memory.solver import (
@@ -47,6 +47,11 @@ def test_amounts_are_told_in_a_fitting_unit():
     assert [told(n) for n in (12, 2048, 3 << 20, 5 << 29)] == [
         "12 bytes", "2.0 KiB", "3.0 MiB", "2.50 GiB",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 10239, 10241, 3 << 20, (10 << 20) + 1, (3 << 30) + 7])
+def test_an_amount_that_is_named_is_enough(count):
+    assert count <= amount(enough(count)) <= 1.1 * count + 1
 
 
 def test_a_plan_is_the_sum_of_its_parts(layout):
@@ -129,14 +134,15 @@ COSTS = CostTable({1: 1.0, 8: 1.2, 16: 1.5, 64: 3.5}, {1: 0.1, 4: 0.4}, 0.05)
 
 
 def points(layout):
-    return frontier(layout, NEED, COSTS, (0.7, 0.15, 0.05))
+    return frontier(layout, dataclasses.replace(NEED, context=320), COSTS, (0.7, 0.15, 0.05))
 
 
 def test_trees_are_nested_and_their_memory_grows(layout):
     found = points(layout)
     assert [point.nodes for point in found] == list(SIZES)
     for small, large in itertools.pairwise(found):
-        assert small.tokens <= large.tokens and small.total < large.total
+        assert small.tokens <= large.tokens and small.total <= large.total
+    assert found[0].total < found[1].total < found[-1].total
     assert found[0].tokens == 1.0
 
 

@@ -74,7 +74,7 @@ class Footprint:
         return min(rows * context, max(CHUNK, rows * NARROW))
 
     def activations(self, tokens: int) -> int:
-        """What one layer holds at once: gate, up and their product, the stream and what is added."""
+        """What one layer holds at once: gate, up, their product, the stream and what joins it."""
         return tokens * (3 * self.inner + 3 * self.hidden) * self.element
 
     def scores(self, rows: int, width: int, columns: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -38,3 +39,11 @@ def told(count: float) -> str:
         if abs(count) >= size:
             return f"{count / size:.2f} {unit}" if unit == "GiB" else f"{count / size:.1f} {unit}"
     return f"{count:.0f} bytes"
+
+
+def enough(count: int) -> str:
+    """An amount as `amount` reads it, in whole KiB or MiB and no less than that."""
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if count >= 10 * size:
+            return f"{math.ceil(count / size)}{unit}"
+    return str(count)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from foretoken.engine.admission import Waiting
-from foretoken.engine.memory.amounts import told
+from foretoken.engine.memory.amounts import enough, told
 from foretoken.engine.memory.plan import Layout, Need
 from foretoken.engine.memory.solver import most
 from foretoken.errors import CapabilityError
@@ -64,7 +64,7 @@ class Room:
             f"of the memory budget of {told(self.budget)}, {told(held)} are held by weights; "
             f"{told(max(self.left, 0))} are left, enough for one text of {longest} tokens, prompt "
             f"included.",
-            f"{do}, or load with memory_budget={told(held + needs).replace(' ', '')!r} or more.",
+            f"{do}, or load with memory_budget={enough(held + needs)!r} or more.",
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from foretoken.engine.memory.amounts import amount, told
+from foretoken.engine.memory.amounts import amount, enough, told
 from foretoken.engine.memory.bounded import Bounded, Room
 from foretoken.engine.memory.layout import largest_draft, layout_of
 from foretoken.engine.memory.plan import Layout, Need
@@ -19,7 +20,7 @@ from foretoken.lm.views.view import innermost
 
 LEAST = 64  # tokens of a text that a budget has to hold, at least
 # of glibc's mallopt: what is freed at the end of its memory and kept, blocks of the system's own
-KEPT = {-1: 4 << 20, -3: 1 << 20}
+KEPT = {-1: 1 << 20, -3: 128 << 10}
 USUAL = 1024  # tokens of the rows that have to fit before memory goes to second copies of weights
 
 
@@ -88,6 +89,7 @@ def give_back_early() -> bool:
     """
     if not sys.platform.startswith("linux"):
         return False
+    gc.collect()
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):  # another C library than glibc
         return False
@@ -97,10 +99,10 @@ def give_back_early() -> bool:
 
 
 def too_small(budget: int, weights: int, generation: int) -> CapabilityError:
-    whole = told(weights + generation).replace(" ", "")
     return CapabilityError(
-        f"memory_budget={told(budget).replace(' ', '')!r} was asked for.",
+        f"a memory budget of {told(budget)} was asked for.",
         f"weights take {told(weights)}, and one text of {LEAST} tokens without guesses "
         f"{told(generation)} beside them.",
-        f"pass memory_budget={whole!r} or more, load in a smaller dtype, or use a smaller model.",
+        f"pass memory_budget={enough(weights + generation)!r} or more, load in a smaller dtype, or "
+        f"use a smaller model.",
     )

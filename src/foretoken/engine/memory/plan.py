@@ -16,7 +16,8 @@ from foretoken.lm.footprint import LAWS, Footprint
 from foretoken.lm.runtime.cache import PARTS
 
 SLACK = 0.06  # of generation memory, for the allocator: measured once (benchmarks/memory_plan.py)
-FLOOR = 2 << 20  # and what the first forwards take whatever their size: threads, scratch of kernels
+# and of each model, whatever its size: pages of libraries and of the allocator that forwards touch
+FLOOR = 6 << 20
 WEIGHTS, CACHE = "weights", "cache"
 PHASES = CHUNK, STEP, GROWTH, CHECK = "chunk", "step", "growth", "check"
 
@@ -47,6 +48,7 @@ class MemoryPlan:
 
     need: Need
     parts: tuple[Part, ...]
+    models: int = 1
 
     def of(self, *kinds: str) -> int:
         return sum(part.bytes for part in self.parts if part.kind in kinds)
@@ -60,7 +62,7 @@ class MemoryPlan:
     def generation(self) -> int:
         """The most that texts take beside it, the allocator's slack included."""
         counted = self.of(CACHE) + max(map(self.of, PHASES))
-        return counted + round(SLACK * counted) + FLOOR
+        return counted + round(SLACK * counted) + self.models * FLOOR
 
     @property
     def total(self) -> int:
@@ -97,7 +99,8 @@ class Layout:
     def plan(self, need: Need) -> MemoryPlan:
         """The plan for rows decoded together."""
         parts = (*self.kept(), *self.caches(need), *self.chunk(need), *self.step(need))
-        return MemoryPlan(need, tuple(part for part in parts if part.bytes))
+        counted = tuple(part for part in parts if part.bytes)
+        return MemoryPlan(need, counted, 1 if self.draft is None else 2)
 
     def kept(self) -> list[Part]:
         """Weights, and what lies beside them between texts."""
