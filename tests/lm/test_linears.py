@@ -274,7 +274,7 @@ def test_too_little_memory_keeps_one_copy_and_says_so(model, monkeypatch):
 
 
 def test_an_unknown_mode_names_the_known_ones(model):
-    with pytest.raises(ConfigError, match="auto, dense, packed, lean"):
+    with pytest.raises(ConfigError, match="auto, inplace, dense, packed, lean"):
         choosing.choose_kernels(model, "quick")
 
 

@@ -10,7 +10,7 @@ from foretoken.engine.memory.plan import Need
 from foretoken.errors import CapabilityError
 
 LARGE = {"prompt": "the cat is in the ", "max_tokens": 480, "temperature": 0, "ignore_eos": True}
-FITTING = {**LARGE, "max_tokens": 60}
+FITTING = {**LARGE, "max_tokens": 113}  # 126 with its prompt
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def tight(make_session, running, tiny_pair):
 def test_a_text_too_large_for_memory_is_refused_with_numbers_while_others_go_on(
     tight, stream
 ) -> None:
-    wanted = tight.session.generate(LARGE["prompt"], 60, temperature=0.0, ignore_eos=True).text
+    wanted = tight.session.generate(LARGE["prompt"], 113, temperature=0.0, ignore_eos=True).text
     told, asked = [], threading.Barrier(5)
 
     def ask():
@@ -50,7 +50,7 @@ def test_a_text_too_large_for_memory_is_refused_with_numbers_while_others_go_on(
     found = refused.json()["error"]
     assert found["type"] == "invalid_request_error" and found["param"] == "max_tokens"
     assert found["code"] == "memory_budget_exceeded"
-    for number in ("18 prompt tokens", "480 new ones", "MiB", "at most"):
+    for number in ("13 prompt tokens", "480 new ones", "MiB", "at most"):
         assert number in found["message"]
     assert told == [wanted] * 4 and tight.session.engine.idle
     assert tight.service.places == 0
@@ -100,7 +100,7 @@ def test_who_waits_for_memory_can_leave_and_nobody_waits_for_ever(tight) -> None
 
 def test_what_is_kept_of_texts_has_what_is_left_alone(tight) -> None:
     waiting = tight.session.engine.waiting
-    for length in (20, 60, 90):
+    for length in (20, 60, 113):
         asked = {**FITTING, "max_tokens": length}
         assert tight.post("/v1/completions", json=asked).status_code == 200
         granted = waiting.granted
