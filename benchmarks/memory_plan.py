@@ -120,7 +120,7 @@ def written(
 
     from foretoken.bench.memory import Peak
     from foretoken.engine.loading import load
-    from foretoken.engine.memory.keeping import give_back_early, models_of, weights_held
+    from foretoken.engine.memory.keeping import models_of, weights_held
 
     torch.set_num_threads(threads)
     session = load(
@@ -129,8 +129,6 @@ def written(
         generation_config=False, **options,
     )  # fmt: skip
     held = sum(weights_held(lm) for _, lm in models_of(session.engine, session.draft))
-    if budget is not None:
-        give_back_early()
     texts = [worded(i, setting.prompt, session.tokenizer) for i in range(setting.rows)]
     with Peak() as peak:
         session.prepare()

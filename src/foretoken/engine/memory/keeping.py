@@ -19,7 +19,7 @@ from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.views.view import innermost
 
 LEAST = 64  # tokens of a text that a budget has to hold, at least
-# of glibc's mallopt: what is freed at the end of its memory and kept, blocks of the system's own
+# of glibc's mallopt: what is freed at the end of its memory and kept, and what is a large block
 KEPT = {-1: 1 << 20, -3: 128 << 10}
 USUAL = 1024  # tokens of the rows that have to fit before memory goes to second copies of weights
 
@@ -40,6 +40,7 @@ class Budget:
     ) -> Budget:  # fmt: skip
         """Of a request; nothing was loaded yet. CapabilityError where it can hold no text."""
         layout = layout_of(target, method, draft, config=config, **reading)
+        large_blocks_apart()
         return cls(given, layout, largest_draft(method, config)[1])
 
     def kernels(self, asked: str, max_rows: int) -> str:
@@ -60,7 +61,7 @@ class Budget:
             in_few_sizes(lm.borrowing.kernels.copies)
             lm.grant(1, LEAST)
         engine.waiting = Bounded(room, models.items())
-        give_back_early()
+        give_back()
 
 
 def models_of(engine: Any, draft: Any) -> Iterator[tuple[str, CachedLM]]:
@@ -81,21 +82,27 @@ def weights_held(lm: CachedLM) -> int:
     return sum(held.values()) + int(lm.kernels.extra_bytes)
 
 
-def give_back_early() -> bool:
-    """Have the C library give back to the system what is free, as after measuring kernels, and from
-    now on large blocks as soon as they are freed; whether it can.
+def large_blocks_apart() -> bool:
+    """Have the C library ask the system for each large block, and give it back when it is freed;
+    whether it can. From before a load on: else loading leaves holes that texts fill one by one.
 
-    Else it learns from the sizes it sees to keep up to 64 MiB, which no plan could count.
+    By itself it learns from the sizes it sees to keep up to 64 MiB, which no plan could count.
     """
-    if not sys.platform.startswith("linux"):
-        return False
+    library = c_library()
+    return library is not None and all(library.mallopt(*option) for option in KEPT.items())
+
+
+def give_back() -> None:
+    """Give back to the system what is free by now, as after measuring kernels."""
     gc.collect()
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "malloc_trim"):  # another C library than glibc
-        return False
-    done = [library.mallopt(option, size) for option, size in KEPT.items()]
-    library.malloc_trim(0)
-    return all(done)
+    if (library := c_library()) is not None:
+        library.malloc_trim(0)
+
+
+def c_library() -> Any:
+    """glibc; None where there is another one."""
+    library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    return library if hasattr(library, "malloc_trim") else None
 
 
 def too_small(budget: int, weights: int, generation: int) -> CapabilityError:

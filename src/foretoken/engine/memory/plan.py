@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from foretoken.lm.footprint import LAWS, Footprint
+from foretoken.lm.kernels.linears import LISTED
 from foretoken.lm.runtime.cache import PARTS
 
-SLACK = 0.06  # of generation memory, for the allocator: measured once (benchmarks/memory_plan.py)
-# and of each model, whatever its size: pages of libraries and of the allocator that forwards touch
-FLOOR = 6 << 20
+# of generation memory for the allocator, and pages of libraries that any forward touches: measured
+# once (benchmarks/memory_plan.py)
+SLACK, FLOOR = 0.02, 7 << 20
 WEIGHTS, CACHE = "weights", "cache"
-PHASES = CHUNK, STEP, GROWTH, CHECK = "chunk", "step", "growth", "check"
+PHASES = CHUNK, STEP, JUDGING, GROWTH, CHECK = "chunk", "step", "judging", "growth", "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,6 @@ class MemoryPlan:
 
     need: Need
     parts: tuple[Part, ...]
-    models: int = 1
 
     def of(self, *kinds: str) -> int:
         return sum(part.bytes for part in self.parts if part.kind in kinds)
@@ -62,7 +62,7 @@ class MemoryPlan:
     def generation(self) -> int:
         """The most that texts take beside it, the allocator's slack included."""
         counted = self.of(CACHE) + max(map(self.of, PHASES))
-        return counted + round(SLACK * counted) + self.models * FLOOR
+        return counted + round(SLACK * counted) + FLOOR
 
     @property
     def total(self) -> int:
@@ -99,8 +99,7 @@ class Layout:
     def plan(self, need: Need) -> MemoryPlan:
         """The plan for rows decoded together."""
         parts = (*self.kept(), *self.caches(need), *self.chunk(need), *self.step(need))
-        counted = tuple(part for part in parts if part.bytes)
-        return MemoryPlan(need, counted, 1 if self.draft is None else 2)
+        return MemoryPlan(need, tuple(part for part in parts if part.bytes))
 
     def kept(self) -> list[Part]:
         """Weights, and what lies beside them between texts."""
@@ -145,7 +144,7 @@ class Layout:
         ]
 
     def chunk(self, need: Need) -> list[Part]:
-        """While a chunk of prompts is fed, and while a long text is checked without its cache."""
+        """While a chunk of prompts is fed."""
         rows, target = need.rows, self.target
         tokens = target.chunk(rows, need.context)
         columns = self.columns(need)
@@ -159,11 +158,10 @@ class Layout:
             Part(CHUNK, "attention", attention, "repeated keys and values of one layer"),
             Part(CHUNK, "scores", scores, "of one layer"),
             Part(CHUNK, "hidden states", states, "of whole prompts, for the drafter"),
-            Part(CHECK, "activations", target.activations(need.context), "of a text without cache"),
         ]
 
     def step(self, need: Need) -> list[Part]:
-        """While a tree of every row is drafted, scored and judged."""
+        """While a tree of every row is scored and judged, and a text checked without its cache."""
         rows, nodes, target = need.rows, 1 + need.nodes, self.target
         tokens = rows * nodes
         columns = self.columns(need)
@@ -173,15 +171,23 @@ class Layout:
         elif self.head:
             guessed = target.logits(rows * max(need.nodes, 1))
         laws = 3 * 4 * min(tokens * target.vocab, max(LAWS, target.vocab))
+        block = target.logits(min(tokens, LISTED)) if tokens > LISTED else 0
+        logits = target.logits(tokens)
+        of = f"of {tokens} nodes"
         return [
-            Part(STEP, "target's logits", target.logits(tokens), f"{tokens} nodes"),
+            Part(STEP, "target's logits", logits, of),
             Part(STEP, "draft's logits", guessed, "of every guessed node"),
-            Part(STEP, "laws", laws, "of the nodes that are judged"),
+            Part(STEP, "a block of logits", block, "while it is put to the others"),
             Part(STEP, "hidden states", target.states(tokens, self.taps), "for the drafter"),
             Part(STEP, "mask", target.mask(rows, nodes, columns), "additive, heads folded"),
             Part(STEP, "attention", target.attention(rows, nodes, columns), "of one layer"),
             Part(STEP, "scores", target.scores(rows, nodes, columns), "of one layer"),
             Part(STEP, "activations", target.activations(tokens), "of one layer"),
+            Part(JUDGING, "target's logits", logits, of),
+            Part(JUDGING, "draft's logits", guessed, "of every guessed node"),
+            Part(JUDGING, "laws", laws, "in float32"),
+            Part(CHECK, "target's logits", logits, of),
+            Part(CHECK, "activations", target.activations(need.context), "of a text without cache"),
         ]
 
     def without_copies(self) -> Layout:

@@ -22,7 +22,10 @@ DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED, NATIVE, BLOCKS = range(7)
 KERNELS = ("dense", "transposed", "onednn", "packed", "padded", "native", "blocks")
 PAD = 4  # rows that `padded` makes of fewer: the packed product reads its weight faster for four
 LISTED = 64  # row counts up to this are looked up, larger ones share the last measurement
-BLOCK, STEP = 256, 16  # most rows of a product made in blocks, and what they are a multiple of
+# rows of products made in blocks: as many as are measured at load (`measuring.ROWS`), for then
+# oneDNN has compiled these already
+BLOCKS_OF = (256, 64, 32)
+WIDE = 1 << 14  # outputs of a product from which on a block of 256 rows would take too much memory
 
 # absent from builds without oneDNN, where `can_pack` is false and nothing is installed
 _pointwise: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -293,10 +296,11 @@ def in_blocks(site: Any, x: Tensor) -> list[Tensor]:
     MiB for each count that it ever saw.
     """
     flat, at, made = x.reshape(-1, site.width), 0, list[Tensor]()
-    rows = flat.shape[0]
+    rows, least = flat.shape[0], LISTED
+    most = LISTED if site.nbytes() > WIDE * site.width * x.element_size() else max(BLOCKS_OF)
     while at < rows:
         left = rows - at
-        count = min(left - left % LISTED, BLOCK) or left
+        count = next((size for size in BLOCKS_OF if least <= size <= min(left, most)), left)
         told = block(site, flat[at : at + count])
         made = made or [part.new_empty(rows, part.shape[-1]) for part in told]
         for to, part in zip(made, told, strict=True):
@@ -311,7 +315,7 @@ def block(site: Any, rows: Tensor) -> list[Tensor]:
     kernel = site.kernels[count] if count < LISTED else BLOCKS
     if kernel == BLOCKS:
         kernel = ONEDNN if site.packed is None else PACKED
-        if missing := -count % STEP:
+        if missing := min(size for size in BLOCKS_OF if size >= count) - count:
             rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
     made = site.run(kernel, rows)
     return [made] if isinstance(made, Tensor) else list(made)
