@@ -8,6 +8,7 @@ import torch
 
 from foretoken.engine.loading import load
 from foretoken.engine.memory.bounded import Bounded, Room, wanted
+from foretoken.engine.memory.keeping import LEAST
 from foretoken.engine.memory.layout import layout_of
 from foretoken.engine.memory.plan import Need
 from foretoken.errors import CapabilityError, ConfigError
@@ -246,6 +247,15 @@ def test_costs_are_measured_within_the_budget(pair_folders):
         session.prepare()
         assert 1 < max(session.engine.controller.costs.target) <= 32
         assert session.target.cache.columns <= 192
+
+
+def test_costs_can_be_measured_in_the_least_memory_that_holds_a_text(pair_folders):
+    budget = planned(pair_folders, 1, LEAST, 0)
+    with loaded(pair_folders, memory_budget=budget, controller="cost_model") as session:
+        session.prepare()
+        assert 1 in session.engine.controller.costs.target
+        told = session.generate(PROMPTS[1], LEAST - len(PROMPTS[1]), ignore_eos=True)
+        assert len(told.tokens) == LEAST - len(PROMPTS[1])
 
 
 def test_another_method_around_the_same_budget_is_refused(pair_folders):

@@ -43,7 +43,8 @@ def measure_costs(
     trees and large batches, which correct the table as they run. What forwards of the target cost
     is measured once for all methods around it.
     """
-    room = engine.target.max_length
+    rooms = [one for one in (engine.target.max_length, engine.waiting.longest) if one is not None]
+    room = min(rooms, default=None)
     if room is not None:
         context = max(1, min(context, room // 2))
     known = {
