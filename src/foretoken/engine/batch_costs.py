@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from foretoken.engine.step import Parts, clip, judge, propose, score
+from foretoken.engine.step import Parts, clip, judge, propose, propose_timed, score
 from foretoken.engine.timings import TOO_DEAR, batches_before, settled, wait_for
 from foretoken.trees.build import chain, undrafted
 from foretoken.types import Budget, CostTable, Draft, Draw, Rows, Shape
@@ -20,6 +20,7 @@ from foretoken.types import Budget, CostTable, Draft, Draw, Rows, Shape
 AHEAD = (1, 2, 4, 8)  # nodes below each row's root
 LARGEST = 96  # nodes of all rows: beyond, a forward is arithmetic, whose cost goes on as it rose
 ROUNDS = 4  # the first one warms every shape up
+PAYING = 0.7  # of what a token costs without drafts: a node that costs more is not worth trying
 
 
 def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
@@ -39,14 +40,16 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
             if apart and parts.drafter.traits.prices:
                 trial.ask()
             for ahead in AHEAD:
-                late = perf_counter() - began > seconds
+                late = perf_counter() - began - trial.reading > seconds
                 if not trial.fits(ahead) or (late and trial.sizes > 1):
                     break
                 if apart:
                     trial.draft(ahead)
                 if known is None and (trial.sizes < 3 or len(rows) * (1 + ahead) <= LARGEST):
                     trial.score(ahead)
-            if (perf_counter() - began) * (turn + 2) > seconds * (turn + 1):
+                if not trial.may_pay(known or trial.table()):
+                    break
+            if (perf_counter() - began - trial.reading) * (turn + 2) > seconds * (turn + 1):
                 break  # another round would take too long
     table = trial.table()
     if known is None:
@@ -79,6 +82,7 @@ class Trial:
         self.drafted: dict[int, list[float]] = defaultdict(list)
         self.other: list[float] = []
         self.asking: list[float] = []
+        self.reading = 0.0  # seconds in which texts were read: those forwards are no trial
 
     @property
     def sizes(self) -> int:
@@ -89,6 +93,13 @@ class Trial:
         """Whether the target's positions let every row have so many nodes."""
         room, longest = self.parts.target.max_length, max(len(row.tokens) for row in self.rows)
         return room is None or longest + ahead <= room
+
+    def may_pay(self, costs: CostTable) -> bool:
+        """Whether more nodes could be worth their time: those of the largest forward so far are."""
+        count, largest = len(self.rows), max(costs.target)
+        plain = costs.target[count]
+        each = (costs.target[largest] - plain) / max(largest - count, 1)
+        return each <= PAYING * plain / count
 
     def plain(self) -> None:
         """A forward without drafts, and the verdicts on it."""
@@ -116,12 +127,11 @@ class Trial:
     def draft(self, ahead: int) -> None:
         """Proposals of this depth for every row that has room for them."""
         budgets = self.granted(Budget(ahead, 2 * ahead if self.trees else ahead))
-        began = perf_counter()
-        drafts = propose(self.rows, budgets, self.parts)
-        took = perf_counter() - began
-        deepest = max(max(draft.tree.depths()) for draft in drafts)
+        proposed = propose_timed(self.rows, budgets, self.parts)
+        self.reading += proposed.reading
+        deepest = max(max(draft.tree.depths()) for draft in proposed.drafts)
         if deepest:
-            self.drafted[deepest].append(took)
+            self.drafted[deepest].append(proposed.seconds)
 
     def ask(self) -> None:
         """Proposals where nothing is worth its price."""

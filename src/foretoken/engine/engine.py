@@ -85,7 +85,7 @@ class Engine(Parts):
         if step is None:  # every row of it failed
             self.sweep()
             return self.step()
-        step.times.prefill = prefill
+        step.times.prefill += prefill
         for listener in self.listeners:
             listener(step)
         self.sweep()

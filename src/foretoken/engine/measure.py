@@ -12,7 +12,16 @@ import torch
 from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.engine import Engine
-from foretoken.engine.step import Parts, commit, judge, learn, propose, score, step_of
+from foretoken.engine.step import (
+    Parts,
+    commit,
+    judge,
+    learn,
+    propose,
+    propose_timed,
+    score,
+    step_of,
+)
 from foretoken.engine.timings import TOO_DEAR, settled, timed_before, wait_for
 from foretoken.row import make_row
 from foretoken.trees.build import chain
@@ -120,9 +129,8 @@ class Stopwatch:
     def step(self, scratch: ScratchRow, budget: Budget) -> None:
         """A whole step with a draft of this size, of which nothing is accepted."""
         rows, parts = [scratch.row], self.parts
-        began = perf_counter()
-        drafts = propose(rows, [budget], parts)
-        drafted = perf_counter()
+        proposed = propose_timed(rows, [budget], parts)
+        drafts, drafted = proposed.drafts, perf_counter()
         scores = score(rows, drafts, parts)
         wait_for(scores[0].logits)
         scored = perf_counter()
@@ -130,7 +138,7 @@ class Stopwatch:
         verdicts = [Verdict((), scratch.go_on())]
         emitted = commit(rows, drafts, verdicts, parts)
         ended = perf_counter()
-        seconds = drafted - began, scored - drafted, ended - scored
+        seconds = proposed.seconds, scored - drafted, ended - scored
         step = step_of(rows, drafts, scores, verdicts, emitted, *seconds)
         learn(step, parts)
         deepest = max(drafts[0].tree.depths())
