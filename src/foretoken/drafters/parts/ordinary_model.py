@@ -9,6 +9,8 @@ from foretoken.contract import Features, LanguageModel
 from foretoken.lm.views.few_rows import is_silenced
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
+RECENT = 0.2  # weight of the texts read last in what reading is known to take
+
 
 class OrdinaryModel:
     """Guesses by the scores of `lm`, whose cache follows what the target takes.
@@ -25,6 +27,7 @@ class OrdinaryModel:
         self.vocab_size, self.hidden_size = lm.vocab_size, lm.hidden_size
         self.max_length = lm.max_length
         self.unread: set[int] = set()  # uids of rows that were never drafted for
+        self.pace = 0.0  # seconds that reading a token took so far
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if self.max_length is not None and len(row.tokens) > self.max_length:
@@ -47,8 +50,14 @@ class OrdinaryModel:
             raise
         self.unread.difference_update([row.uid for row in new])
         took = perf_counter() - began
+        pace = took / sum([len(row.tokens) for row in new])
+        self.pace += (pace - self.pace) * (RECENT if self.pace else 1.0)
         for row in new:
             row.prefill += took
+
+    def to_read(self, row: DecodeState) -> float:
+        """Seconds until this row can be drafted for."""
+        return self.pace * len(row.tokens) if row.uid in self.unread else 0.0
 
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         if self.unread:
