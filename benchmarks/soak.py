@@ -23,7 +23,7 @@ from typing import Any
 import gates
 import httpx
 import torch
-from mixed_requests import Request, Told, alone, mixed
+from mixed_requests import Request, Told, alone, ask, mixed
 from pair import console, main, parser
 from soak_server import BODY, KEY, ROWS, Rest, at_rest, draft_of, served
 from soak_traffic import IDLE, Tally, Traffic, come_and_go
@@ -39,6 +39,7 @@ from foretoken.minis.tasks import FAMILIES, examples
 
 SHARE = 0.4  # of one core, where no rate is named
 EVERY = 10.0  # seconds between samples
+FIRST = 30  # bursts before the first sample: products of many sizes are prepared once
 FEW = 0.02  # of its memory, what a server may grow by in an hour, or
 MIBS = 10.0  # so many MiB, whichever is more
 CODE = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n"
@@ -62,11 +63,12 @@ def prompts(each: int, seed: int) -> list[tuple[str, str, str]]:
             ("lists", lists, " cherries, apples, pears"), *short]  # fmt: skip
 
 
-def known(asked: argparse.Namespace, bar: Bar) -> tuple[list[Request], list[Told], bool]:
-    """Requests, what each gives alone, and whether sampled texts are among them.
+def known(asked: argparse.Namespace, bar: Bar) -> tuple[list[Request], list[Told | None]]:
+    """Requests, and what each gives alone.
 
     A seed repeats a sampled text in another process where lengths of drafts are named, or where no
-    candidate is drawn; else sampled texts are left out.
+    candidate is drawn. Elsewhere lengths follow measured costs, and such a text repeats in one
+    session alone: None, as the server is asked for it before anybody else comes.
     """
     sizes = {} if asked.depth is None else {"depth": asked.depth}
     with foretoken.load(
@@ -76,17 +78,15 @@ def known(asked: argparse.Namespace, bar: Bar) -> tuple[list[Request], list[Told
         repeats = bool(sizes) or session.engine.drafter.traits.fixed
         chats = bool(getattr(session.tokenizer, "chat_template", None))
         texts = prompts(2 if asked.quick else 8, asked.seed)
-        pool = mixed(
-            asked.pool if repeats else 4 * asked.pool, asked.seed, texts,
-            most=(1, 8) if asked.quick else (1, 8, 24, 48, 96), chats=chats,
-        )  # fmt: skip
-        pool = [one for one in pool if repeats or one.body["temperature"] == 0.0][: asked.pool]
+        most = (1, 8) if asked.quick else (1, 8, 24, 48, 96)
+        pool = mixed(asked.pool, asked.seed, texts, most=most, chats=chats)
         bar.begin("what each gives alone", len(pool))
-        wanted = []
+        wanted: list[Told | None] = []
         for request in pool:
-            wanted.append(alone(session, request))
+            same = repeats or request.body["temperature"] == 0.0
+            wanted.append(alone(session, request) if same else None)
             bar.advance()
-    return pool, wanted, repeats
+    return pool, wanted
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Soak:
     tally: Tally = field(default_factory=Tally)
     interrupted: bool = False
 
-    async def run(self, url: str, pool: Sequence[Request], wanted: Sequence[Told]) -> None:
+    async def run(self, url: str, pool: Sequence[Request], wanted: Sequence[Told | None]) -> None:
         """Traffic, a sample every few seconds, and a rate that comes to the share wanted."""
         limits = httpx.Limits(max_connections=None, keepalive_expiry=IDLE)
         headers = {"Authorization": f"Bearer {KEY}"}
@@ -108,10 +108,15 @@ class Soak:
             base_url=url, headers=headers, limits=limits, timeout=None, trust_env=False
         ) as http:
             models = (await http.get("/v1/models")).json()["data"]
-            traffic = Traffic(http, pool, wanted, self.asked.seed, models[0]["max_model_len"], BODY)
+            sure = [
+                await ask(http, request) if told is None else told
+                for request, told in zip(pool, wanted, strict=True)
+            ]
+            traffic = Traffic(http, pool, sure, self.asked.seed, models[0]["max_model_len"], BODY)
             self.tally = traffic.tally
-            traffic.burst(64)  # what the server needs at most, it needs from the beginning
-            await traffic.over()
+            for number in range(1 if self.asked.quick else FIRST):
+                traffic.burst(64 if number == 0 else None)
+                await traffic.over()
             self.watch.take()
             looking = asyncio.create_task(self.look())
             try:
@@ -158,7 +163,7 @@ def verdicts(soak: Soak, begin: Sample, rest: Rest) -> list[gates.Gate]:
         at_most("answers that were lost", sum(tally.lost.values())),
         at_most("answers that were wrong", sum(tally.wrong.values())),
         growing("memory", watch.growth("rss", 1 / MIB), bound, " MiB"),
-        growing("handles", watch.growth("handles"), 1.0, ""),
+        growing("open files", watch.growth("files"), 1.0, ""),
         growing("threads", watch.growth("threads"), 1.0, ""),
         at_most("handles at rest beyond those before the first request", rest.handles
                 - begin.handles, 2.0),
@@ -241,7 +246,7 @@ def run(description: str | None) -> int:
     asked = options_of(description)
     torch.set_num_threads(asked.threads or 1)
     with shown(False) as bar:
-        pool, wanted, repeats = known(asked, bar)
+        pool, wanted = known(asked, bar)
         with served(asked) as serving, serving.client() as client:
             watch = Watch(serving.process.pid, client)
             begin = watch.take()
@@ -262,7 +267,7 @@ def run(description: str | None) -> int:
         "method": asked.method if asked.depth is None else f"{asked.method}[depth={asked.depth}]",
         "dtype": asked.dtype,
         "known answers": len(pool),
-        "sampled ones among them": "yes" if repeats else "no",
+        "of these asked of the server alone": wanted.count(None),
     }
     setting |= {"interrupted": "yes"} if soak.interrupted else {}
     document = {

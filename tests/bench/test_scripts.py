@@ -477,7 +477,7 @@ def test_a_soak_compares_every_answer_and_finds_nothing_left(script, monkeypatch
     found = json.loads((out / "soak.json").read_text())
     traffic = found["traffic"]
     assert not traffic["lost"] and not traffic["wrong"], traffic["faults"]
-    assert traffic["right"]["known"] > 64 < traffic["visits"] and traffic["phases"]["bursts"] >= 1
+    assert traffic["right"]["known"] >= 64 < traffic["visits"] and traffic["phases"]["bursts"] >= 1
     grows = [gate["claim"] for gate in found["gates"] if "growth" in gate["claim"]]
     assert len(grows) == 3 and len(found["samples"]) >= 4
     fails = [gate for gate in found["gates"] if not gate["holds"] and gate["claim"] not in grows]
