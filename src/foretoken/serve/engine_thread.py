@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from foretoken.engine.session import Session
 from foretoken.engine.tolerant import Tolerant
+from foretoken.serve.idle_memory import AFTER, give_back
 from foretoken.serve.metrics import Counts
 from foretoken.serve.writing import Piece, Writing
 from foretoken.types import DecodeState
@@ -76,7 +77,9 @@ class EngineThread:
     def _run(self) -> None:
         """Steps while there is work, and sleep until there is."""
         while not self.stopped:
-            self.awake.wait()
+            if not self.awake.wait(AFTER):
+                give_back()
+                self.awake.wait()
             self.awake.clear()
             try:
                 self.scheduler.wait(self._ready)
