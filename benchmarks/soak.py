@@ -230,7 +230,9 @@ def behind(soak: Soak) -> list[tuple[str, Sample]]:
 def options_of(description: str | None) -> argparse.Namespace:
     options = parser(description)
     options.add_argument("--minutes", type=float, default=60.0)
-    options.add_argument("--rate", type=float, help=f"visits a second; none: {SHARE:.0%}% of a core")
+    options.add_argument(
+        "--rate", type=float, help=f"visits a second; none: {SHARE:.0%}% of a core"
+    )
     options.add_argument("--method", default="auto")
     options.add_argument("--depth", type=int, help="length of drafts, for methods that draw them")
     options.add_argument("--dtype", default="float32", help="others may round batches otherwise")

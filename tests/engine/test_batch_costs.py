@@ -1,7 +1,7 @@
 """What batches cost, tried on their own rows."""
 
 import pytest
-from timed_tables import set_in, timed_pair
+from timed_tables import Timed, set_in, timed_pair
 
 from foretoken.audit.fixtures import needed
 from foretoken.coins import SeededCoins
@@ -201,3 +201,27 @@ def test_a_controller_that_knows_batches_prices_them_by_what_they_cost():
             assert not controller.lacks(8)
             lengths.append(sum(budget.depth for budget in controller.budgets(rows_of(8))))
         assert lengths[0] < lengths[1]
+
+
+def test_trials_end_where_a_node_costs_as_much_as_a_token(clock):
+    """A forward that is arithmetic alone: no draft can pay, so none is tried further."""
+    engine = engine_of("chain", timed_pair(clock, 1e-6, 1e-3, draft_node=1e-5))
+    costs = batch_costs(started(engine, rows_of(4)), engine)
+    assert set(costs.target) == {4, 8} and set(costs.draft) == {1}
+
+
+def test_reading_a_text_is_no_drafting(clock):
+    """A draft model reads prompts in its first trial, which has to tell what drafting takes."""
+
+    class Slow(Timed):
+        def prefill(self, rows, *given, **options):
+            self.clock.now += 10.0
+            return super().prefill(rows, *given, **options)
+
+    target = Timed.random(vocab=VOCAB, seed=0).prepare(clock, 1e-3, 1e-4)
+    draft = Slow.random(vocab=VOCAB, seed=1).prepare(clock, 2e-4, 0.0)
+    engine = engine_of("chain", (target, draft))
+    rows = started(engine, rows_of(2))
+    costs = batch_costs(rows, engine)
+    assert costs.draft == pytest.approx({1: 2e-4, 2: 4e-4, 4: 8e-4, 8: 16e-4})
+    assert [row.prefill for row in rows] == [pytest.approx(10.0)] * 2

@@ -8,11 +8,11 @@ caches, and attention reads as many tokens as it will in the steps to come.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from foretoken.engine.step import Parts, clip, judge, propose, propose_timed, score
+from foretoken.engine.step import Parts, Proposed, clip, judge, propose_timed, score
 from foretoken.engine.timings import TOO_DEAR, batches_before, settled, wait_for
 from foretoken.trees.build import chain, undrafted
 from foretoken.types import Budget, CostTable, Draft, Draw, Rows, Shape
@@ -127,8 +127,7 @@ class Trial:
     def draft(self, ahead: int) -> None:
         """Proposals of this depth for every row that has room for them."""
         budgets = self.granted(Budget(ahead, 2 * ahead if self.trees else ahead))
-        proposed = propose_timed(self.rows, budgets, self.parts)
-        self.reading += proposed.reading
+        proposed = self.proposed(budgets)
         deepest = max(max(draft.tree.depths()) for draft in proposed.drafts)
         if deepest:
             self.drafted[deepest].append(proposed.seconds)
@@ -136,9 +135,13 @@ class Trial:
     def ask(self) -> None:
         """Proposals where nothing is worth its price."""
         budgets = self.granted(Budget(AHEAD[-1], AHEAD[-1], TOO_DEAR))
-        began = perf_counter()
-        propose(self.rows, budgets, self.parts)
-        self.asking.append(perf_counter() - began)
+        self.asking.append(self.proposed(budgets).seconds)
+
+    def proposed(self, budgets: Sequence[Budget]) -> Proposed:
+        """Proposals for all rows, with the time that reading their texts took set aside."""
+        found = propose_timed(self.rows, budgets, self.parts)
+        self.reading += found.reading
+        return found
 
     def granted(self, budget: Budget) -> list[Budget]:
         """The budget of every row that has room for it, and may be asked out of turn: what is drawn

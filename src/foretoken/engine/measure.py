@@ -17,7 +17,6 @@ from foretoken.engine.step import (
     commit,
     judge,
     learn,
-    propose,
     propose_timed,
     score,
     step_of,
@@ -149,10 +148,9 @@ class Stopwatch:
 
     def ask(self, scratch: ScratchRow, budget: Budget) -> None:
         """A proposal where nothing is worth its price: what asking alone costs."""
-        began = perf_counter()
-        drafts = propose([scratch.row], [budget], self.parts)
-        self.asking.append(perf_counter() - began)
-        self.target_once(scratch, drafts[0])
+        proposed = propose_timed([scratch.row], [budget], self.parts)
+        self.asking.append(proposed.seconds)
+        self.target_once(scratch, proposed.drafts[0])
 
     def score(self, scratch: ScratchRow, size: int) -> None:
         """One target forward over a chain of `size` nodes."""
