@@ -58,7 +58,8 @@ def app(session: Session, settings: Settings | None = None) -> FastAPI:
     add_texts(api, service)
     add_state(api, service)
     add_pages(api)
-    describe(api, GUARDED if service.settings.api_keys else None)
+    guarded = GUARDED if service.settings.api_keys else None
+    describe(api, service.settings.model_name, guarded)
     return api
 
 

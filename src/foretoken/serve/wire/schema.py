@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from foretoken.serve.wire.answer_schemas import ANSWERS
+from foretoken.serve.wire.examples import EXAMPLES
 from foretoken.serve.wire.requests import ChatRequest, CompletionRequest
 
 TEMPLATE = "#/components/schemas/{model}"
@@ -28,6 +29,11 @@ ERROR = {
         }
     },
 }
+EVENT = {  # of a stream; its data is a chunk as JSON, or [DONE]
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}},
+}
 REFUSED = (
     (400, "the request cannot be answered as it was asked"),
     (401, "no valid key was sent"),
@@ -40,10 +46,10 @@ REFUSED = (
 )
 
 
-def describe(api: FastAPI, guarded: str | None = None) -> None:
+def describe(api: FastAPI, model: str, guarded: str | None = None) -> None:
     """Let the application's schema say what its endpoints take, answer and how they refuse.
 
-    Paths that begin with `guarded` need a key.
+    Requests may name `model` alone; paths that begin with `guarded` need a key.
     """
     own = api.openapi
 
@@ -51,13 +57,13 @@ def describe(api: FastAPI, guarded: str | None = None) -> None:
         known = api.openapi_schema is not None
         schema = own()
         if not known:
-            complete(schema, guarded)
+            complete(schema, model, guarded)
         return schema
 
     api.openapi = described  # type: ignore[method-assign]
 
 
-def complete(schema: dict[str, Any], guarded: str | None) -> None:
+def complete(schema: dict[str, Any], model: str, guarded: str | None) -> None:
     """Add the bodies of requests and of answers, errors, and keys."""
     kinds = [(kind, "validation") for kind in BODIES.values()]
     _, found = models_json_schema(kinds, ref_template=TEMPLATE)  # type: ignore[arg-type]
@@ -65,8 +71,11 @@ def complete(schema: dict[str, Any], guarded: str | None) -> None:
     parts = {**found.get("$defs", {}), **answers, "Error": ERROR}
     schema["components"] = {"schemas": parts}
     for path, kind in BODIES.items():
+        parts[kind.__name__]["properties"]["model"] = {"enum": [model, None], "default": None}
         call = schema["paths"][path]["post"]
-        call["requestBody"] = {"required": True, "content": named(kind.__name__)}
+        content = named(kind.__name__)
+        content["application/json"]["examples"] = EXAMPLES[path]
+        call["requestBody"] = {"required": True, "content": content}
         for status, words in REFUSED:
             call["responses"][str(status)] = refused(words)
     for path, calls in schema["paths"].items():
@@ -79,8 +88,11 @@ def complete(schema: dict[str, Any], guarded: str | None) -> None:
                 told["401"] = refused(dict(REFUSED)[401])
             if guarded is not None and path.startswith(guarded):
                 call["security"] = [{"key": []}]
+            for one in call.get("parameters", ()):
+                if one["name"] == "name":
+                    one["examples"] = {"the model": {"value": model}}
     for path in BODIES:
-        events = {"text/event-stream": {"schema": {"type": "string"}}}
+        events = {"text/event-stream": {"schema": EVENT}}
         schema["paths"][path]["post"]["responses"]["200"]["content"] |= events
     health = schema["paths"]["/health"]["get"]["responses"]
     health["503"] = {**health["200"], "description": "the server takes no requests"}
