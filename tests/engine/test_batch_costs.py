@@ -13,7 +13,7 @@ from foretoken.engine import step
 from foretoken.engine.assemble import assemble
 from foretoken.engine.batch_costs import batch_costs
 from foretoken.engine.engine import decode
-from foretoken.engine.measure import measure_costs
+from foretoken.engine.measure import measure_batches, measure_costs
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, needs_draft
 from foretoken.row import make_row
@@ -225,3 +225,15 @@ def test_reading_a_text_is_no_drafting(clock):
     costs = batch_costs(rows, engine)
     assert costs.draft == pytest.approx({1: 2e-4, 2: 4e-4, 4: 8e-4, 8: 16e-4})
     assert [row.prefill for row in rows] == [pytest.approx(10.0)] * 2
+
+
+@pytest.mark.parametrize("controller", LEARNING)
+def test_batches_can_be_measured_before_there_is_one(clock, controller):
+    engine = engine_of("chain", pair(clock), controller)
+    engine.max_rows = 6
+    engine.controller.learn(measure_costs(engine))
+    assert engine.controller.lacks(2)
+    measure_batches(engine)
+    assert not any(engine.controller.lacks(size) for size in range(1, 7))
+    assert engine.controller.lacks(8), "more than run together"
+    assert engine.target.rows_held == 0 and engine.idle

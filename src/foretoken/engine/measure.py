@@ -12,6 +12,7 @@ import torch
 from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.engine import Engine
+from foretoken.engine.load_log import log_costs
 from foretoken.engine.step import (
     Parts,
     commit,
@@ -85,6 +86,38 @@ def measure_costs(
     timed_before(engine.target).update(table.target)
     target = dict(sorted({**known, **table.target}.items()))
     return replace(table, target=target, cached=context)
+
+
+def teach_costs(engine: Engine, lone: bool, batches: bool) -> None:
+    """Let the controller know what steps cost, of a lone row and of several together."""
+    if lone:
+        costs = measure_costs(engine)
+        log_costs(costs)
+        engine.controller.learn(costs)
+    if batches:
+        measure_batches(engine)
+
+
+@torch.inference_mode()
+def measure_batches(engine: Engine, tokens: int = 2048) -> None:
+    """Let the controller know what batches cost before there is one: of 2, 4, 8, ... rows, up to as
+    many as run together, whose texts have about so many tokens altogether.
+
+    Else each size is tried on the first rows that it is met with, which wait for it.
+    """
+    most, room = engine.max_rows, engine.target.max_length
+    context = min(128, max(tokens // most, 8))
+    context = context if room is None else max(1, min(context, room // 2))
+    sizes = [size for size in (*(1 << bit for bit in range(1, 16)), most) if size <= most]
+    scratch: list[ScratchRow] = []
+    try:
+        for size in sizes:
+            if engine.controller.lacks(size):
+                scratch += [ScratchRow(engine, context) for _ in range(size - len(scratch))]
+                engine.price([one.row for one in scratch])
+    finally:
+        for one in scratch:
+            one.close()
 
 
 class ScratchRow:
