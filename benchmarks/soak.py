@@ -127,7 +127,7 @@ class Soak:
 
     async def look(self) -> None:
         """Samples, and a line now and then."""
-        every = min(EVERY, 60.0 * self.asked.minutes / 12)
+        every = between(self.asked)
         while True:
             before = self.watch.samples[-1]
             await asyncio.sleep(every)
@@ -145,6 +145,11 @@ class Soak:
         last = (now.cpu - before.cpu) / (now.seconds - before.seconds)
         if last > 0.02:  # nobody came in a pause, which says nothing of the rate
             self.rate = min(max(self.rate * min(max(SHARE / used, 0.8), 1.25), 0.05), 100.0)
+
+
+def between(asked: argparse.Namespace) -> float:
+    """Seconds from sample to sample: a dozen of a short run."""
+    return float(min(EVERY, 60.0 * asked.minutes / 12))
 
 
 def line(tally: Tally, sample: Sample) -> str:
@@ -254,7 +259,7 @@ def run(description: str | None) -> int:
             begin = watch.take()
             watch.samples.clear()
             soak = Soak(asked, watch, bar, asked.rate or 2.0)
-            bar.begin("soak", int(60.0 * asked.minutes / min(EVERY, 5.0 * asked.minutes)))
+            bar.begin("soak", int(60.0 * asked.minutes / between(asked)))
             try:
                 asyncio.run(soak.run(serving.url, pool, wanted))
             except KeyboardInterrupt:

@@ -50,8 +50,8 @@ class Growth:
     low: float
     high: float
 
-    def told(self, unit: str, digits: int = 2) -> str:
-        return f"{self.low:.{digits}f} to {self.high:.{digits}f}{unit}"
+    def told(self, unit: str) -> str:
+        return f"{self.low:.2f} to {self.high:.2f}{unit}"
 
 
 @dataclass
@@ -69,14 +69,13 @@ class Watch:
         """Look at the process and at its figures, now."""
         figures = figures_of(self.http.get("/metrics").text)
         with self.process.oneshot():
-            times = self.process.cpu_times()
             found = Sample(
                 monotonic() - self.began,
                 self.process.memory_info().rss,
                 self.process.num_fds(),
                 files_of(self.pid),
                 self.process.num_threads(),
-                times.user + times.system,
+                self.cpu(),
                 figures,
             )
         self.samples.append(found)

@@ -233,7 +233,10 @@ def test_batches_can_be_measured_before_there_is_one(clock, controller):
     engine.max_rows = 6
     engine.controller.learn(measure_costs(engine))
     assert engine.controller.lacks(2)
+    rehearsals, finish = [], engine.drafter.finish
+    engine.drafter.finish = lambda row: rehearsals.append(row.rehearsal) or finish(row)
     measure_batches(engine)
+    assert rehearsals == [True] * 4, "nothing is learned of them when they leave, either"
     assert not any(engine.controller.lacks(size) for size in range(1, 7))
     assert engine.controller.lacks(8), "more than run together"
     assert engine.target.rows_held == 0 and engine.idle

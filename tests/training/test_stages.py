@@ -119,7 +119,7 @@ def test_a_draft_that_exists_is_continued(session, texts, draft, tmp_path):
     notes = make_draft(session, config, texts, tmp_path, start=draft[0], show=False)
     assert notes["shape"] == draft[1]["shape"]
     assert notes["first_loss"] == pytest.approx(draft[1]["held_out"][-1][1], abs=0.5)
-    assert notes["first_loss"] < draft[1]["first_loss"] - 0.1
+    assert notes["first_loss"] < draft[1]["first_loss"] - 0.3
     assert notes["start"] == str(draft[0])
     weights = [AutoModelForCausalLM.from_pretrained(at).state_dict() for at in (tmp_path, draft[0])]
     assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

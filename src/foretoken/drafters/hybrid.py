@@ -9,6 +9,7 @@ were proposed alike came to. All candidates are fixed: choosing among them chang
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,7 @@ from foretoken.types import (
     Draft,
     Draw,
     Memory,
+    Prices,
     Rows,
     Shape,
     Step,
@@ -57,7 +59,8 @@ class Hybrid(Combination):
             self.model = inner.model
             self.reader = inner.model if isinstance(inner.model, OrdinaryModel) else None
         self.agreement = Agreement()
-        self.gains: dict[int, Gain] = {}  # by the bit length of the number of rows: prices differ
+        # by the bit length of the number of rows: prices differ
+        self.gains: defaultdict[int, Gain] = defaultdict(Gain)
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
         row.private[self] = _Text()
@@ -67,7 +70,7 @@ class Hybrid(Combination):
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
         found = self.look_ups.propose(rows, [unpriced(budget) for budget in budgets], stop)
-        gain = self.gains.setdefault(len(rows).bit_length(), Gain())
+        gain = self.gains[len(rows).bit_length()]
         places = [
             self.asking(gain, row, looked_up, budget, len(rows))
             for row, looked_up, budget in zip(rows, found, budgets, strict=True)
@@ -97,16 +100,16 @@ class Hybrid(Combination):
         """The class of what was looked up, where the draft model is to be asked as well."""
         assert found.chances is not None, "look-ups say the chance of each node"
         place = gain.place(found.chances, found.tree.parents)
-        if budget.prices is None or budget.prices.level <= 0.0 or row.rehearsal:
+        prices = budget.prices
+        if prices is None or prices.level <= 0.0 or row.rehearsal:
             return place
-        return place if gain.promising(place, rows, self.reading_price(row, budget, rows)) else None
+        reading = rows * self.reading_price(row, prices)
+        return place if gain.promising(place, rows, reading) else None
 
-    def reading_price(self, row: DecodeState, budget: Budget, rows: int) -> float:
-        """Expected tokens, of every step to come, that reading a text costs all rows that wait."""
-        if budget.prices is None or self.reader is None:
-            return 0.0
-        seconds = self.reader.to_read(row)
-        return rows * budget.prices.second * seconds / max(row.room, 1)
+    def reading_price(self, row: DecodeState, prices: Prices) -> float:
+        """Expected tokens, of every step to come, that each row waits while a text is read."""
+        seconds = 0.0 if self.reader is None else self.reader.to_read(row)
+        return prices.second * seconds / max(row.room, 1)
 
     def observe(self, step: Step) -> None:
         """Learn what nodes are worth; the drafter sees its own part of the tree."""

@@ -33,15 +33,13 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
     """
     trial, known = Trial(rows, parts), batches_before(parts.target).get(len(rows))
     apart = getattr(parts.drafter, "view", None) is None
-    began = perf_counter()
     with rehearsed(rows):
         for turn in range(ROUNDS):
             trial.plain()
             if apart and parts.drafter.traits.prices:
                 trial.ask()
             for ahead in AHEAD:
-                late = perf_counter() - began - trial.reading > seconds
-                if not trial.fits(ahead) or (late and trial.sizes > 1):
+                if not trial.fits(ahead) or (trial.spent > seconds and trial.sizes > 1):
                     break
                 if apart:
                     trial.draft(ahead)
@@ -49,7 +47,7 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
                     trial.score(ahead)
                 if not trial.may_pay(known or trial.table()):
                     break
-            if (perf_counter() - began - trial.reading) * (turn + 2) > seconds * (turn + 1):
+            if trial.spent * (turn + 2) > seconds * (turn + 1):
                 break  # another round would take too long
     table = trial.table()
     if known is None:
@@ -63,13 +61,14 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
 @contextmanager
 def rehearsed(rows: Rows) -> Iterator[None]:
     """Nothing is learned of what these rows draft meanwhile, and nothing ends a draft early."""
+    before = [row.rehearsal for row in rows]
     for row in rows:
         row.rehearsal = True
     try:
         yield
     finally:
-        for row in rows:
-            row.rehearsal = False
+        for row, was in zip(rows, before, strict=True):
+            row.rehearsal = was
 
 
 class Trial:
@@ -82,7 +81,13 @@ class Trial:
         self.drafted: dict[int, list[float]] = defaultdict(list)
         self.other: list[float] = []
         self.asking: list[float] = []
+        self.began = perf_counter()
         self.reading = 0.0  # seconds in which texts were read: those forwards are no trial
+
+    @property
+    def spent(self) -> float:
+        """Seconds of trials so far."""
+        return perf_counter() - self.began - self.reading
 
     @property
     def sizes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from time import perf_counter
 
@@ -28,6 +28,7 @@ from foretoken.trees.build import chain
 from foretoken.types import (
     Budget,
     CostTable,
+    DecodeState,
     Draft,
     Draw,
     SamplingParams,
@@ -100,24 +101,21 @@ def teach_costs(engine: Engine, lone: bool, batches: bool) -> None:
 
 @torch.inference_mode()
 def measure_batches(engine: Engine, tokens: int = 2048) -> None:
-    """Let the controller know what batches cost before there is one: of 2, 4, 8, ... rows, up to as
-    many as run together, whose texts have about so many tokens altogether.
+    """Let the controller know what batches cost before there is one: of 2, 4, 8, ... rows, as many
+    as run together at most, whose texts have about so many tokens altogether.
 
     Else each size is tried on the first rows that it is met with, which wait for it.
     """
     most, room = engine.max_rows, engine.target.max_length
     context = min(128, max(tokens // most, 8))
     context = context if room is None else max(1, min(context, room // 2))
-    sizes = [size for size in (*(1 << bit for bit in range(1, 16)), most) if size <= most]
-    scratch: list[ScratchRow] = []
-    try:
-        for size in sizes:
-            if engine.controller.lacks(size):
-                scratch += [ScratchRow(engine, context) for _ in range(size - len(scratch))]
-                engine.price([one.row for one in scratch])
-    finally:
-        for one in scratch:
-            one.close()
+    with ExitStack() as opened:
+        rows: list[DecodeState] = []
+        for size in [1 << bit for bit in range(1, most.bit_length())]:
+            if engine.unpriced(size):
+                for _ in range(size - len(rows)):
+                    rows.append(opened.enter_context(closing(ScratchRow(engine, context))).row)
+                engine.price(rows)
 
 
 class ScratchRow:

@@ -210,19 +210,20 @@ class EngineCollector(Collector):
             )
         }
         for model, lm in zip(("target", "draft"), self.session.models, strict=False):
-            for name, value in cache_of(innermost(lm), lm).items():
+            for name, value in cache_of(lm).items():
                 families[name].add_metric([model], value)
         yield from families.values()
 
 
-def cache_of(lm: Any, view: Any) -> dict[str, float]:
-    """What a model's cache holds, seen through `view`; nothing of a model without buffers."""
-    cache, prefixes = getattr(lm, "cache", None), getattr(lm, "prefixes", None)
+def cache_of(lm: Any) -> dict[str, float]:
+    """What a model's cache holds, whatever view it is seen through; nothing without buffers."""
+    base = innermost(lm)
+    cache, prefixes = getattr(base, "cache", None), getattr(base, "prefixes", None)
     found: dict[str, float] = {}
     if cache is not None and hasattr(cache, "groups"):
         held = [part.nbytes for group in cache.groups for part in (group.keys, group.values)]
         found = {"cache_slots": cache.slots, "cache_columns": cache.columns}
-        found |= {"cache_bytes": sum(held), "cache_rows": view.rows_held}
+        found |= {"cache_bytes": sum(held), "cache_rows": lm.rows_held}
     if prefixes is not None:
         found["prefix_bytes"] = prefixes.held
     return found
