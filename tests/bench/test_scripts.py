@@ -480,3 +480,18 @@ def test_evaluation_finds_the_answers_of_hf_and_says_what_they_took(script) -> N
         theirs["seconds"][kind] / ours["seconds"][kind]
     )
     assert "| foretoken, batch 2 |" in path.with_suffix(".md").read_text()
+
+
+def test_a_soak_compares_every_answer_and_finds_nothing_left(script, monkeypatch, tmp_path) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr(importlib.import_module("soak_server"), "WORK", tmp_path / "work")
+    code, out = script("soak", "--quick")
+    assert code == 0 and (out / "soak.svg").read_text().count("<polyline") == 2
+    found = json.loads((out / "soak.json").read_text())
+    traffic = found["traffic"]
+    assert not traffic["lost"] and not traffic["wrong"], traffic["faults"]
+    assert traffic["right"]["known"] >= 64 < traffic["visits"] and traffic["phases"]["bursts"] >= 1
+    grows = [gate["claim"] for gate in found["gates"] if "growth" in gate["claim"]]
+    assert len(grows) == 3 and len(found["samples"]) >= 4
+    fails = [gate for gate in found["gates"] if not gate["holds"] and gate["claim"] not in grows]
+    assert not fails, "seconds show no growth, but all else"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -143,6 +145,30 @@ def test_gains_are_told_apart_by_what_look_ups_promise():
     for _ in range(8):
         gain.update(sure, 0.5)
     assert gain.promising(sure)
+
+
+def test_a_text_is_read_only_where_trees_are_worth_it():
+    gain = Gain()
+    place = gain.place([1.0], [-1])
+    for _ in range(20):
+        gain.update(place, 0.1)
+    assert gain.promising(place, 16, reading=0.05) and not gain.promising(place, 16, reading=0.3)
+    tried = [gain.promising(place, 2, reading=0.3) for _ in range(2 * Gain.EVERY * Gain.RARER)]
+    assert sum(tried) == 1, "now and then it is read all the same"
+
+
+def test_a_batch_that_gains_nothing_by_the_model_leaves_texts_unread(hybrid, row):
+    """Levels that cost several tokens of all rows together; few steps of each are left."""
+    drafter = hybrid()
+    rows = [row([3] * 40, VOCAB, max_new_tokens=4) for _ in range(8)]
+    for one in rows:
+        drafter.start(one, None)
+    drafter.reader.pace = 0.01
+    dear = replace(prices(level=2.0, node=0.01), second=100.0)
+    drafter.propose(rows, [Budget(8, 12, dear)] * 8)
+    assert len(drafter.reader.unread) == 8
+    drafter.propose(rows, [Budget(8, 12, replace(dear, level=0.0))] * 8)
+    assert not drafter.reader.unread, "a model that costs nothing is always asked"
 
 
 def test_a_drafter_whose_candidates_are_drawn_is_refused(pair):

@@ -1,18 +1,19 @@
 """What batches cost, tried on their own rows."""
 
 import pytest
-from timed_tables import set_in, timed_pair
+from timed_tables import Timed, set_in, timed_pair
 
 from foretoken.audit.fixtures import needed
 from foretoken.coins import SeededCoins
 from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.smartspec import SmartSpec
+from foretoken.drafters.parts import ordinary_model
 from foretoken.engine import batch_costs as batches
 from foretoken.engine import step
 from foretoken.engine.assemble import assemble
 from foretoken.engine.batch_costs import batch_costs
 from foretoken.engine.engine import decode
-from foretoken.engine.measure import measure_costs
+from foretoken.engine.measure import measure_batches, measure_costs
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, needs_draft
 from foretoken.row import make_row
@@ -29,7 +30,7 @@ TEXT = [
 
 @pytest.fixture
 def clock(monkeypatch):
-    return set_in(monkeypatch, batches, step)
+    return set_in(monkeypatch, batches, step, ordinary_model)
 
 
 def pair(clock, base=1e-3, node=1e-4):
@@ -200,3 +201,42 @@ def test_a_controller_that_knows_batches_prices_them_by_what_they_cost():
             assert not controller.lacks(8)
             lengths.append(sum(budget.depth for budget in controller.budgets(rows_of(8))))
         assert lengths[0] < lengths[1]
+
+
+def test_trials_end_where_a_node_costs_as_much_as_a_token(clock):
+    """A forward that is arithmetic alone: no draft can pay, so none is tried further."""
+    engine = engine_of("chain", timed_pair(clock, 1e-6, 1e-3, draft_node=1e-5))
+    costs = batch_costs(started(engine, rows_of(4)), engine)
+    assert set(costs.target) == {4, 8} and set(costs.draft) == {1}
+
+
+def test_reading_a_text_is_no_drafting(clock):
+    """A draft model reads prompts in its first trial, which has to tell what drafting takes."""
+
+    class Slow(Timed):
+        def prefill(self, rows, *given, **options):
+            self.clock.now += 10.0
+            return super().prefill(rows, *given, **options)
+
+    target = Timed.random(vocab=VOCAB, seed=0).prepare(clock, 1e-3, 1e-4)
+    draft = Slow.random(vocab=VOCAB, seed=1).prepare(clock, 2e-4, 0.0)
+    engine = engine_of("chain", (target, draft))
+    rows = started(engine, rows_of(2))
+    costs = batch_costs(rows, engine)
+    assert costs.draft == pytest.approx({1: 2e-4, 2: 4e-4, 4: 8e-4, 8: 16e-4})
+    assert [row.prefill for row in rows] == [pytest.approx(10.0)] * 2
+
+
+@pytest.mark.parametrize("controller", LEARNING)
+def test_batches_can_be_measured_before_there_is_one(clock, controller):
+    engine = engine_of("chain", pair(clock), controller)
+    engine.max_rows = 6
+    engine.controller.learn(measure_costs(engine))
+    assert engine.controller.lacks(2)
+    rehearsals, finish = [], engine.drafter.finish
+    engine.drafter.finish = lambda row: rehearsals.append(row.rehearsal) or finish(row)
+    measure_batches(engine)
+    assert rehearsals == [True] * 4, "nothing is learned of them when they leave, either"
+    assert not any(engine.controller.lacks(size) for size in range(1, 7))
+    assert engine.controller.lacks(8), "more than run together"
+    assert engine.target.rows_held == 0 and engine.idle

@@ -1,11 +1,15 @@
 """Sessions over the tiny pair, and servers around them."""
 
 import copy
+import sys
+from pathlib import Path
 
 import pytest
 from live_server import DENSE, running
 
 import foretoken
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # requests of every kind
 
 
 @pytest.fixture(scope="session")

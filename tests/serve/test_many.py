@@ -1,105 +1,153 @@
-"""Many clients at once: each gets the text that it gets alone."""
+"""Many clients at once, with all that a request may ask for: each gets what it gets alone."""
 
 import asyncio
-import random
+from collections import Counter
 
 import httpx
 import pytest
-from live_server import wait_for
+from live_server import DENSE, wait_for
+from mixed_requests import CHATS, agrees, alone, ask, mixed
 
-TEXTS = ("the cat is in the ", "a", "on and on and on and on", "one two three four", "é è")
-METHODS = ("chain", "tree", "auto", "token-recycling")
+import foretoken
+from foretoken import minis
+from foretoken.audit.fixtures import random_head
+from foretoken.minis.tasks import FAMILIES, examples
+from foretoken.training.heads import run_training
+from foretoken.training.objectives.unrolled import UnrolledTraining
 
-
-def requests(count: int, seed: int) -> list[dict]:
-    """Prompts with options, short and long, greedy and sampled, in a stream or not."""
-    dice = random.Random(seed)
-
-    def one():
-        options = {
-            "prompt": dice.choice(TEXTS)[: dice.randrange(1, 30)],
-            "max_tokens": dice.choice((1, 5, 12, 24)),
-            "temperature": dice.choice((0.0, 0.0, 0.8, 1.0)),
-            "seed": dice.randrange(50),
-            "stream": dice.random() < 0.5,
-        }
-        more = (
-            {}, {"top_p": 0.9}, {"top_k": 20}, {"stop": ["e"]}, {"frequency_penalty": 0.7},
-            {"repetition_penalty": 1.2}, {"logit_bias": {"70": 3.0}}, {"min_tokens": 4},
-            {"speculation": False}, {"speculation": {"max_tokens": 2}}, {"logprobs": 2},
-            {"include_speculation": True}, {"user": "a"}, {"priority": -1},
-        )  # fmt: skip
-        return {**options, **dice.choice(more)}
-
-    return [one() for _ in range(count)]
+WORDS = ("the cat is in the ", "a", "on and on and on and on", "one two three four", "é è", "in")
+SHORT = [("words", text, "the other one") for text in WORDS]
+HEAD = "auto-eagle3"  # the default with a trained head
+METHODS = ("chain", "tree", "auto", "token-recycling", HEAD, "eqspec", "exspec")
+ALONE = 4  # the first requests are also written by the server when it has nothing else to do
 
 
-def alone(session, asked: list[dict]) -> list[str]:
-    """What the session writes for each request when there is no other."""
-    known: dict[str, str] = {}
-    for fields in asked:
-        options = {k: v for k, v in fields.items() if k in (
-            "temperature", "seed", "top_p", "top_k", "stop", "frequency_penalty",
-            "repetition_penalty",
-        )}  # fmt: skip
-        if "logit_bias" in fields:
-            options["logit_bias"] = {70: 3.0}
-        if "min_tokens" in fields:
-            options["min_new_tokens"] = fields["min_tokens"]
-        if "speculation" in fields:
-            options["guesses"] = fields["speculation"] and fields["speculation"]["max_tokens"]
-            options["guesses"] = int(options["guesses"])
-        prompt, most = fields["prompt"], fields["max_tokens"]
-        key = repr((prompt, most, sorted(options.items())))
-        if key not in known:
-            known[key] = session.generate(prompt, most, **options).text
-        fields["wanted"] = known[key]
-    return [fields.pop("wanted") for fields in asked]
-
-
-async def ask(client, gate, fields: dict) -> str:
-    """The text of one request."""
-    import json
-
-    async with gate:
-        told = await client.post("/v1/completions", json=fields)
-    assert told.status_code == 200, told.text
-    if not fields["stream"]:
-        return told.json()["choices"][0]["text"]
-    lines = [line[6:] for line in told.text.splitlines() if line.startswith("data: {")]
-    return "".join(json.loads(line)["choices"][0]["text"] for line in lines)
-
-
-async def ask_all(url: str, asked: list[dict], together: int) -> list[str]:
+async def ask_all(url: str, asked, together: int) -> list:
+    """All answers, in order, with so many requests under way."""
     gate = asyncio.Semaphore(together)
     limits = httpx.Limits(max_connections=together)
-    async with httpx.AsyncClient(base_url=url, timeout=300.0, limits=limits) as client:
-        return await asyncio.gather(*(ask(client, gate, fields) for fields in asked))
+    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits) as client:
+
+        async def one(request):
+            async with gate:
+                return await ask(client, request)
+
+        return await asyncio.gather(*map(one, asked))
 
 
-def compare(make_session, running, method: str, count: int) -> None:
-    asked = requests(count, seed=count)
-    with make_session(method, max_rows=8) as session:
-        wanted = alone(session, asked)
-        with running(session) as server:
-            got = asyncio.run(ask_all(server.url, asked, together=32))
-            wait_for(lambda: session.engine.idle and server.service.places == 0)
-            assert server.metric("queue_length") == server.metric("running_rows") == 0
-            assert not server.service.answers
-        wrong = [fields for fields, a, b in zip(asked, got, wanted, strict=True) if a != b]
-        assert not wrong and session.engine.idle
-        assert session.target.rows_held == 0
+def compare(session, running, asked) -> None:
+    """Texts, ends and counts of a server are those that its session writes one by one."""
+    wanted = [alone(session, request) for request in asked]
+    with running(session) as server:
+        got = asyncio.run(ask_all(server.url, asked, together=32))
+        wait_for(lambda: session.engine.idle and server.service.places == 0)
+        assert server.metric("queue_length") == server.metric("running_rows") == 0
+        assert not server.service.answers and session.target.rows_held == 0
+        assert server.metric("engine_errors_total") == server.metric("drafter_errors_total") == 0
+        quiet = asyncio.run(ask_all(server.url, asked[:ALONE], together=1))
+    wrong = [
+        (request.path, request.body, told, right)
+        for request, told, right in zip(asked, got, wanted, strict=True)
+        if not agrees(right, told)
+    ]
+    assert not wrong, f"{len(wrong)} of {len(asked)}: {wrong[:3]}"
+    assert all(agrees(*pair) for pair in zip(wanted[:ALONE], quiet, strict=True))
+    refused = [request.body for request, right in zip(asked, wanted, strict=True) if right.refused]
+    assert not refused, "every option is one that every method takes"
+
+
+def covered(asked) -> None:
+    """Whether the requests are as mixed as they are meant to be."""
+    fields = Counter(name for request in asked for name in request.body)
+    named = (
+        "top_p top_k min_p stop frequency_penalty presence_penalty repetition_penalty logit_bias "
+        "min_tokens ignore_eos logprobs n echo speculation include_speculation prediction user "
+        "priority stream_options guided_json guided_regex guided_choice response_format"
+    ).split()
+    assert all(fields[name] >= 3 for name in named), fields
+    assert {request.body["temperature"] for request in asked} == {0.0, 0.7, 1.0}
+    assert {request.body["stream"] for request in asked} == {True, False}
+    assert 0.2 < sum(request.path == CHATS for request in asked) / len(asked) < 0.6
+
+
+@pytest.fixture(scope="module")
+def tiny(make_session, make_llama, byte_tokenizer, chatty):
+    """Opens sessions over tiny models, with a head that knows nothing: `tiny(method)`."""
+
+    def make(method: str):
+        if method != HEAD:
+            return make_session(method, max_rows=8)
+        vocab = len(byte_tokenizer)
+        target = make_llama(vocab, num_hidden_layers=4, eos_token_id=byte_tokenizer.eos_token_id)
+        head = random_head("eagle3", vocab, 64)
+        return foretoken.load(target, HEAD, None, chatty, draft_head=head, max_rows=8, **DENSE)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    """A head for the shipped target, which began as the shipped draft and then heard the target."""
+    out = tmp_path_factory.mktemp("head")
+    with foretoken.load(minis.path("text-target"), method="plain", dtype="float32") as session:
+
+        def prompts(split: str, count: int):
+            found = [examples(family, split, count)[0].prompt for family in FAMILIES]
+            found = [session.tokenizer(text)["input_ids"] for text in found]
+            return [found[i % len(found)] for i in range(count)]
+
+        config = UnrolledTraining(
+            prompts=12, new_tokens=48, window=32, steps=12, batch=4, start="text-draft",
+            rate=1e-4, matrix_rate=1e-3, embedding_rate=0.0, seed=0,
+        )  # fmt: skip
+        run_training(session, "eagle3", prompts, config, out, show=False)
+    return out
+
+
+@pytest.fixture
+def mini(request):
+    """Opens sessions over the shipped pair, or its target with a head: `mini(method)`."""
+
+    def make(method: str):
+        told = {"draft": minis.path("text-draft")}
+        if method == HEAD:
+            told = {"draft_head": request.getfixturevalue("head")}
+        where = minis.path("text-target")
+        return foretoken.load(where, method, dtype="float32", max_rows=16, **told)
+
+    return make
+
+
+def tasks(each: int) -> list[tuple[str, str, str]]:
+    """Prompts of six families with good answers, held out."""
+    found = [(family, examples(family, "test", each, seed=3)) for family in FAMILIES]
+    return [(family, one.prompt, one.answer) for family, those in found for one in those]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_mixed_requests_of_many_clients_get_their_own_texts(make_session, running, method) -> None:
-    compare(make_session, running, method, 32)
+def test_mixed_requests_of_many_clients_get_their_own_texts(tiny, running, method) -> None:
+    with tiny(method) as session:
+        compare(session, running, mixed(32, METHODS.index(method), SHORT, guided=0.2))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", METHODS)
-def test_five_hundred_requests_get_their_own_texts(make_session, running, method) -> None:
-    compare(make_session, running, method, 500)
+def test_five_hundred_requests_get_their_own_texts(mini, running, method) -> None:
+    most = (1, 4, 12, 24, 48)
+    asked = mixed(500, 100 + METHODS.index(method), [*tasks(12), *SHORT], most=most)
+    covered(asked)
+    with mini(method) as session:
+        compare(session, running, asked)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("method", ["chain", "auto"])
+def test_five_hundred_guided_requests_get_their_own_texts(mini, running, method) -> None:
+    asked = mixed(500, 200, [*tasks(6), *SHORT], guided=1.0)
+    with mini(method) as session:
+        compare(session, running, asked)
 
 
 def test_two_hundred_clients_at_once_wait_or_are_told_to_come_back(make_session, running) -> None:

@@ -1,8 +1,6 @@
 """The description of the server holds what it does, and no body at all makes it fail or hang."""
 
 import json
-import subprocess
-import sys
 
 import httpx
 import pytest
@@ -247,19 +245,3 @@ def test_nothing_is_left_of_all_this(limited, ask) -> None:
     wait_for(lambda: limited.session.engine.idle and limited.service.places == 0)
     assert limited.metric("engine_errors_total") == 0 == limited.metric("drafter_errors_total")
     assert limited.session.target.rows_held == 0 and not limited.service.answers
-
-
-@pytest.mark.slow
-def test_what_the_description_allows_and_forbids_is_answered_as_it_says(limited, tmp_path) -> None:
-    """Bodies and addresses made from the description, hundreds of each endpoint."""
-    schemathesis = pytest.importorskip(
-        "schemathesis", reason="the extra `schema` is not installed: pip install foretoken[schema]"
-    )
-    command = [sys.executable, "-m", schemathesis.__name__ + ".cli", "run"]
-    command += [f"{limited.url}/openapi.json", "--max-examples", "40", "--seed", "1"]
-    command += ["--max-response-time", f"{SECONDS:g}", "--continue-on-failure", "--no-color"]
-    # A body may have all types right and be refused: for token ids beyond the vocabulary, say.
-    command += ["--exclude-checks", "positive_data_acceptance"]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=500)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert limited.metric("engine_errors_total") == 0

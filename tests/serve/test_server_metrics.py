@@ -44,6 +44,7 @@ def test_figures_add_up_to_what_was_written(make_session, running) -> None:
     assert found[("foretoken_accepted_length_sum",)] == 24
     assert found["foretoken_step_seconds_count", "target"] == found[("foretoken_steps_total",)]
     assert found["foretoken_step_seconds_sum", "target"] > 0
+    assert found["foretoken_cache_rows", "target"] == 0 == found["foretoken_cache_rows", "draft"]
     assert (
         found["foretoken_cache_bytes", "target"] > found["foretoken_cache_bytes", "draft"] / 2 > 0
     )

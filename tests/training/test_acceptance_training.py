@@ -27,14 +27,6 @@ from foretoken.training.objectives.acceptance import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def captured(prompts, folder, **changes):
     """Every feature of one collection, in memory."""
     plan = {"new_tokens": 12, "temperature": 1.0, "seed": 0, **changes}

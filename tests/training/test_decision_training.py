@@ -14,14 +14,6 @@ from foretoken.training.objectives.decision import DecisionTraining
 from foretoken.types import SamplingParams
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def train(out, **changes):
     small = {"prompts": 40, "new_tokens": 12, "seed": 3, "steps": 300, "rate": 1e-2}
     config = DecisionTraining(**small | changes)

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 from uneven import run, texts
 
@@ -25,14 +24,6 @@ CONFIG = DraftConfig(
     shape=(64, 1), vocabulary=200, epochs=3.0, minutes=None, tokens=128, row_tokens=64,
     evaluations=3, held_out=4, precision="no",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def close(one, other):

@@ -16,14 +16,6 @@ from foretoken.training import checkpoint
 from foretoken.training.schedule import cosine
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_a_killed_run_ends_with_the_same_weights(tmp_path):
     straight, model = trainer(tmp_path / "straight")
     whole = straight.run(show=False)

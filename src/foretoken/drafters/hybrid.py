@@ -9,6 +9,7 @@ were proposed alike came to. All candidates are fixed: choosing among them chang
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,7 @@ from foretoken.drafters.fusion import Fusion, Offer, unpriced
 from foretoken.drafters.parts.agreement import Agreement, Gain
 from foretoken.drafters.parts.chances import affordable, of_paths, trials
 from foretoken.drafters.parts.members import Combination, own_part
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import PairingError
 from foretoken.trees.build import Trie
 from foretoken.trees.worth import TextBias, paying
@@ -26,6 +28,7 @@ from foretoken.types import (
     Draft,
     Draw,
     Memory,
+    Prices,
     Rows,
     Shape,
     Step,
@@ -51,10 +54,13 @@ class Hybrid(Combination):
         self.inner, self.look_ups = inner, Fusion(*look_ups)
         super().__init__(inner, self.look_ups)
         self.traits = replace(self.traits, shape=Shape.TREE)
+        self.reader: OrdinaryModel | None = None  # a draft model that reads a text when it is asked
         if isinstance(inner, Guided):
             self.model = inner.model
+            self.reader = inner.model if isinstance(inner.model, OrdinaryModel) else None
         self.agreement = Agreement()
-        self.gain = Gain()
+        # by the bit length of the number of rows: prices differ
+        self.gains: defaultdict[int, Gain] = defaultdict(Gain)
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
         row.private[self] = _Text()
@@ -64,8 +70,9 @@ class Hybrid(Combination):
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
         found = self.look_ups.propose(rows, [unpriced(budget) for budget in budgets], stop)
+        gain = self.gains[len(rows).bit_length()]
         places = [
-            self.asking(row, looked_up, budget)
+            self.asking(gain, row, looked_up, budget, len(rows))
             for row, looked_up, budget in zip(rows, found, budgets, strict=True)
         ]
         own = [
@@ -81,18 +88,28 @@ class Hybrid(Combination):
             union = text.union = Union(tree, looked_up)
             union.judge(row.warp.greedy, self.agreement, text.bias)
             if place is not None and budget.prices is not None and not row.rehearsal:
-                self.gain.update(place, union.gain(looked_up, budget))
+                gain.update(place, union.gain(looked_up, budget))
             draft = affordable(union.draft, budget)
             union.cut(draft)
             drafts.append(draft)
         return drafts
 
-    def asking(self, row: DecodeState, found: Draft, budget: Budget) -> int | None:
+    def asking(
+        self, gain: Gain, row: DecodeState, found: Draft, budget: Budget, rows: int
+    ) -> int | None:
         """The class of what was looked up, where the draft model is to be asked as well."""
         assert found.chances is not None, "look-ups say the chance of each node"
-        place = self.gain.place(found.chances, found.tree.parents)
-        free = budget.prices is None or budget.prices.level <= 0.0 or row.rehearsal
-        return place if free or self.gain.promising(place) else None
+        place = gain.place(found.chances, found.tree.parents)
+        prices = budget.prices
+        if prices is None or prices.level <= 0.0 or row.rehearsal:
+            return place
+        reading = rows * self.reading_price(row, prices)
+        return place if gain.promising(place, rows, reading) else None
+
+    def reading_price(self, row: DecodeState, prices: Prices) -> float:
+        """Expected tokens, of every step to come, that each row waits while a text is read."""
+        seconds = 0.0 if self.reader is None else self.reader.to_read(row)
+        return prices.second * seconds / max(row.room, 1)
 
     def observe(self, step: Step) -> None:
         """Learn what nodes are worth; the drafter sees its own part of the tree."""

@@ -40,6 +40,7 @@ class RunAhead(OrdinaryModel):
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if not super().open(row, features):
             return False
+        self.read([row])  # before anything is pending
         row.private[self] = Open(row)
         return True
 

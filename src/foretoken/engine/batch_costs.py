@@ -8,11 +8,11 @@ caches, and attention reads as many tokens as it will in the steps to come.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from foretoken.engine.step import Parts, clip, judge, propose, score
+from foretoken.engine.step import Parts, Proposed, clip, judge, propose_timed, score
 from foretoken.engine.timings import TOO_DEAR, batches_before, settled, wait_for
 from foretoken.trees.build import chain, undrafted
 from foretoken.types import Budget, CostTable, Draft, Draw, Rows, Shape
@@ -20,6 +20,7 @@ from foretoken.types import Budget, CostTable, Draft, Draw, Rows, Shape
 AHEAD = (1, 2, 4, 8)  # nodes below each row's root
 LARGEST = 96  # nodes of all rows: beyond, a forward is arithmetic, whose cost goes on as it rose
 ROUNDS = 4  # the first one warms every shape up
+PAYING = 0.7  # of what a token costs without drafts: a node that costs more is not worth trying
 
 
 def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
@@ -32,21 +33,21 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
     """
     trial, known = Trial(rows, parts), batches_before(parts.target).get(len(rows))
     apart = getattr(parts.drafter, "view", None) is None
-    began = perf_counter()
     with rehearsed(rows):
         for turn in range(ROUNDS):
             trial.plain()
             if apart and parts.drafter.traits.prices:
                 trial.ask()
             for ahead in AHEAD:
-                late = perf_counter() - began > seconds
-                if not trial.fits(ahead) or (late and trial.sizes > 1):
+                if not trial.fits(ahead) or (trial.spent > seconds and trial.sizes > 1):
                     break
                 if apart:
                     trial.draft(ahead)
                 if known is None and (trial.sizes < 3 or len(rows) * (1 + ahead) <= LARGEST):
                     trial.score(ahead)
-            if (perf_counter() - began) * (turn + 2) > seconds * (turn + 1):
+                if not trial.may_pay(known or trial.table()):
+                    break
+            if trial.spent * (turn + 2) > seconds * (turn + 1):
                 break  # another round would take too long
     table = trial.table()
     if known is None:
@@ -60,13 +61,14 @@ def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
 @contextmanager
 def rehearsed(rows: Rows) -> Iterator[None]:
     """Nothing is learned of what these rows draft meanwhile, and nothing ends a draft early."""
+    before = [row.rehearsal for row in rows]
     for row in rows:
         row.rehearsal = True
     try:
         yield
     finally:
-        for row in rows:
-            row.rehearsal = False
+        for row, was in zip(rows, before, strict=True):
+            row.rehearsal = was
 
 
 class Trial:
@@ -79,6 +81,13 @@ class Trial:
         self.drafted: dict[int, list[float]] = defaultdict(list)
         self.other: list[float] = []
         self.asking: list[float] = []
+        self.began = perf_counter()
+        self.reading = 0.0  # seconds in which texts were read: those forwards are no trial
+
+    @property
+    def spent(self) -> float:
+        """Seconds of trials so far."""
+        return perf_counter() - self.began - self.reading
 
     @property
     def sizes(self) -> int:
@@ -89,6 +98,13 @@ class Trial:
         """Whether the target's positions let every row have so many nodes."""
         room, longest = self.parts.target.max_length, max(len(row.tokens) for row in self.rows)
         return room is None or longest + ahead <= room
+
+    def may_pay(self, costs: CostTable) -> bool:
+        """Whether more nodes could be worth their time: those of the largest forward so far are."""
+        count, largest = len(self.rows), max(costs.target)
+        plain = costs.target[count]
+        each = (costs.target[largest] - plain) / max(largest - count, 1)
+        return each <= PAYING * plain / count
 
     def plain(self) -> None:
         """A forward without drafts, and the verdicts on it."""
@@ -116,19 +132,21 @@ class Trial:
     def draft(self, ahead: int) -> None:
         """Proposals of this depth for every row that has room for them."""
         budgets = self.granted(Budget(ahead, 2 * ahead if self.trees else ahead))
-        began = perf_counter()
-        drafts = propose(self.rows, budgets, self.parts)
-        took = perf_counter() - began
-        deepest = max(max(draft.tree.depths()) for draft in drafts)
+        proposed = self.proposed(budgets)
+        deepest = max(max(draft.tree.depths()) for draft in proposed.drafts)
         if deepest:
-            self.drafted[deepest].append(took)
+            self.drafted[deepest].append(proposed.seconds)
 
     def ask(self) -> None:
         """Proposals where nothing is worth its price."""
         budgets = self.granted(Budget(AHEAD[-1], AHEAD[-1], TOO_DEAR))
-        began = perf_counter()
-        propose(self.rows, budgets, self.parts)
-        self.asking.append(perf_counter() - began)
+        self.asking.append(self.proposed(budgets).seconds)
+
+    def proposed(self, budgets: Sequence[Budget]) -> Proposed:
+        """Proposals for all rows, with the time that reading their texts took set aside."""
+        found = propose_timed(self.rows, budgets, self.parts)
+        self.reading += found.reading
+        return found
 
     def granted(self, budget: Budget) -> list[Budget]:
         """The budget of every row that has room for it, and may be asked out of turn: what is drawn

@@ -85,7 +85,7 @@ class Engine(Parts):
         if step is None:  # every row of it failed
             self.sweep()
             return self.step()
-        step.times.prefill = prefill
+        step.times.prefill += prefill
         for listener in self.listeners:
             listener(step)
         self.sweep()
@@ -186,7 +186,7 @@ class Engine(Parts):
         used = [getattr(row.coins, "used", 0) for row in rows]
         lengths = [len(row.tokens) for row in rows]
         try:
-            if self.controller.lacks(len(rows)):
+            if self.unpriced(len(rows)):
                 self.price(rows)
             return self.advance(rows)
         except Exception as error:
@@ -208,6 +208,10 @@ class Engine(Parts):
         rewind(rows, used)
         steps = [step for group in groups if group and (step := self.round(group)) is not None]
         return joined(steps) if steps else None
+
+    def unpriced(self, count: int) -> bool:
+        """Whether a batch of so many rows is to be tried before it makes a step."""
+        return self.controller.lacks(count)
 
     def price(self, rows: Rows) -> None:
         """Let the controller know what a batch like this costs, tried on its own rows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from time import perf_counter
 
@@ -12,13 +12,23 @@ import torch
 from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.engine import Engine
-from foretoken.engine.step import Parts, commit, judge, learn, propose, score, step_of
+from foretoken.engine.load_log import log_costs
+from foretoken.engine.step import (
+    Parts,
+    commit,
+    judge,
+    learn,
+    propose_timed,
+    score,
+    step_of,
+)
 from foretoken.engine.timings import TOO_DEAR, settled, timed_before, wait_for
 from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import (
     Budget,
     CostTable,
+    DecodeState,
     Draft,
     Draw,
     SamplingParams,
@@ -80,6 +90,35 @@ def measure_costs(
     return replace(table, target=target, cached=context)
 
 
+def teach_costs(engine: Engine, lone: bool, batches: bool) -> None:
+    """Let the controller know what steps cost, of a lone row and of several together."""
+    if lone:
+        costs = measure_costs(engine)
+        log_costs(costs)
+        engine.controller.learn(costs)
+    if batches:
+        measure_batches(engine)
+
+
+@torch.inference_mode()
+def measure_batches(engine: Engine, tokens: int = 2048) -> None:
+    """Let the controller know what batches cost before there is one: of 2, 4, 8, ... rows, as many
+    as run together at most, whose texts have about so many tokens altogether.
+
+    Else each size is tried on the first rows that it is met with, which wait for it.
+    """
+    most, room = engine.max_rows, engine.target.max_length
+    context = min(128, max(tokens // most, 8))
+    context = context if room is None else max(1, min(context, room // 2))
+    with ExitStack() as opened:
+        rows: list[DecodeState] = []
+        for size in [1 << bit for bit in range(1, most.bit_length())]:
+            if engine.unpriced(size):
+                for _ in range(size - len(rows)):
+                    rows.append(opened.enter_context(closing(ScratchRow(engine, context))).row)
+                engine.price(rows)
+
+
 class ScratchRow:
     """A row that exists for measuring only; its text repeats itself."""
 
@@ -122,9 +161,8 @@ class Stopwatch:
     def step(self, scratch: ScratchRow, budget: Budget) -> None:
         """A whole step with a draft of this size, of which nothing is accepted."""
         rows, parts = [scratch.row], self.parts
-        began = perf_counter()
-        drafts = propose(rows, [budget], parts)
-        drafted = perf_counter()
+        proposed = propose_timed(rows, [budget], parts)
+        drafts, drafted = proposed.drafts, perf_counter()
         scores = score(rows, drafts, parts)
         wait_for(scores[0].logits)
         scored = perf_counter()
@@ -132,7 +170,7 @@ class Stopwatch:
         verdicts = [Verdict((), scratch.go_on())]
         emitted = commit(rows, drafts, verdicts, parts)
         ended = perf_counter()
-        seconds = drafted - began, scored - drafted, ended - scored
+        seconds = proposed.seconds, scored - drafted, ended - scored
         step = step_of(rows, drafts, scores, verdicts, emitted, *seconds)
         learn(step, parts)
         deepest = max(drafts[0].tree.depths())
@@ -143,10 +181,9 @@ class Stopwatch:
 
     def ask(self, scratch: ScratchRow, budget: Budget) -> None:
         """A proposal where nothing is worth its price: what asking alone costs."""
-        began = perf_counter()
-        drafts = propose([scratch.row], [budget], self.parts)
-        self.asking.append(perf_counter() - began)
-        self.target_once(scratch, drafts[0])
+        proposed = propose_timed([scratch.row], [budget], self.parts)
+        self.asking.append(proposed.seconds)
+        self.target_once(scratch, proposed.drafts[0])
 
     def score(self, scratch: ScratchRow, size: int) -> None:
         """One target forward over a chain of `size` nodes."""

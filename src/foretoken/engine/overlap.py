@@ -56,8 +56,9 @@ class OverlapEngine(Engine):
         if self.overlap == "threads":
             refuse_one_device(self.target, self.drafter.model.lm)  # type: ignore[attr-defined]
 
-    def price(self, rows: Rows) -> None:
+    def unpriced(self, count: int) -> bool:
         """Nothing is tried on rows whose pending tokens lie open in the draft model."""
+        return False
 
     @property
     def overlap(self) -> str:

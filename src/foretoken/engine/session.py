@@ -18,8 +18,8 @@ from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import raise_error
 from foretoken.engine.foretold import Foretelling, Foretold
 from foretoken.engine.generation_config import GenerationDefaults
-from foretoken.engine.load_log import draft_vocabulary_of, log_costs
-from foretoken.engine.measure import measure_costs
+from foretoken.engine.load_log import draft_vocabulary_of
+from foretoken.engine.measure import teach_costs
 from foretoken.engine.models import check_request, check_vocabulary
 from foretoken.engine.record import Recorder
 from foretoken.engine.requests import (
@@ -380,14 +380,12 @@ class Session:
         ended = tokens and tokens[-1] in row.params.eos
         return text_of(tokens[:-1] if ended else tokens, decoder(self.tokenizer))
 
-    def prepare(self) -> None:
-        """Measure, once, what the controller has to know before the first step."""
+    def prepare(self, batches: bool = False) -> None:
+        """Measure, once, what the controller has to know before the first step; of batches, too."""
         with self.preparing:
-            if not self.prepared:
+            if batches or not self.prepared:
                 with held(self.scheduler.turns):
-                    costs = measure_costs(self.engine)
-                log_costs(costs)
-                self.engine.controller.learn(costs)
+                    teach_costs(self.engine, lone=not self.prepared, batches=batches)
                 self.prepared = True
 
 

@@ -37,9 +37,9 @@ def advance(rows: Rows, parts: Parts) -> Step:
     began = perf_counter()
     budgets = plan(rows, rows, parts)
     planned = perf_counter()
-    drafts: Sequence[Draft] = propose(rows, budgets, parts)
+    proposed = propose_timed(rows, budgets, parts)
     drafted = perf_counter()
-    drafts = parts.controller.admit(rows, drafts)
+    drafts = parts.controller.admit(rows, proposed.drafts)
     admitted = perf_counter()
     scores = score(rows, drafts, parts)  # the only target forward
     scored = perf_counter()
@@ -47,8 +47,9 @@ def advance(rows: Rows, parts: Parts) -> Step:
     emitted = commit(rows, drafts, verdicts, parts)
     ended = perf_counter()
     other = (planned - began) + (admitted - drafted) + (ended - scored)
-    seconds = drafted - planned, scored - admitted, other
+    seconds = proposed.seconds, scored - admitted, other
     step = step_of(rows, drafts, scores, verdicts, emitted, *seconds)
+    step.times.prefill = proposed.reading
     learn(step, parts)
     return step
 
@@ -92,6 +93,24 @@ def clip(row: DecodeState, budget: Budget, longest: int | None) -> Budget:
 
 def propose(rows: Rows, budgets: Sequence[Budget], parts: Parts) -> list[Draft]:
     return parts.drafter.propose(rows, budgets, parts.controller.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """Drafts, and what they took."""
+
+    drafts: Sequence[Draft]
+    seconds: float
+    reading: float  # seconds in which a draft model read texts it had not seen: no drafting
+
+
+def propose_timed(rows: Rows, budgets: Sequence[Budget], parts: Parts) -> Proposed:
+    """As `propose`, by the clock."""
+    before, began = [row.prefill for row in rows], perf_counter()
+    drafts = propose(rows, budgets, parts)
+    took = perf_counter() - began
+    reading = max([row.prefill - old for row, old in zip(rows, before, strict=True)])
+    return Proposed(drafts, max(took - reading, 0.0), reading)
 
 
 def score(rows: Rows, drafts: Sequence[Draft], parts: Parts) -> list[Scores]:

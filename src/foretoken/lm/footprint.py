@@ -113,7 +113,8 @@ def footprint(config: Any, dtype: Any = None, device: Any = None) -> Footprint:
         kind = getattr(config, "dtype", None) or torch.float32
     try:
         with quiet(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=kind)
+            made: Any = AutoModelForCausalLM
+            model = made.from_config(config, dtype=kind)
     except RAISED as error:
         raise unplannable(config, error) from error
     return of_modules(model.eval(), place, kind)

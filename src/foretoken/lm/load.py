@@ -70,8 +70,8 @@ def load_model(
             "every weight must be in the checkpoint; missing ones would be random numbers.",
             "use a complete checkpoint of a causal language model.",
         )
-    loaded: PreTrainedModel = model if device_map is not None else model.to(place)
-    return loaded.eval()
+    loaded: PreTrainedModel = (model if device_map is not None else model.to(place)).eval()
+    return loaded
 
 
 def target_config(

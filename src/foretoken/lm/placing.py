@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers.utils import is_accelerate_available
+from transformers.utils.import_utils import is_accelerate_available
 
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.load import find_device

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from foretoken.engine.session import Session
 from foretoken.serve.answering import Answering
 from foretoken.serve.asking import prompts_of
-from foretoken.serve.gate import Gate
+from foretoken.serve.gate import GUARDED, Gate
 from foretoken.serve.pages import add_pages
 from foretoken.serve.request_log import RequestLog
 from foretoken.serve.service import Service
@@ -58,7 +58,8 @@ def app(session: Session, settings: Settings | None = None) -> FastAPI:
     add_texts(api, service)
     add_state(api, service)
     add_pages(api)
-    describe(api)
+    guarded = GUARDED if service.settings.api_keys else None
+    describe(api, service.settings.model_name, guarded)
     return api
 
 

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from foretoken.engine.memory.heap import give_back
 from foretoken.engine.session import Session
 from foretoken.engine.tolerant import Tolerant
 from foretoken.serve.metrics import Counts
@@ -19,6 +20,7 @@ from foretoken.serve.writing import Piece, Writing
 from foretoken.types import DecodeState
 
 LOG = logging.getLogger(__name__)
+AFTER = 5.0  # seconds without work until free memory goes back to the system
 Deliver = Callable[[list[Piece]], None]
 
 
@@ -76,7 +78,9 @@ class EngineThread:
     def _run(self) -> None:
         """Steps while there is work, and sleep until there is."""
         while not self.stopped:
-            self.awake.wait()
+            if not self.awake.wait(AFTER):
+                give_back()
+                self.awake.wait()
             self.awake.clear()
             try:
                 self.scheduler.wait(self._ready)

@@ -203,25 +203,27 @@ class EngineCollector(Collector):
             name: GaugeMetricFamily(f"foretoken_{name}", words, labels=["model"])
             for name, words in (
                 ("cache_slots", "Rows that the key-value cache has room for."),
+                ("cache_rows", "Texts of which it holds keys and values."),
                 ("cache_columns", "Tokens that each of its rows has room for."),
                 ("cache_bytes", "Bytes of its buffers."),
                 ("prefix_bytes", "Bytes kept of texts that are over."),
             )
         }
         for model, lm in zip(("target", "draft"), self.session.models, strict=False):
-            for name, value in cache_of(innermost(lm)).items():
+            for name, value in cache_of(lm).items():
                 families[name].add_metric([model], value)
         yield from families.values()
 
 
 def cache_of(lm: Any) -> dict[str, float]:
-    """What a model's cache holds; nothing of a model without buffers."""
-    cache, prefixes = getattr(lm, "cache", None), getattr(lm, "prefixes", None)
+    """What a model's cache holds, whatever view it is seen through; nothing without buffers."""
+    base = innermost(lm)
+    cache, prefixes = getattr(base, "cache", None), getattr(base, "prefixes", None)
     found: dict[str, float] = {}
     if cache is not None and hasattr(cache, "groups"):
         held = [part.nbytes for group in cache.groups for part in (group.keys, group.values)]
         found = {"cache_slots": cache.slots, "cache_columns": cache.columns}
-        found["cache_bytes"] = sum(held)
+        found |= {"cache_bytes": sum(held), "cache_rows": lm.rows_held}
     if prefixes is not None:
         found["prefix_bytes"] = prefixes.held
     return found

@@ -35,7 +35,7 @@ class Service:
     def __init__(self, session: Session, settings: Settings) -> None:
         check_session(session)
         self.session, self.settings = session, settings
-        session.prepare()
+        session.prepare(batches=True)
         self.counts = Counts(PlainSteps(timed_before(session.target)))
         self.metrics = Metrics(session, self.counts)
         self.thread = EngineThread(session, self.counts)

@@ -58,13 +58,15 @@ class Gain:
 
     FIRST = (0.3, 0.6, 0.8, 0.9, 0.96)  # chance that look-ups have the next token
     ALL = (1.0, 2.0, 4.0, 8.0)  # tokens that they promise
-    HOPE = 1.0  # tokens that a class is assumed to have gained before it was tried
+    HOPE = 1.0  # tokens that a class is assumed to have gained in one tree before it was tried
     FADE = 0.5 ** (1 / 64)
     EVERY = 24  # steps between trials of a class that gains nothing
+    RARER = 8  # times as many where a model would first have to read the text
 
     def __init__(self) -> None:
         size = (len(self.FIRST) + 1) * (len(self.ALL) + 1)
         self.gained = [self.HOPE] * size
+        self.trees = [1.0] * size
         self.waited = [0] * size
 
     def place(self, chances: Sequence[float], parents: Sequence[int]) -> int:
@@ -74,13 +76,18 @@ class Gain:
         )
         return bisect(self.FIRST, first) * (len(self.ALL) + 1) + bisect(self.ALL, sum(chances[1:]))
 
-    def promising(self, place: int) -> bool:
-        """Whether a model's tree is likely to pay, or due to be tried."""
-        if self.gained[place] > 0.0:
+    def promising(self, place: int, rows: int = 1, reading: float = 0.0) -> bool:
+        """Whether a model's tree is likely to pay, or due to be tried.
+
+        `rows`: that ask in a step; `reading`: expected tokens that reading the text would cost,
+        spread over the steps that are left.
+        """
+        if self.gained[place] > reading * self.trees[place]:
             return True
         self.waited[place] += 1
-        return self.waited[place] % self.EVERY == 0
+        return self.waited[place] % (self.EVERY * rows * (self.RARER if reading else 1)) == 0
 
     def update(self, place: int, gain: float) -> None:
         """A tree was grown, and raised what the draft is worth by so much."""
         self.gained[place] = self.gained[place] * self.FADE + gain
+        self.trees[place] = self.trees[place] * self.FADE + 1.0

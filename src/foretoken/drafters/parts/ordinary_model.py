@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import perf_counter
 
 from foretoken.contract import Features, LanguageModel
 from foretoken.lm.views.few_rows import is_silenced
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
+RECENT = 0.2  # weight of the texts read last in what reading is known to take
+
 
 class OrdinaryModel:
-    """Guesses by the scores of `lm`, whose cache follows what the target takes."""
+    """Guesses by the scores of `lm`, whose cache follows what the target takes.
+
+    A text is read when it is drafted for the first time: in a batch too large for drafts to pay
+    nobody pays for prompts twice.
+    """
 
     taps: Taps = ()
     context: int | None = None
@@ -19,16 +26,42 @@ class OrdinaryModel:
         self.lm = lm
         self.vocab_size, self.hidden_size = lm.vocab_size, lm.hidden_size
         self.max_length = lm.max_length
+        self.unread: set[int] = set()  # uids of rows that were never drafted for
+        self.pace = 0.0  # seconds that reading a token took so far
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if self.max_length is not None and len(row.tokens) > self.max_length:
             return False
         if is_silenced(self.lm, row.params):
             return False
-        self.lm.prefill([row])
+        self.unread.add(row.uid)
         return True
 
+    def read(self, rows: Rows) -> None:
+        """Feed what there is of texts that were not read yet, and count it as their prompts'."""
+        new = [row for row in rows if row.uid in self.unread]
+        if not new:
+            return
+        began = perf_counter()
+        try:
+            self.lm.prefill(new)
+        except BaseException:  # nobody knows what was read: each begins anew
+            self.lm.free(new)
+            raise
+        self.unread.difference_update([row.uid for row in new])
+        took = perf_counter() - began
+        pace = took / sum([len(row.tokens) for row in new])
+        self.pace += (pace - self.pace) * (RECENT if self.pace else 1.0)
+        for row in new:
+            row.prefill += took
+
+    def to_read(self, row: DecodeState) -> float:
+        """Seconds until this row can be drafted for."""
+        return self.pace * len(row.tokens) if row.uid in self.unread else 0.0
+
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        if self.unread:
+            self.read(rows)
         return self.lm.grow(rows, tokens, parents, taps)
 
     def keep(
@@ -39,4 +72,5 @@ class OrdinaryModel:
             self.lm.commit([row for row, _ in opened], [path for _, path in opened])
 
     def close(self, row: DecodeState) -> None:
+        self.unread.discard(row.uid)
         self.lm.free([row])

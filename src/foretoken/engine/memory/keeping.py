@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from foretoken.engine.memory.amounts import amount, enough, told
 from foretoken.engine.memory.bounded import Bounded, Room
+from foretoken.engine.memory.heap import collect, large_blocks_apart
 from foretoken.engine.memory.layout import largest_draft, layout_of
 from foretoken.engine.memory.plan import Layout, Need
 from foretoken.errors import CapabilityError
@@ -19,8 +17,6 @@ from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.views.view import innermost
 
 LEAST = 64  # tokens of a text that a budget has to hold, at least
-# of glibc's mallopt: what is freed at the end of its memory and kept, and what is a large block
-KEPT = {-1: 1 << 20, -3: 128 << 10}
 USUAL = 1024  # tokens of the rows that have to fit before memory goes to second copies of weights
 
 
@@ -61,7 +57,7 @@ class Budget:
             in_few_sizes(lm.borrowing.kernels.copies)
             lm.grant(1, LEAST)
         engine.waiting = Bounded(room, models.items())
-        give_back()
+        collect()
 
 
 def models_of(engine: Any, draft: Any) -> Iterator[tuple[str, CachedLM]]:
@@ -78,31 +74,8 @@ def models_of(engine: Any, draft: Any) -> Iterator[tuple[str, CachedLM]]:
 def weights_held(lm: CachedLM) -> int:
     """Bytes of a loaded model's parameters and buffers, and of second copies beside them."""
     tensors = (*lm.model.parameters(), *lm.model.buffers())
-    held = {one.data_ptr(): one.nbytes for one in tensors}
+    held: dict[int, int] = {one.data_ptr(): one.nbytes for one in tensors}
     return sum(held.values()) + int(lm.kernels.extra_bytes)
-
-
-def large_blocks_apart() -> bool:
-    """Have the C library ask the system for each large block, and give it back when it is freed;
-    whether it can. From before a load on: else loading leaves holes that texts fill one by one.
-
-    By itself it learns from the sizes it sees to keep up to 64 MiB, which no plan could count.
-    """
-    library = c_library()
-    return library is not None and all(library.mallopt(*option) for option in KEPT.items())
-
-
-def give_back() -> None:
-    """Give back to the system what is free by now, as after measuring kernels."""
-    gc.collect()
-    if (library := c_library()) is not None:
-        library.malloc_trim(0)
-
-
-def c_library() -> Any:
-    """glibc; None where there is another one."""
-    library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-    return library if hasattr(library, "malloc_trim") else None
 
 
 def too_small(budget: int, weights: int, generation: int) -> CapabilityError:

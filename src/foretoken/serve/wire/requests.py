@@ -10,6 +10,9 @@ MOST_TEXTS = 128  # texts per prompt
 MOST_STOPS = 16
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+TOKEN_IDS: dict[str, Any] = {
+    "propertyNames": {"pattern": "^[0-9]{1,12}$"}
+}  # as a JSON object can hold it
 
 
 class Part(BaseModel):
@@ -82,7 +85,7 @@ class Asked(BaseModel):
     seed: Whole | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, json_schema_extra=TOKEN_IDS)
     user: str | None = Field(default=None, max_length=512)
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None

@@ -1,4 +1,4 @@
-"""The OpenAPI description of requests, which the endpoints read by themselves."""
+"""The OpenAPI description: what endpoints take and answer, whose bodies FastAPI does not see."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
+from foretoken.serve.wire.answer_schemas import ANSWERS
+from foretoken.serve.wire.examples import EXAMPLES
 from foretoken.serve.wire.requests import ChatRequest, CompletionRequest
 
+TEMPLATE = "#/components/schemas/{model}"
 BODIES = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
 ERROR = {
     "type": "object",
@@ -26,6 +29,11 @@ ERROR = {
         }
     },
 }
+EVENT = {  # of a stream; its data is a chunk as JSON, or [DONE]
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}},
+}
 REFUSED = (
     (400, "the request cannot be answered as it was asked"),
     (401, "no valid key was sent"),
@@ -38,42 +46,65 @@ REFUSED = (
 )
 
 
-def describe(api: FastAPI) -> None:
-    """Let the application's schema say what its endpoints take and how they refuse."""
+def describe(api: FastAPI, model: str, guarded: str | None = None) -> None:
+    """Let the application's schema say what its endpoints take, answer and how they refuse.
+
+    Requests may name `model` alone; paths that begin with `guarded` need a key.
+    """
     own = api.openapi
 
     def described() -> dict[str, Any]:
         known = api.openapi_schema is not None
         schema = own()
         if not known:
-            complete(schema)
+            complete(schema, model, guarded)
         return schema
 
     api.openapi = described  # type: ignore[method-assign]
 
 
-def complete(schema: dict[str, Any]) -> None:
-    """Add the bodies of requests, and errors."""
-    template = "#/components/schemas/{model}"
+def complete(schema: dict[str, Any], model: str, guarded: str | None) -> None:
+    """Add the bodies of requests and of answers, errors, and keys."""
     kinds = [(kind, "validation") for kind in BODIES.values()]
-    _, found = models_json_schema(kinds, ref_template=template)  # type: ignore[arg-type]
-    parts = schema.setdefault("components", {}).setdefault("schemas", {})
-    parts.update({**found.get("$defs", {}), "Error": ERROR})
-    error = {"application/json": {"schema": {"$ref": template.format(model="Error")}}}
+    _, found = models_json_schema(kinds, ref_template=TEMPLATE)  # type: ignore[arg-type]
+    answers = dict(ANSWERS.values())
+    parts = {**found.get("$defs", {}), **answers, "Error": ERROR}
+    schema["components"] = {"schemas": parts}
     for path, kind in BODIES.items():
-        ref = {"$ref": template.format(model=kind.__name__)}
+        parts[kind.__name__]["properties"]["model"] = {"enum": [model, None], "default": None}
         call = schema["paths"][path]["post"]
-        call["requestBody"] = {"required": True, "content": {"application/json": {"schema": ref}}}
-        events = {"schema": {"type": "string"}}
-        call["responses"]["200"]["content"]["text/event-stream"] = events
+        content = named(kind.__name__)
+        content["application/json"]["examples"] = EXAMPLES[path]
+        call["requestBody"] = {"required": True, "content": content}
         for status, words in REFUSED:
-            call["responses"][str(status)] = {"description": words, "content": error}
-    for path, call in schema["paths"].items():
-        for one in call.values():
-            told = one["responses"]
+            call["responses"][str(status)] = refused(words)
+    for path, calls in schema["paths"].items():
+        for call in calls.values():
+            told = call["responses"]
             told.pop("422", None)
-            told.setdefault("404", {"description": "not found", "content": error})
+            told["200"]["content"] = named(ANSWERS[path][0])
+            told.setdefault("404", refused("not found"))
             if path.startswith("/v1/"):
-                told["401"] = {"description": dict(REFUSED)[401], "content": error}
+                told["401"] = refused(dict(REFUSED)[401])
+            if guarded is not None and path.startswith(guarded):
+                call["security"] = [{"key": []}]
+            for one in call.get("parameters", ()):
+                if one["name"] == "name":
+                    one["examples"] = {"the model": {"value": model}}
+    for path in BODIES:
+        events = {"text/event-stream": {"schema": EVENT}}
+        schema["paths"][path]["post"]["responses"]["200"]["content"] |= events
     health = schema["paths"]["/health"]["get"]["responses"]
     health["503"] = {**health["200"], "description": "the server takes no requests"}
+    if guarded is not None:
+        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+
+
+def named(name: str) -> dict[str, Any]:
+    """A JSON document of a schema among the components."""
+    return {"application/json": {"schema": {"$ref": TEMPLATE.format(model=name)}}}
+
+
+def refused(words: str) -> dict[str, Any]:
+    """A response that is an error."""
+    return {"description": words, "content": named("Error")}

@@ -1,0 +1,41 @@
+"""Memory that nothing uses any more goes back to the system once a server is idle."""
+
+import psutil
+import pytest
+import torch
+from live_server import wait_for
+
+from foretoken.engine.memory.heap import c_library, give_back
+from foretoken.serve import engine_thread
+
+BLOCK, MANY = 64 * 1024, 2000  # too small to be mapped one by one; 125 MiB in all
+
+
+def resident() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def holes() -> list[torch.Tensor]:
+    """Free pages between blocks that are held: these."""
+    found = [torch.ones(BLOCK, dtype=torch.uint8) for _ in range(MANY)]
+    return found[:: MANY // 20]
+
+
+@pytest.mark.skipif(c_library() is None, reason="not glibc")
+def test_free_pages_between_held_ones_are_given_back() -> None:
+    kept = holes()
+    before = resident()
+    give_back()
+    assert before - resident() > 0.8 * BLOCK * MANY and len(kept) == 20
+
+
+@pytest.mark.skipif(c_library() is None, reason="not glibc")
+def test_a_server_without_work_gives_back_once(make_session, running, monkeypatch) -> None:
+    monkeypatch.setattr(engine_thread, "AFTER", 0.05)
+    with make_session("chain", controller="fixed") as session, running(session) as server:
+        ask = {"prompt": "a", "max_tokens": 2}
+        assert server.post("/v1/completions", json=ask).status_code == 200
+        kept, before = holes(), resident()
+        assert server.post("/v1/completions", json=ask).status_code == 200
+        wait_for(lambda: before - resident() > 0.8 * BLOCK * MANY)
+        assert server.post("/v1/completions", json=ask).status_code == 200 and len(kept) == 20
