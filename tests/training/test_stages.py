@@ -64,6 +64,13 @@ def draft(session, texts, tmp_path_factory):
     return out, make_draft(session, CONFIG, texts, out, show=False)
 
 
+@pytest.fixture(scope="module")
+def answers_alone(session, texts, tmp_path_factory):
+    """What is noted of a draft that has read no text first."""
+    out = tmp_path_factory.mktemp("answers")
+    return make_draft(session, replace(CONFIG, text_share=0.0), texts, out, show=False)
+
+
 def test_a_draft_learns_text_first_and_then_the_targets_answers(draft):
     _, notes = draft
     assert notes["on_text"]["steps"] > 5 < notes["steps"]
@@ -71,11 +78,10 @@ def test_a_draft_learns_text_first_and_then_the_targets_answers(draft):
     assert notes["held_out"][-1][1] < notes["held_out"][0][1]
 
 
-def test_text_learned_first_is_not_lost_for_the_answers(session, texts, draft, tmp_path):
+def test_text_learned_first_is_not_lost_for_the_answers(draft, answers_alone):
     """The loss on answers begins lower than that of a draft that has read nothing."""
-    alone = make_draft(session, replace(CONFIG, text_share=0.0), texts, tmp_path, show=False)
-    assert "on_text" not in alone
-    assert draft[1]["first_loss"] < alone["first_loss"] - 0.1
+    assert "on_text" not in answers_alone
+    assert draft[1]["first_loss"] < answers_alone["first_loss"] - 0.1
 
 
 def test_text_alone_is_enough_for_a_draft(session, story, tmp_path):
@@ -116,12 +122,13 @@ def test_a_killed_run_of_two_stages_goes_on(session, texts, draft, tmp_path, mon
         assert one["held_out"] == other["held_out"]
 
 
-def test_a_draft_that_exists_is_continued(session, texts, draft, tmp_path):
+def test_a_draft_that_exists_is_continued(session, texts, draft, answers_alone, tmp_path):
+    """It begins where it ended, not where new weights begin: losses of one and the same batch."""
     config = replace(CONFIG, shape=None, text_share=0.0, epochs=1.0)
     notes = make_draft(session, config, texts, tmp_path, start=draft[0], show=False)
     assert notes["shape"] == draft[1]["shape"]
     assert notes["first_loss"] == pytest.approx(draft[1]["held_out"][-1][1], abs=0.5)
-    assert notes["first_loss"] < draft[1]["first_loss"] - 0.3
+    assert notes["first_loss"] < answers_alone["first_loss"] - 0.3
     assert notes["start"] == str(draft[0])
     weights = [AutoModelForCausalLM.from_pretrained(at).state_dict() for at in (tmp_path, draft[0])]
     assert not all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
