@@ -406,6 +406,19 @@ def test_peaks_are_those_of_processes_of_their_own(script) -> None:
     assert all(row["tokens"] == 8 for row in rows.values())
 
 
+def test_plans_are_held_against_peaks(script) -> None:
+    code, out = script("memory_plan", "--quick")
+    found = json.loads((out / "memory_plan.json").read_text())
+    assert code == 0 and len(found["rows"]) == 3 and len(found["gates"]) == 4
+    for row in found["rows"].values():
+        assert row["held"] == row["plan"]["weights"], "kernels in place: nothing but the weights"
+        assert row["tokens"] == row["setting"]["rows"] * row["setting"]["new"]
+    [points] = found["frontiers"].values()
+    shares = [point["share"] for point in points]
+    assert shares[0] is None and (len(shares) == 1 or 0.35 in shares)
+    assert "generation planned" in (out / "memory_plan.md").read_text()
+
+
 def test_intervals_are_over_prompts_and_ratios_over_what_both_wrote(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     clocked = importlib.import_module("clocked")

@@ -119,3 +119,83 @@ def test_unwritten_columns_are_zero():
     cache.reserve(4, 100)
     for group in cache.groups:
         assert not group.keys[:, 1:].any() and not group.values[:, :, :, 3:].any()
+
+
+def held(cache):
+    """Bytes of all buffers."""
+    return sum(group.keys.nbytes + group.values.nbytes for group in cache.groups)
+
+
+def filled(layers, slots, columns):
+    """A cache of a granted size whose rows are written."""
+    cache = SlotCache(layers)
+    cache.grant(slots, columns)
+    for slot in range(slots):
+        cache.used = slot + 1
+        cache.reserve(slot + 1, columns)
+        cache.aim([slot], [0], columns, columns, {}, CPU)
+        for layer in range(layers):
+            keys = torch.arange(2.0 * columns * 4).view(1, 2, columns, 4) + 7 * slot + layer
+            cache.update(keys, -keys, layer)
+    cache.reserve(slots, columns)
+    return cache
+
+
+def test_a_granted_size_is_the_size():
+    cache = filled(5, 3, 70)
+    assert (cache.slots, cache.columns) == (3, 128) and cache.in_place
+    assert held(cache) == 2 * 5 * 3 * 2 * 128 * 4 * 4
+    assert cache.takes(128) and not cache.takes(129)
+    cache.reserve(4, 130)  # who asks for more gets that, and no more
+    assert (cache.slots, cache.columns) == (4, 192)
+
+
+def test_a_new_grant_keeps_used_rows_and_gives_back_the_rest():
+    cache = filled(5, 3, 70)
+    before = [[part.clone() for part in cache.kept(layer, 1, 70)] for layer in range(5)]
+    cache.used = 2
+    cache.grant(2, 200)
+    assert cache.slots == 3, "not before the next forward"
+    cache.reserve(2, 71)
+    assert (cache.slots, cache.columns) == (2, 256)
+    for layer in range(5):
+        for part, old in zip(cache.kept(layer, 1, 70), before[layer], strict=True):
+            assert torch.equal(part, old)
+    cache.used = 0
+    cache.grant(1, 10)
+    cache.reserve(1, 1)
+    assert held(cache) == 2 * 5 * 1 * 2 * 64 * 4 * 4
+
+
+def test_growth_never_holds_two_whole_caches(monkeypatch):
+    layers = 16
+    cache = filled(layers, 2, 64)
+    small, blank, most = held(cache), cache.blank, []
+
+    def noting(*given):
+        """Buffers of all layers that still have some, and of those made just now."""
+        made = blank(*given)
+        alive = {id(one._base): one._base for layer in cache.rows_of
+                 for one in (layer.keys, layer.values)}  # fmt: skip
+        most.append(sum(one.nbytes for one in (*alive.values(), *made)))
+        return made
+
+    monkeypatch.setattr(cache, "blank", noting)
+    cache.grant(2, 128)
+    cache.reserve(2, 128)
+    large = held(cache)
+    assert large == 2 * small and len(most) == 8
+    assert max(most) <= large + small // 8
+
+
+def test_layers_keep_their_columns_where_they_compute():
+    cache = SlotCache(2)
+    cache.reserve(2, 8)
+    cache.aim([0, 1], [0, 2], 3, 5, {}, CPU)
+    for layer, device in enumerate(("cpu", "meta")):
+        keys = torch.ones(2, 2, 3, 4, device=device)
+        read, _ = cache.update(keys, keys, layer)
+        assert read.device.type == device
+    cache.reserve(2, 9)
+    assert [group.keys.device.type for group in cache.groups] == ["cpu", "meta"]
+    assert cache.rows_of[1].keys.shape == (2, 2, 256, 4) or cache.columns == 128

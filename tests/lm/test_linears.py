@@ -11,9 +11,10 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.lm.kernels import choosing, measuring
+from foretoken.lm.kernels import choosing, linears, measuring
 from foretoken.lm.kernels.choosing import NO_COPY
 from foretoken.lm.kernels.linears import (
+    BLOCKS,
     DENSE,
     LISTED,
     NATIVE,
@@ -25,6 +26,7 @@ from foretoken.lm.kernels.linears import (
     can_pack,
 )
 from foretoken.lm.kernels.measuring import ROWS, choose, measure
+from foretoken.lm.kernels.merged import Merged
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
 
@@ -58,6 +60,43 @@ def logits(model, rows=7):
 @pytest.fixture(params=[llama, gpt2], ids=["llama", "gpt2"])
 def model(request):
     return request.param()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_blocks_compute_the_same_product_in_few_sizes(packed, monkeypatch):
+    """oneDNN keeps what it compiled for each count of rows: there are few of them."""
+    torch.manual_seed(1)
+    module = nn.Linear(48, 80)
+    product = Product(module)
+    if packed:
+        product.pack()
+    product.kernels, product.many = [PACKED if packed else ONEDNN] * (LISTED + 1), ONEDNN
+    choosing.in_few_sizes([product])
+    assert {*product.kernels, product.many} == {BLOCKS}
+    sizes, run = set(), linears.onednn
+
+    def noting(x, *rest):
+        sizes.add(x.shape[0])
+        return run(x, *rest)
+
+    monkeypatch.setattr(linears, "onednn", noting)
+    with torch.inference_mode():
+        for rows in (1, 7, 16, 63, 64, 65, 100, 255, 256, 300, 575, 1030):
+            x = torch.randn(1, rows, 48)
+            torch.testing.assert_close(product(x), module(x))
+    assert sizes == {32, 64, 256}
+
+
+def test_blocks_of_merged_products_are_those_of_each():
+    torch.manual_seed(1)
+    parts = [nn.Linear(48, width) for width in (80, 32)]
+    merged = Merged([Product(part) for part in parts])
+    merged.many = ONEDNN
+    choosing.in_few_sizes([merged])
+    x = torch.randn(2, 150, 48)
+    with torch.inference_mode():
+        for told, part in zip(merged.multiply(x), parts, strict=True):
+            torch.testing.assert_close(told, part(x))
 
 
 @pytest.mark.parametrize("kernel", [DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED])
@@ -235,7 +274,7 @@ def test_too_little_memory_keeps_one_copy_and_says_so(model, monkeypatch):
 
 
 def test_an_unknown_mode_names_the_known_ones(model):
-    with pytest.raises(ConfigError, match="auto, dense, packed, lean"):
+    with pytest.raises(ConfigError, match="auto, inplace, dense, packed, lean"):
         choosing.choose_kernels(model, "quick")
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from live_server import wait_for
 
+from foretoken.engine.memory.heap import c_library, give_back
 from foretoken.serve import engine_thread
-from foretoken.serve.idle_memory import give_back, trim
 
 BLOCK, MANY = 64 * 1024, 2000  # too small to be mapped one by one; 125 MiB in all
 
@@ -21,7 +21,7 @@ def holes() -> list[torch.Tensor]:
     return found[:: MANY // 20]
 
 
-@pytest.mark.skipif(trim() is None, reason="this system's allocator has no malloc_trim")
+@pytest.mark.skipif(c_library() is None, reason="not glibc")
 def test_free_pages_between_held_ones_are_given_back() -> None:
     kept = holes()
     before = resident()
@@ -29,7 +29,7 @@ def test_free_pages_between_held_ones_are_given_back() -> None:
     assert before - resident() > 0.8 * BLOCK * MANY and len(kept) == 20
 
 
-@pytest.mark.skipif(trim() is None, reason="this system's allocator has no malloc_trim")
+@pytest.mark.skipif(c_library() is None, reason="not glibc")
 def test_a_server_without_work_gives_back_once(make_session, running, monkeypatch) -> None:
     monkeypatch.setattr(engine_thread, "AFTER", 0.05)
     with make_session("chain", controller="fixed") as session, running(session) as server:

@@ -26,6 +26,7 @@ class Commands(TyperGroup):
         "chat",
         "serve",
         "tune",
+        "plan",
         "bench",
         "load",
         "audit",

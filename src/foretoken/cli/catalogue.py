@@ -54,7 +54,8 @@ EVERYWHERE = (  # options of the session, whatever the method: name, type, defau
     ("controller", "str", None, "what decides how much is guessed"),
     ("preset", "str", "measured", "measured: as it pays on this machine; paper: as published"),
     ("exact_bits", "bool", False, "logits and cache bit for bit those of one-token decoding"),
-    ("kernels", "str", "auto", "products of the model: auto, lean, packed or dense (as it was)"),
+    ("kernels", "str", "auto", "products of the model: auto, inplace, lean, packed or dense"),
+    ("memory_budget", "str", None, "what weights and texts may take together, such as 2GiB"),
     ("compile", "str", "auto", "capture the forward at load: auto, max (or refuse), off"),
 )
 EXAMPLES: dict[str, Any] = {  # values for options that have none: a word of their type decides

@@ -10,6 +10,7 @@ from foretoken.cli import heads as heads
 from foretoken.cli import load as load
 from foretoken.cli import measure as measure
 from foretoken.cli import minis as minis
+from foretoken.cli import plan as plan
 from foretoken.cli import serve as serve
 from foretoken.cli import train as train
 from foretoken.cli import tune as tune

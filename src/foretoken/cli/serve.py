@@ -59,6 +59,14 @@ PrefixCache = Annotated[
         help="Memory for texts that are over, from which those that begin alike go on; 0: off.",
     ),
 ]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="What weights and texts may take together, see `foretoken plan`; a text that can "
+        "never fit is refused.",
+    ),
+]
 RequestTimeout = Annotated[
     float | None, typer.Option(help="Seconds until a request is ended; default: never.")
 ]
@@ -102,6 +110,7 @@ def serve(
     max_tokens_limit: MaxTokensLimit = None,
     max_body: MaxBody = "4MiB",
     prefix_cache: PrefixCache = "512MiB",
+    memory_budget: MemoryBudget = None,
     request_timeout: RequestTimeout = None,
     grace: Grace = 30.0,
     log_file: LogFile = None,
@@ -149,14 +158,13 @@ def serve(
         "method": method,
         "given": set_,
         "tuned": tuned,
-        "device": device,
-        "dtype": dtype,
+        "device": device, "dtype": dtype,
         "exact_bits": exact_bits,
         "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code,
         "no_generation_config": no_generation_config,
-        "max_rows": max_rows,
-    }
+        "max_rows": max_rows, "memory_budget": memory_budget,
+    }  # fmt: skip
     counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
     if ray_asked(ray, counts):
         run_replicas(o.to_load(**loading), limits, counts, host, port)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from threading import Lock
 
+from foretoken.errors import ForetokenError
 from foretoken.types import DecodeState, Rows
 
 PATIENCE = 64  # rows that may be let in before one that waits
@@ -60,6 +61,19 @@ class Waiting:
                     next(arrivals),
                 ),
             )
+
+    def refusal(self, row: DecodeState) -> ForetokenError | None:
+        """Why a row could only wait for ever; None where it cannot be known."""
+        return None
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of a text, prompt included; None: as many as the model takes."""
+        return None
+
+    def affords(self, tokens: int, nodes: int) -> bool:
+        """Whether a row for measuring may have a tree of so many nodes behind so many tokens."""
+        return True
 
     def take(self, row: DecodeState) -> None:
         """Give a row that waits its place."""

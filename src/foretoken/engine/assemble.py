@@ -54,6 +54,7 @@ def assemble(
     others = selecting(row, controller)
     controller, config = settled(row, controller, config)
     parts = _parts(row, controller, verifier)
+    _check_unbounded(row, target_lm)
     _check_draft(row, target_lm, draft_lm)
     options = _route(row, parts, config, others)
     _require_options(row, config)
@@ -207,6 +208,16 @@ def require_draft(row: Method, draft: Any) -> None:
             f"method {row.name!r} was asked for without a draft model.",
             f"{row.name!r} guesses with a second, smaller model of the same vocabulary.",
             "pass a draft model, or use method prompt-lookup, which needs none.",
+        )
+
+
+def _check_unbounded(row: Method, target: LanguageModel) -> None:
+    """A budget of memory sizes a model's cache for one method at a time."""
+    if getattr(getattr(target, "cache", None), "exact", False):
+        raise ConfigError(
+            f"method {row.name!r} was asked for around models that were loaded with memory_budget.",
+            "the budget sizes their caches for one method at a time.",
+            "close this session, and load with the other method and the same memory_budget.",
         )
 
 

@@ -36,6 +36,8 @@ def load(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     max_rows: int = 16,
+    memory_budget: Any = None,
+    device_map: Any = None,
     generation_config: Any = None,
     draft_vocabulary: Any = None,
     draft_thresholds: Any = None,
@@ -59,17 +61,22 @@ def load(
     The model's generation config is honoured as `generate` does: explicit options win. A
     GenerationConfig may be passed in its place, or False to leave all but its end tokens aside.
 
+    `memory_budget` (bytes, or a text such as "2GiB") is for weights, their second copies, caches
+    and what steps hold while they run; not for the interpreter and its libraries (docs/memory.md).
+    Trees are made smaller, then batches, to keep to it; a text that can never fit is refused.
+
+    `device_map` places the target's modules as in `from_pretrained`, each layer's cache beside it.
+
     `tuned` is a file of `foretoken tune`, or its folder: it says what is not asked for here.
     """
     loading = {
-        "device": device,
-        "dtype": dtype,
-        "allow_pickle": allow_pickle,
-        "trust_remote_code": trust_remote_code,
-    }
+        "device": device, "dtype": dtype, "device_map": device_map,
+        "allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
     lm_options = {"exact_bits": exact_bits, "kernels": kernels, "compile": compile}
     parts: dict[str, Any] = {
         "controller": controller, "verifier": verifier, "max_rows": max_rows,
+        "memory_budget": memory_budget,
     }  # fmt: skip
     if tuned is not None:
         asked = {"target": target, "method": method, "draft": draft, "tokenizer": tokenizer}
@@ -81,18 +88,47 @@ def load(
         head = config.get("draft_head")
         method = method_of(head) if head else default_method(draft, controller, verifier)
     check_options(method, controller=controller, verifier=verifier, **config)
-    from foretoken.lm.draft_vocabulary import check_asked
-    from foretoken.lm.load import check_source
-
-    check_asked(draft_vocabulary)
-    if isinstance(target, str | Path):
-        check_source(target, allow_pickle)
+    check_places(target, draft_vocabulary, loading)
     check_request(method, draft, max_rows)
+    budget = parts.pop("memory_budget")
+    if budget is not None:
+        budget = planned(budget, target, method, draft, config, loading, draft_vocabulary, kernels)
+        lm_options["kernels"] = budget.kernels(kernels, max_rows)
     parts |= {
         "lm_options": lm_options, "draft_vocabulary": draft_vocabulary,
-        "draft_thresholds": draft_thresholds, **config,
+        "draft_thresholds": draft_thresholds, "budget": budget, **config,
     }  # fmt: skip
     return session_over(target, method, draft, tokenizer, loading, generation_config, parts)
+
+
+def check_places(target: Any, draft_vocabulary: Any, loading: Mapping[str, Any]) -> None:
+    """Refuse folders that hold no model, files of no tokens, and maps of no devices."""
+    from foretoken.lm.draft_vocabulary import check_asked
+    from foretoken.lm.load import check_source
+    from foretoken.lm.placing import check_map
+
+    if loading["device_map"] is not None:
+        check_map(loading["device_map"], loading["device"])
+    check_asked(draft_vocabulary)
+    if isinstance(target, str | Path):
+        check_source(target, loading["allow_pickle"])
+
+
+def planned(
+    given: Any, target: Any, method: str, draft: Any, config: Mapping[str, Any],
+    loading: Mapping[str, Any], draft_vocabulary: Any, kernels: str,
+) -> Any:  # fmt: skip
+    """The memory budget of a load; CapabilityError before a weight is read where it is too small.
+
+    A loaded model is counted in its own type, wherever it is.
+    """
+    from foretoken.engine.memory.keeping import Budget
+
+    reading = {name: value for name, value in loading.items() if name != "device_map"}
+    if not isinstance(target, str | Path):
+        reading |= {"dtype": target.dtype, "device": target.device}
+    reading |= {"draft_vocabulary": draft_vocabulary, "kernels": kernels}
+    return Budget.asked(given, target, method, draft, config, **reading)
 
 
 def session_over(

@@ -53,7 +53,8 @@ def measure_costs(
     trees and large batches, which correct the table as they run. What forwards of the target cost
     is measured once for all methods around it.
     """
-    room = engine.target.max_length
+    rooms = [one for one in (engine.target.max_length, engine.waiting.longest) if one is not None]
+    room = min(rooms, default=None)
     if room is not None:
         context = max(1, min(context, room // 2))
     known = {
@@ -134,8 +135,9 @@ class ScratchRow:
         engine.drafter.start(self.row, seen)
 
     def fits(self, nodes: int) -> bool:
-        room = self.engine.target.max_length
-        return room is None or len(self.row.tokens) - 1 + nodes <= room
+        room, tokens = self.engine.target.max_length, len(self.row.tokens)
+        long = room is not None and tokens - 1 + nodes > room
+        return not long and self.engine.waiting.affords(tokens, nodes)
 
     def go_on(self) -> int:
         """The next token of the text, whatever was scored."""

@@ -74,11 +74,16 @@ def engine_over(
     lm_options: Mapping[str, Any] | None = None,
     draft_vocabulary: Any = None,
     draft_thresholds: Any = None,
+    budget: Any = None,
     **parts: Any,
 ) -> tuple[Any, Any]:
-    """The engine over a loaded target, and its draft (None for a method that needs none)."""
+    """The engine over a loaded target, and its draft (None for a method that needs none).
+
+    A `budget` of memory (`memory.keeping`) is kept to from then on.
+    """
     from foretoken.lm.load import load_model
     from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
+    from foretoken.lm.placing import beside
 
     with ExitStack() as refused:
         target_lm = open_lm(model, name="target", **(lm_options or {}))
@@ -87,7 +92,7 @@ def engine_over(
         if needs_draft(method_row(method)):
             forward = {k: v for k, v in (lm_options or {}).items() if k in FORWARD_OPTIONS}
             draft_lm = opened_draft(
-                load_model(draft, **(loading or {})),
+                load_model(draft, **beside(model, loading or {})),
                 draft,
                 draft_vocabulary,
                 thresholds=draft_thresholds,
@@ -98,6 +103,8 @@ def engine_over(
             refused.callback(draft_lm.close)
         engine = assemble(method, target_lm, draft_lm, **parts)
         check_vocabulary(engine, tokenizer)
+        if budget is not None:
+            budget.bind(engine, draft_lm)
         refused.pop_all()  # what was opened stays open
     return engine, draft_lm
 

@@ -119,17 +119,12 @@ class Scheduler:
         try:
             while not until():
                 self.stepping, before = threading.get_ident(), self.submissions
-                with held(self.turns):
-                    self.check_models()
-                    step = self.engine.step()
-                if step is not None:
-                    for at, row in enumerate(step.rows):
-                        self.tell(row, step, at)
+                moved = self.step()
                 self.tell_ends()
                 with self.changed:
                     self.steps, self.stepping = self.steps + 1, None
                     self.changed.notify_all()
-                if step is None and not until():
+                if not moved and not until():
                     if self.engine.idle:
                         return
                     assert self.submissions > before, "rows wait and nothing moves"
@@ -137,6 +132,20 @@ class Scheduler:
             with self.changed:
                 self.led, self.stepping = False, None
                 self.changed.notify_all()
+
+    def step(self) -> bool:
+        """One step, told to the callers of its rows; whether there was one.
+
+        Its logits are given back before the next one is made.
+        """
+        with held(self.turns):
+            self.check_models()
+            step = self.engine.step()
+        if step is None:
+            return False
+        for at, row in enumerate(step.rows):
+            self.tell(row, step, at)
+        return True
 
     def settle(self) -> None:
         """Return once the step under way in another thread was told: it may have ended a row."""

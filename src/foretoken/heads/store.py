@@ -83,7 +83,7 @@ def load(folder: str | Path, name: str) -> tuple[Any, Card]:
     """The head of a folder, frozen, and its card; its kind is `name` or one that stands for it."""
     card = read_card(folder, head_row(name).name)
     module = resolve(head_row(card.kind).module)
-    options = {key: _tuples(value) for key, value in card.options.items()}
+    options = {key: tuples(value) for key, value in card.options.items()}
     sizes = {"hidden_size": card.hidden_size, "vocab_size": card.vocab_size}
     try:
         head = module(module.Config(**sizes, **options))
@@ -176,9 +176,9 @@ def _is_public(folder: Path) -> bool:
     return not (folder / CARD).is_file() and public.is_public(folder)
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """Lists of JSON as the tuples they were."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _document(folder: Path, kind: str) -> dict[str, Any]:

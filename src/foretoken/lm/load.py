@@ -40,10 +40,13 @@ def load_model(
     *,
     device: Any = None,
     dtype: Any = None,
+    device_map: Any = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """A causal LM in eval mode. A loaded model is returned as it is, where it is.
+
+    `device_map` was checked by `lm.placing`, and says where modules are in place of `device`.
 
     `device` is CUDA where there is one, else the CPU; `dtype` is float32 on a CPU and the
     checkpoint's elsewhere.
@@ -54,11 +57,12 @@ def load_model(
     kind = find_dtype(dtype, place)
     where = check_source(source, allow_pickle)
     options = {"trust_remote_code": trust_remote_code, "local_files_only": isinstance(where, Path)}
+    reading = {**options, "use_safetensors": None if allow_pickle else True}
+    if device_map is not None:
+        reading["device_map"] = device_map
     with quiet():
         config = read_config(where, options)
-        model, report = read_weights(
-            where, config, kind, {**options, "use_safetensors": None if allow_pickle else True}
-        )
+        model, report = read_weights(where, config, kind, reading)
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(
@@ -66,7 +70,7 @@ def load_model(
             "every weight must be in the checkpoint; missing ones would be random numbers.",
             "use a complete checkpoint of a causal language model.",
         )
-    loaded: PreTrainedModel = model.to(place).eval()
+    loaded: PreTrainedModel = (model if device_map is not None else model.to(place)).eval()
     return loaded
 
 

@@ -17,6 +17,7 @@ from foretoken.lm.kernels.capture import refusal
 from foretoken.lm.kernels.graphs import Graphs
 from foretoken.lm.kernels.lean import LeanForward
 from foretoken.lm.kernels.native import Unavailable, library
+from foretoken.lm.placing import check_placed, is_split
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.family import describe
 from foretoken.lm.runtime.probe import choose_plan, disagreement
@@ -45,6 +46,7 @@ def open_lm(
     and cache whose bits do not depend on what is scored together (`kernels.bits`), or refuses with
     the reason. A refused model is given back as it was.
     """
+    check_placed(model)
     family = describe(model)
     borrowing = Borrowing(model, name)  # in evaluation mode from here on
     with ExitStack() as refused:
@@ -61,7 +63,7 @@ def open_lm(
         if compile == "max":
             check_fastest(lm)
         refused.pop_all()
-    if lm.device.type == "cuda" and lm.plan.tree:
+    if lm.device.type == "cuda" and lm.plan.tree and not is_split(model):
         lm.graphs = Graphs(lm)
     return lm
 
@@ -113,7 +115,7 @@ def capturing(compile: str, kernels: str) -> bool:
             f"compile is one of {', '.join(COMPILE)}.",
             "pass one of these; 'auto' is the default.",
         )
-    return compile != "off" and kernels in ("auto", "dense")
+    return compile != "off" and kernels in ("auto", "inplace", "dense")
 
 
 def check_fastest(lm: CachedLM) -> None:
@@ -133,6 +135,8 @@ def captured(lm: CachedLM) -> LeanForward:
     """The captured forward of a model whose attention and positions are ours to give."""
     if not (lm.plan.own and lm.plan.tree and lm._positions_accepted and lm._keep_accepted):
         raise refusal(lm.family, "its attention, positions or places of logits cannot be given")
+    if is_split(lm.model):
+        raise refusal(lm.family, "its layers are on several devices")
     if lm.family.switch is not None:
         raise refusal(lm.family, "its rotations follow the longest position of a call")
     return LeanForward.of(lm.model, lm.family, lm.plan.ragged)

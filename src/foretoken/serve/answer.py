@@ -12,7 +12,7 @@ from foretoken.engine.session import Session
 from foretoken.serve.asking import rows_of
 from foretoken.serve.engine_thread import EngineThread
 from foretoken.serve.estimate import PlainSteps
-from foretoken.serve.wire.errors import Refusal
+from foretoken.serve.wire.errors import Refusal, too_large
 from foretoken.serve.wire.requests import Asked
 from foretoken.serve.writing import Piece, Wants, Writing
 
@@ -56,6 +56,9 @@ class Answer:
         """Make rows of the prompts and have them written; waits for tokenizer and model."""
         who = self.account.requester
         rows = rows_of(self.session, self.asked, self.prompts, who, limit)
+        for row in rows:
+            if (why := self.session.engine.waiting.refusal(row)) is not None:
+                raise too_large(why)
         self.writings = [
             Writing(self.session, row, i, self.wants, plain, self.post, self.put)
             for i, row in enumerate(rows)

@@ -155,12 +155,22 @@ def most_tokens(asked: Asked, prompt: int, longest: int | None, limit: int | Non
     return wanted
 
 
+def shorter(positions: int | None, held: int | None) -> int | None:
+    """Positions of the longest text: those of the model, or fewer where memory holds fewer tokens.
+
+    The last token of a text needs no position.
+    """
+    known = [one for one in (positions, None if held is None else held - 1) if one is not None]
+    return min(known, default=None)
+
+
 def rows_of(
     session: Session, asked: Asked, prompts: Sequence[Any], requester: str, limit: int | None
 ) -> list[DecodeState]:
     """Checked rows, all texts of the first prompt first. Takes the tokenizer's time, and waits for
     the model where that is stepping: to be called in a thread that may wait."""
     target, tokenizer = session.target, session.tokenizer
+    longest = shorter(target.max_length, session.engine.waiting.longest)
     options = {**sampling_of(asked), "requester": requester}
     rows: list[DecodeState] = []
     for number, prompt in enumerate(prompts):
@@ -168,6 +178,6 @@ def rows_of(
         ids = prompt_ids(prompt, tokenizer, target.vocab_size, target.max_length, which)
         first = number * asked.texts
         seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
-        most = most_tokens(asked, len(ids), target.max_length, limit)
+        most = most_tokens(asked, len(ids), longest, limit)
         rows += session.rows([ids] * asked.texts, most, seed=seeds, **options)
     return rows

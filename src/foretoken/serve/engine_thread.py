@@ -12,14 +12,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from foretoken.engine.memory.heap import give_back
 from foretoken.engine.session import Session
 from foretoken.engine.tolerant import Tolerant
-from foretoken.serve.idle_memory import AFTER, give_back
 from foretoken.serve.metrics import Counts
 from foretoken.serve.writing import Piece, Writing
 from foretoken.types import DecodeState
 
 LOG = logging.getLogger(__name__)
+AFTER = 5.0  # seconds without work until free memory goes back to the system
 Deliver = Callable[[list[Piece]], None]
 
 

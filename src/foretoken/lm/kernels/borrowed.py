@@ -192,7 +192,7 @@ class Borrowing:
         """Kernels for a captured model, or for the modules."""
         sites = None if lean is None else lean.sites
         report = choose_kernels(self.model, mode, pad_lone=pad_lone, sites=sites)
-        if lean is not None and mode == "auto":
+        if lean is not None and mode in ("auto", "inplace"):
             lean.reach = reach_in_c(lean.sites)
         report = replace(report, captured=lean is not None, uncaptured=why)
         return Kernels((mode, pad_lone), report, list(installed(self.model)), lean)

@@ -19,6 +19,7 @@ from torch import nn
 
 from foretoken.errors import ConfigError
 from foretoken.lm.kernels.linears import (
+    BLOCKS,
     DENSE,
     KERNELS,
     LISTED,
@@ -35,7 +36,8 @@ from foretoken.lm.kernels.measuring import MOST, choose, measure
 from foretoken.lm.kernels.merged import Site
 from foretoken.lm.kernels.native import Unavailable, library
 
-MODES = ("auto", "dense", "packed", "lean")
+MODES = ("auto", "inplace", "dense", "packed", "lean")
+BY_MKL = (DENSE, TRANSPOSED)  # in float32: other types go to oneDNN
 NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
 # seconds that one call for many products spares per product: of calls, and per row of operations
 # between products
@@ -80,9 +82,10 @@ def choose_kernels(
     With `sites` of a captured model, kernels are chosen for these, and the model stays as it is.
 
     auto: measured; the dense weight stays and a packed copy is added where it pays (memory for
-    speed). lean: measured; one copy, either the dense weight or the packed one alone. packed:
-    packed copies at every row count, not measured; `pad_lone` computes a lone row as several,
-    for equal bits. dense: the model as it was. `seconds` bounds the time spent measuring.
+    speed). inplace: measured, among kernels that need no second copy. lean: measured; one copy,
+    either the dense weight or the packed one alone. packed: packed copies at every row count, not
+    measured; `pad_lone` computes a lone row as several, for equal bits. dense: the model as it
+    was. `seconds` bounds the time spent measuring.
     """
     if mode not in MODES:
         raise ConfigError(
@@ -97,7 +100,9 @@ def choose_kernels(
         sites = [Product(module) for module in linears(model)]
     groups = by_shape(sites) if mode != "dense" else {}
     why = "" if groups or mode == "dense" else "no linear layer here that oneDNN can multiply"
-    if mode == "auto" and groups and (why := no_room(groups)):
+    if mode == "inplace" and groups:
+        why = "second copies were not wanted"
+    elif mode == "auto" and groups and (why := no_room(groups)):
         warnings.warn(f"linear kernels: {why}", RuntimeWarning, stacklevel=2)
     shared = tied_weights(model)
     for key, group in groups.items():
@@ -129,6 +134,14 @@ def take_native(model: nn.Module) -> None:
         if product.places is not None:
             product.kernels = [NATIVE] * (LISTED + 1)
             product.put_in()
+
+
+def in_few_sizes(sites: Sequence[Site]) -> None:
+    """Have oneDNN multiply blocks of a few sizes alone (`linears.in_blocks`)."""
+    for site in sites:
+        own = (NATIVE, PADDED) if site.dtype is not torch.float32 else (NATIVE, PADDED, *BY_MKL)
+        site.kernels = [kernel if kernel in own else BLOCKS for kernel in site.kernels]
+        site.many = site.many if site.many in own else BLOCKS
 
 
 def reach_in_c(sites: Sequence[Site]) -> int:

@@ -18,10 +18,14 @@ from transformers.pytorch_utils import Conv1D
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.kernels import native
 
-DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED, NATIVE = range(6)
-KERNELS = ("dense", "transposed", "onednn", "packed", "padded", "native")
+DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED, NATIVE, BLOCKS = range(7)
+KERNELS = ("dense", "transposed", "onednn", "packed", "padded", "native", "blocks")
 PAD = 4  # rows that `padded` makes of fewer: the packed product reads its weight faster for four
 LISTED = 64  # row counts up to this are looked up, larger ones share the last measurement
+# rows of products made in blocks: as many as are measured at load (`measuring.ROWS`), for then
+# oneDNN has compiled these already
+BLOCKS_OF = (256, 64, 32)
+WIDE = 1 << 14  # outputs of a product from which on a block of 256 rows would take too much memory
 
 # absent from builds without oneDNN, where `can_pack` is false and nothing is installed
 _pointwise: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -122,6 +126,8 @@ class Product:
             return multiply_padded(x, self.packed, self.bias, self.width)
         if kernel == ONEDNN:
             return onednn(x, self.matrix, self.bias, "none", [], "")
+        if kernel == BLOCKS:
+            return in_blocks(self, x)[0]
         if kernel == TRANSPOSED:
             y = torch.mm(self.matrix, x.reshape(-1, self.width).t()).t()
             y = y if self.bias is None else y + self.bias
@@ -281,6 +287,38 @@ def multiply_padded(x: Tensor, packed: Any, bias: Tensor | None, width: int) -> 
     rows = few.shape[0]
     wide = torch.cat([few, few[-1:].expand(PAD - rows, -1)])
     return onednn(wide, packed, bias, "none", [], "")[:rows].reshape(*x.shape[:-1], -1)
+
+
+def in_blocks(site: Any, x: Tensor) -> list[Tensor]:
+    """The products of rows by oneDNN in a few sizes alone, whatever their number.
+
+    oneDNN compiles a product anew for every count of rows, and never gives all of that back: half a
+    MiB for each count that it ever saw.
+    """
+    flat, at, made = x.reshape(-1, site.width), 0, list[Tensor]()
+    rows, least = flat.shape[0], LISTED
+    most = LISTED if site.nbytes() > WIDE * site.width * x.element_size() else max(BLOCKS_OF)
+    while at < rows:
+        left = rows - at
+        count = next((size for size in BLOCKS_OF if least <= size <= min(left, most)), left)
+        told = block(site, flat[at : at + count])
+        made = made or [part.new_empty(rows, part.shape[-1]) for part in told]
+        for to, part in zip(made, told, strict=True):
+            to[at : at + count] = part[:count]
+        at += count
+    return [part.reshape(*x.shape[:-1], -1) for part in made]
+
+
+def block(site: Any, rows: Tensor) -> list[Tensor]:
+    """The products of one block; fewer rows than a whole one are as many as they are, or padded."""
+    count = rows.shape[0]
+    kernel = site.kernels[count] if count < LISTED else BLOCKS
+    if kernel == BLOCKS:
+        kernel = ONEDNN if site.packed is None else PACKED
+        if missing := min(size for size in BLOCKS_OF if size >= count) - count:
+            rows = torch.cat([rows, rows[-1:].expand(missing, -1)])
+    made = site.run(kernel, rows)
+    return [made] if isinstance(made, Tensor) else list(made)
 
 
 def original_forward(module: nn.Module) -> Any:

@@ -25,6 +25,7 @@ from foretoken.lm.kernels.native import Places
 ROWS = (1, 16, 64, 4, 32, 8, 2, 256, 24, 3, 12, 6)
 MOST = {PADDED: PAD - 1, NATIVE: 64}  # rows that a kernel is meant for; the others have no end
 Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
+PLAIN = (DENSE, TRANSPOSED, ONEDNN)  # of any number of rows, on the weight where it lies
 SLOWEST, STALL = 1e9, 1e-3  # bytes a second, and seconds: a lone row that takes longer was stalled
 
 
@@ -67,10 +68,11 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
         stalled = min(table[rows].values()) > STALL + rows * members[0].nbytes() / SLOWEST
         if stalled and NATIVE in alive:
             return by_rule(min(table[rows].values()))
-        # a bad moment must not leave only kernels that are meant for few rows
+        # a bad moment must not leave only kernels that are meant for few rows, or want a copy
         told, best = table[rows], min(table[rows].values())
         endless = min((kernel for kernel in told if kernel not in MOST), key=told.__getitem__)
-        alive = [k for k in alive if k == endless or told.get(k, best) < 4 * best]
+        plain = min((kernel for kernel in told if kernel in PLAIN), key=told.__getitem__)
+        alive = [k for k in alive if k in (endless, plain) or told.get(k, best) < 4 * best]
     return dict(sorted(table.items()))
 
 

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from foretoken.lm.kernels import native
 from foretoken.lm.kernels.linears import (
+    BLOCKS,
     DENSE,
     LISTED,
     NATIVE,
     PACKED,
     PADDED,
     Product,
+    in_blocks,
     multiply_padded,
     onednn,
 )
@@ -78,6 +80,8 @@ class Merged:
         if kernel == PADDED:
             whole = multiply_padded(x, self.packed, self.bias, self.width)
             return torch.split_with_sizes(whole, self.sizes, -1)
+        if kernel == BLOCKS:
+            return in_blocks(self, x)
         return [part.run(kernel, x) for part in self.parts]
 
     def dense(self) -> tuple[Tensor, Tensor | None]:

@@ -80,6 +80,10 @@ class BatchForward:
         self.cache = SlotCache(self.family.layers)
         self.in_slots = InSlots(self.cache, self.family.fold)
 
+    def grant(self, slots: int, columns: int) -> None:
+        """Have a cache of this size and no more, from the next forward on (`SlotCache.grant`)."""
+        self.cache.grant(slots, columns)
+
     @cached_property
     def stack(self) -> Stack:
         """The decoder layers, some of which a forward may leave out."""
@@ -92,16 +96,23 @@ class BatchForward:
         fed = [feed for feed in feeds if feed.tokens]
         if not fed:
             return [Scores(self.masks.nothing.new_zeros(0, self.vocab_size)) for _ in feeds]
-        if len(fed) == 1 or not self.plan.ragged:
-            ran = [self._run_one(feed, taps, part) for feed in fed]
+        fed.sort(key=_slot)
+        together = len(fed) > 1 and self.plan.ragged
+        if together and part is None and self.lean is not None and self._lies_flat(fed):
+            ran = self._run_flat(fed, taps)
+        elif together and self._fits_padded(fed):
+            ran = self._run_together(fed, taps, part)
         else:
-            fed.sort(key=_slot)
-            flat = part is None and self.lean is not None and self._lies_flat(fed)
-            ran = self._run_flat(fed, taps) if flat else self._run_together(fed, taps, part)
+            ran = [self._run_one(feed, taps, part) for feed in fed]
         said = {feed.memory.slot: score for feed, score in zip(fed, ran, strict=True)}
         hidden = None if ran[0].hidden is None else ran[0].hidden[:0]
         none = Scores(ran[0].logits[:0], hidden)
         return [said.get(feed.memory.slot, none) for feed in feeds]
+
+    def _fits_padded(self, feeds: list[Feed]) -> bool:
+        """Whether the cache was granted the columns that a padded batch of these would have."""
+        width = max([len(feed.tokens) for feed in feeds])
+        return self.cache.takes(max([feed.start for feed in feeds]) + width)
 
     def _run_together(self, feeds: list[Feed], taps: Taps, part: Part | None) -> list[Scores]:
         """One forward over rows by ascending slot."""

@@ -1,8 +1,11 @@
-"""A preallocated key-value cache with one slot per row, grown by doubling.
+"""A preallocated key-value cache with one slot per row, grown by doubling, or as a plan grants.
 
 Buffers are `[layers, slots, heads, columns, dim]`, one per shape of layer, so that a row is moved
 or compacted in a few operations however many layers there are. They are zero-filled: a masked
 column still takes part as zero times its value, and stray NaNs would spread.
+
+Where a plan of memory grants a size, that is the size, and layers lie in several buffers: one at a
+time is made anew, so that no growth holds two whole caches.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 Columns = tuple[Tensor, Tensor, Tensor, Tensor]  # keys and values to write, then to read
+WHOLE = 64  # columns of a granted size are a multiple of it
+PARTS = 8  # buffers that the layers of one kind lie in where the size is granted
 
 
 @dataclass(slots=True)
@@ -60,13 +65,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self.keys[at.first, :, at.start : stop] = key_states[0]
             self.values[at.first, :, at.start : stop] = value_states[0]
         else:
-            rows, columns = at.cells
+            rows, columns = (index.to(self.keys.device) for index in at.cells)
             self.keys[rows, :, columns] = key_states.transpose(1, 2)
             self.values[rows, :, columns] = value_states.transpose(1, 2)
         keys = self.keys[:, :, self.low : at.longest]
         values = self.values[:, :, self.low : at.longest]
         if at.scattered is not None:
-            return keys.index_select(0, at.scattered), values.index_select(0, at.scattered)
+            slots = at.scattered.to(keys.device)
+            return keys.index_select(0, slots), values.index_select(0, slots)
         last = at.first + at.count
         return keys[at.first : last], values[at.first : last]
 
@@ -92,6 +98,16 @@ class Group:
         for i, layer in enumerate(self.layers):
             layer.keys, layer.values = self.keys[i], self.values[i]
 
+    def leave(self, count: int) -> None:
+        """Forget the first layers."""
+        self.layers = self.layers[count:]
+        self.keys, self.values = self.keys[count:], self.values[count:]
+
+    def empty(self) -> None:
+        """Keep the shape alone, and give the memory back."""
+        self.keys, self.values = self.keys[:, :0].clone(), self.values[:, :0].clone()
+        self.attach()
+
     @property
     def kind(self) -> tuple[Any, ...]:
         """Groups of equal kind can share buffers."""
@@ -107,6 +123,10 @@ class SlotCache(Cache):
         super().__init__(layers=list(self.rows_of))
         self.slots, self.columns = slots, columns
         self.groups: list[Group] = []
+        self.made = 0  # times that buffers were made anew
+        self.exact = False  # sizes are those granted, not doubled ones
+        self.due: tuple[int, int] | None = None  # slots and columns of the next forward
+        self.used = 0  # first slots that hold a row
         self.loose = False  # layers came with buffers of their own, not shared yet
         self.target = Target(0, 1, 0, 0, 0)
         self.lowered = False  # some layers leave the first columns out
@@ -121,10 +141,32 @@ class SlotCache(Cache):
         shape = (layers, self.slots, keys.shape[-3], self.columns)
         return keys.new_zeros(*shape, keys.shape[-1]), values.new_zeros(*shape, values.shape[-1])
 
+    def grant(self, slots: int, columns: int) -> None:
+        """Have this size, and no more, from the next forward on; one that asks for more gets that.
+
+        What lies in slots that are used has to fit.
+        """
+        self.exact, self.due = True, (slots, rounded(columns))
+
+    def takes(self, columns: int) -> bool:
+        """Whether rows may have so many columns without more than was granted."""
+        granted = self.columns if self.due is None else self.due[1]
+        return not self.exact or columns <= granted
+
     def reserve(self, slots: int, columns: int) -> None:
         """Room for `slots` rows of `columns` columns; what is cached stays."""
+        if self.due is not None:
+            wanted = max(slots, self.due[0]), max(rounded(columns), self.due[1])
+            self.due = None
+            if wanted != (self.slots, self.columns) or self.loose:
+                self.slots, self.columns = wanted
+                self.rebuild()
+            return
         if slots <= self.slots and columns <= self.columns and not self.loose:
             return
+        if self.exact:
+            self.slots = max(self.slots, slots)
+            self.columns = max(self.columns, rounded(columns))
         while self.slots < slots:
             self.slots *= 2
         while self.columns < columns:
@@ -132,24 +174,43 @@ class SlotCache(Cache):
         self.rebuild()
 
     def rebuild(self) -> None:
-        """New buffers of the present size, shared by all layers of a kind."""
+        """New buffers of the present size, shared by all layers of a kind, or by a part of them."""
         self.loose = False
+        self.made += 1
         kinds: dict[tuple[Any, ...], list[Group]] = {}
         for group in self.groups:
             kinds.setdefault(group.kind, []).append(group)
-        self.groups = [self._merged(groups) for groups in kinds.values()]
+        self.groups = []
+        for groups in kinds.values():
+            if self.exact and self.used == 0:
+                for group in groups:
+                    group.empty()
+            count = sum(len(group.layers) for group in groups)
+            part = -(-count // PARTS) if self.exact else count
+            while groups:
+                self.groups.append(self._merged(groups, part))
 
-    def _merged(self, groups: Sequence[Group]) -> Group:
-        layers = [layer for group in groups for layer in group.layers]
-        keys, values = self.blank(len(layers), groups[0].keys[0], groups[0].values[0])
-        done = 0
+    def _merged(self, groups: list[Group], part: int) -> Group:
+        """The first `part` layers of these groups in buffers of their own; they leave the groups,
+        and who has none left gives its memory back."""
+        first = groups[0]
+        taken: list[tuple[Group, int]] = []
         for group in groups:
-            count, slots, _, columns, _ = group.keys.shape
-            keys[done : done + count, :slots, :, :columns] = group.keys
-            values[done : done + count, :slots, :, :columns] = group.values
-            done += count
+            taken += [(group, i) for i in range(len(group.layers))][: part - len(taken)]
+        keys, values = self.blank(len(taken), first.keys[0], first.values[0])
+        layers = [group.layers[i] for group, i in taken]
+        for at, (group, i) in enumerate(taken):
+            slots = self.used if self.exact else group.keys.shape[1]
+            columns = min(group.keys.shape[3], self.columns)
+            for old, new in ((group.keys, keys), (group.values, values)):
+                new[at, :slots, :, :columns] = old[i, :slots, :, :columns]
         merged = Group(layers, keys, values)
         merged.attach()
+        while groups and (gone := len([1 for group, _ in taken if group is groups[0]])):
+            if gone < len(groups[0].layers):
+                groups[0].leave(gone)
+                break
+            del groups[0]
         return merged
 
     def aim(
@@ -241,10 +302,12 @@ class SlotCache(Cache):
     def keep(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         """Move columns `start + nodes[i]` of a row to `start + i`."""
         at = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
-        if at == len(nodes):
+        if at == len(nodes) or not self.groups:
             return
+        moved = [start + n for n in nodes[at:]]
+        index = torch.tensor(moved, device=self.groups[0].keys.device)
         for group in self.groups:
-            index = torch.tensor([start + n for n in nodes[at:]], device=group.keys.device)
+            index = index.to(group.keys.device)
             for buffer in (group.keys, group.values):
                 row = buffer[:, slot]  # [layers, heads, columns, dim]
                 row[:, :, start + at : start + len(nodes)] = row.index_select(2, index)
@@ -263,3 +326,8 @@ class SlotCache(Cache):
         for group in self.groups:
             for buffer in (group.keys, group.values):
                 buffer[:, target] = buffer[:, source]
+
+
+def rounded(columns: int) -> int:
+    """Columns as they are granted."""
+    return -(-columns // WHOLE) * WHOLE

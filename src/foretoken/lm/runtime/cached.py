@@ -194,6 +194,7 @@ class CachedLM(BatchForward):
         if row.uid not in self._rows:
             self._rows[row.uid] = Memory(slot=len(self._slots))
             self._slots.append(row.uid)
+            self.cache.used = len(self._slots)
         return self._rows[row.uid]
 
     def missing(self, row: DecodeState) -> int:
@@ -253,6 +254,7 @@ class CachedLM(BatchForward):
                 self.cache.move(moved.slot, memory.slot)
                 moved.slot = memory.slot
                 self._slots[memory.slot] = last
+            self.cache.used = len(self._slots)
 
     @exclusive
     def embed(self, tokens: Sequence[int]) -> Float[Tensor, "n H"]:

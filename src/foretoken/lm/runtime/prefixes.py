@@ -83,7 +83,12 @@ class Prefixes:
         self._kept[self._named] = prefix
         self._named += 1
         self.held += size
-        while self.held > self.limit:
+        self.allow(self.limit)
+
+    def allow(self, limit: int) -> None:
+        """Keep no more than so many bytes from now on."""
+        self.limit = limit
+        while self.held > limit:
             self._forget(next(iter(self._kept)))
 
     def covers(self, tokens: Sequence[int]) -> bool:

@@ -124,7 +124,7 @@ class InSlots:
     def __init__(self, slots: SlotCache, fold: int, most: int | None = None) -> None:
         self.slots, self.fold = slots, fold
         self.most = most  # tokens of a row; None: as many as it is the faster one for
-        self.known: Any = None  # the buffers that the addresses below are of
+        self.known: int | None = None  # which buffers the addresses below are of
         self.call: Callable[..., None]
         self.reach = 0
         self.layers: list[tuple[int, int, tuple[int, ...]]] = []  # addresses, sizes and steps
@@ -140,16 +140,16 @@ class InSlots:
         """Whether rows that bring at most so many tokens can be had."""
         if not self.slots.in_place:
             return False
-        if self.known is not self.slots.groups:
+        if self.known != self.slots.made:
             self.read_buffers()
         return tokens <= self.reach
 
     def read_buffers(self) -> None:
         """Addresses and steps of every layer's buffers, and how many tokens a row may bring."""
         slots = self.slots
-        self.known, self.reach, self.layouts, self.tables = slots.groups, 0, {}, {}
+        self.known, self.reach, self.layouts, self.tables = slots.made, 0, {}, {}
         found, first = library(), slots.groups[0].keys
-        if not isinstance(found, Library) or not first.is_cpu:
+        if not isinstance(found, Library) or not all(group.keys.is_cpu for group in slots.groups):
             return
         call = found.calls.get(("attend", first.dtype))
         widths = [

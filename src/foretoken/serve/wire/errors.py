@@ -52,6 +52,13 @@ def refusal_of(error: ForetokenError) -> Refusal:
     return Refusal(error.asked, error.possible, error.do)
 
 
+def too_large(error: ForetokenError) -> Refusal:
+    """A text that memory can never hold, with the numbers."""
+    return Refusal(
+        error.asked, error.possible, error.do, param="max_tokens", code="memory_budget_exceeded"
+    )
+
+
 def invalid(errors: Sequence[Mapping[str, Any]]) -> Refusal:
     """A body that is no JSON, or whose fields have other types or values."""
     first = errors[0]

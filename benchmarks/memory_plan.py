@@ -1,0 +1,274 @@
+"""The memory plan against measured peaks, and what a small budget keeps of the speed.
+
+    python benchmarks/memory_plan.py [--real] [--quick]
+
+Every configuration runs in a process of its own. It is planned from configuration files alone; then
+the models are loaded with that plan as their budget, costs are measured if the controller asks for
+them, and texts are written. What was measured is the bytes of the loaded weights, counted, and the
+growth of the process from then to its peak. A frontier runs one configuration without a budget, as
+`load` would have it, and with budgets of shares of the generation memory that it took.
+Writes benchmarks/results/memory_plan.json and .md (memory_plan-real with --real).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import gates
+from pair import main, parser, prompts
+
+from foretoken.bench import environment
+from foretoken.bench.memory import alone
+from foretoken.engine.memory.amounts import told
+
+SHARES = (0.7, 0.5, 0.35, 0.25)
+SHARE = 0.35  # that is judged
+WITHIN, OVER, KEPT = 5.0, 2.0, 0.9  # per cent, per cent, share of the speed at 35 %
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One configuration."""
+
+    target: str
+    method: str
+    dtype: str = "float32"
+    draft: str = ""
+    rows: int = 1
+    prompt: int = 512
+    new: int = 64
+    nodes: int = 8
+    kernels: str = "inplace"
+
+    @property
+    def name(self) -> str:
+        guessed = "" if self.method == "plain" else f", {self.nodes or 'measured'} nodes"
+        return (
+            f"{self.target.rpartition('/')[2]} {self.dtype} {self.method}, {self.rows} x "
+            f"({self.prompt} + {self.new}){guessed}, {self.kernels}"
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the method."""
+        if self.method == "plain" or not self.nodes:
+            return {}
+        return {"depth": min(self.nodes, 8), "nodes": self.nodes}
+
+
+def settings(target: str, draft: str, real: bool) -> list[Setting]:
+    """Ten that differ in model, type, method, batch, length, tree and kernels."""
+    if not real:
+        return [
+            Setting(target, "plain"),
+            Setting(target, "plain", rows=8, prompt=128, new=128),
+            Setting(target, "plain", prompt=2048, new=32),
+            Setting(target, "prompt-lookup", nodes=16),
+            Setting(target, "token-recycling", nodes=48, rows=4),
+            Setting(target, "chain", draft=draft, nodes=4),
+            Setting(target, "tree", draft=draft, nodes=32, rows=8, prompt=128),
+            Setting(target, "chain", draft=draft, nodes=4, kernels="dense", rows=2),
+            Setting(target, "plain", "bfloat16", rows=4),
+            Setting(target, "tree", "bfloat16", draft=draft, nodes=24, prompt=1024),
+        ]
+    return [
+        Setting(target, "plain", "bfloat16"),
+        Setting(target, "plain", "bfloat16", rows=8, prompt=256, new=128),
+        Setting(target, "plain", "bfloat16", prompt=2048, new=32),
+        Setting(target, "chain", "bfloat16", draft=draft, nodes=4),
+        Setting(target, "tree", "bfloat16", draft=draft, nodes=32, rows=4),
+        Setting(target, "token-recycling", "bfloat16", nodes=60, rows=2),
+        Setting(target, "plain", "float32", rows=4),
+        Setting(target, "tree", "float32", draft=draft, nodes=64, rows=2),
+        Setting(target, "prompt-lookup", "float32", nodes=16, prompt=2048, new=64),
+        Setting(target, "plain", "bfloat16", kernels="dense", rows=4, prompt=1024),
+    ]
+
+
+def frontiers(target: str, draft: str, real: bool, quick: bool) -> list[Setting]:
+    """One text, and a batch: trees of the size that the method has by itself."""
+    sizes: dict[str, Any] = {"prompt": 384, "new": 128, "nodes": 0}
+    if quick:
+        sizes = {"prompt": 64, "new": 16, "nodes": 0}
+    dtype = "bfloat16" if real else "float32"
+    made = [Setting(target, "tree", dtype, draft, rows=rows, **sizes) for rows in (1, 8)]
+    return made[:1] if quick else made
+
+
+def planned(setting: Setting) -> dict[str, Any]:
+    """The plan, from configuration files."""
+    from foretoken.engine.memory.layout import largest_draft, layout_of
+    from foretoken.engine.memory.plan import Need
+
+    draft = setting.draft or None
+    layout = layout_of(
+        setting.target, setting.method, draft, dtype=setting.dtype, kernels=setting.kernels,
+        config=setting.options,
+    )  # fmt: skip
+    depth, nodes = largest_draft(setting.method, setting.options)
+    context = setting.prompt + setting.new
+    return layout.plan(Need(setting.rows, context, nodes, depth)).to_dict()
+
+
+def written(
+    setting: Setting, budget: int | None, repeats: int, threads: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Load, write, and tell bytes and seconds, in this process."""
+    import torch
+
+    from foretoken.bench.memory import Peak
+    from foretoken.engine.loading import load
+    from foretoken.engine.memory.keeping import models_of, weights_held
+
+    torch.set_num_threads(threads)
+    session = load(
+        setting.target, setting.method, setting.draft or None, dtype=setting.dtype,
+        kernels=setting.kernels, max_rows=setting.rows, memory_budget=budget,
+        generation_config=False, **options,
+    )  # fmt: skip
+    held = sum(weights_held(lm) for _, lm in models_of(session.engine, session.draft))
+    texts = [worded(i, setting.prompt, session.tokenizer) for i in range(setting.rows)]
+    with Peak() as peak:
+        session.prepare()
+        seconds = []
+        for _ in range(repeats):
+            began = perf_counter()
+            results = session.generate(texts, max_new_tokens=setting.new, ignore_eos=True)
+            seconds.append(perf_counter() - began - results[0].stats.prefill_seconds)
+    tokens = sum(len(result.tokens) for result in results)
+    return {
+        "held": held, "growth": peak.growth, "measured": held + (peak.growth or 0),
+        "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / min(seconds),
+    }  # fmt: skip
+
+
+def worded(seed: int, count: int, tokenizer: Any) -> list[int]:
+    """A prompt of so many tokens: texts of all families, other ones for each seed."""
+    text = "\n\n".join(task.turns[0] for task in prompts(4, seed=seed))
+    ids = list(tokenizer(text)["input_ids"])
+    return (ids * (1 + count // len(ids)))[:count]
+
+
+def compared(setting: Setting, quick: bool, threads: int) -> dict[str, Any]:
+    """Plan and peak of one configuration."""
+    _, plan = alone(planned, setting)
+    given = setting, plan["total"], 1 if quick else 2, threads, setting.options
+    peak, found = alone(written, *given)
+    growth = found["growth"]
+    off = None if growth is None else 100.0 * (plan["total"] / found["measured"] - 1.0)
+    return {"setting": asdict(setting), "plan": plan, "process": peak, "off": off, **found}
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """Of the table."""
+    plan, off = row["plan"], row["off"]
+    grown = "-" if row["growth"] is None else told(row["growth"])
+    return (
+        f"| {name} | {told(plan['weights'])} | {told(row['held'])} | {told(plan['generation'])} | "
+        f"{grown} | {told(plan['total'])} | {told(row['measured'])} | "
+        f"{'-' if off is None else f'{off:+.1f} %'} | {told(row['process'] or 0)} |"
+    )
+
+
+def frontier(setting: Setting, quick: bool, threads: int) -> list[dict[str, Any]]:
+    """Speed and memory without a budget, and with shares of what it took beside the weights."""
+    repeats, options = 1 if quick else 5, setting.options
+    _, free = alone(written, setting, None, repeats, threads, options)
+    rows = [{"share": None, "budget": None, **free}]
+    for share in SHARES if free["growth"] else ():
+        budget = free["held"] + round(share * free["growth"])
+        _, found = alone(attempted, setting, budget, repeats, threads, options)
+        if "refused" not in found:
+            found["kept"] = found["tokens_per_second"] / free["tokens_per_second"]
+        rows.append({"share": share, "budget": budget, **found})
+    return rows
+
+
+def attempted(*given: Any) -> dict[str, Any]:
+    """As `written`; a budget that can hold no such text says so."""
+    from foretoken.errors import CapabilityError
+
+    try:
+        return written(*given)
+    except CapabilityError as why:
+        return {"refused": str(why)}
+
+
+def verdicts(
+    rows: dict[str, dict[str, Any]], points: dict[str, list[dict[str, Any]]]
+) -> list[gates.Gate]:
+    """What the issue asks for."""
+    off = [abs(row["off"]) for row in rows.values() if row["off"] is not None]
+    over = [100.0 * (row["measured"] / row["plan"]["total"] - 1.0) for row in rows.values()
+            if row["growth"] is not None]  # fmt: skip
+    over += [100.0 * (point["measured"] / point["budget"] - 1.0)
+             for found in points.values() for point in found
+             if point["budget"] is not None and "refused" not in point]  # fmt: skip
+    kept = [point.get("kept", 0.0) for found in points.values() for point in found
+            if point["share"] == SHARE]  # fmt: skip
+    most = max(off, default=None)
+    return [
+        gates.Gate("largest difference of plan and peak", most, WITHIN, False, " %"),
+        gates.Gate("largest excess of a budget", max(over, default=None), OVER, False, " %"),
+        gates.Gate("speed kept at 35 %, best of these", max(kept, default=None), KEPT),
+        gates.Gate("speed kept at 35 %, worst of these", min(kept, default=None), KEPT),
+    ]
+
+
+def run(description: str | None) -> int:
+    options = parser(description)
+    options.add_argument("--real", action="store_true", help="smollm2-135m, fetched before")
+    asked = options.parse_args()
+    names = ("smollm2-135m", "smollm2-135m-draft") if asked.real else ("text-target", "text-draft")
+    target, draft = asked.target or names[0], asked.draft or names[1]
+    threads = asked.threads or 1
+    every = settings(target, draft, asked.real)
+    every = every[1:8:3] if asked.quick else every
+    rows = {setting.name: compared(setting, asked.quick, threads) for setting in every}
+    points = {one.name: frontier(one, asked.quick, threads)
+              for one in frontiers(target, draft, asked.real, asked.quick)}  # fmt: skip
+    judged = verdicts(rows, points)
+    text = report(rows, points) + "\n" + gates.markdown(judged)
+    document = {
+        "environment": environment.describe(), "rows": rows, "frontiers": points,
+        "gates": [gate.to_dict() for gate in judged],
+    }  # fmt: skip
+    gates.publish(asked.out, "memory_plan" + ("-real" if asked.real else ""), document, text)
+    print(text)
+    return 0
+
+
+def report(rows: dict[str, dict[str, Any]], points: dict[str, list[dict[str, Any]]]) -> str:
+    """Markdown of all tables."""
+    lines = [
+        "# The memory plan against measured peaks", "",
+        "Each in a process of its own; the last column is all of that process, with the",
+        "interpreter, its libraries and the captured graphs, which no plan counts.", "",
+        "| configuration | weights planned | held | generation planned | grown | total planned "
+        "| measured | off | process |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    lines += [line(name, row) for name, row in rows.items()]
+    for name, found in points.items():
+        lines += ["", f"## With a part of the generation memory: {name}", "",
+                  "| share | generation memory | of its budget | tokens/s | kept |",
+                  "|---|---:|---:|---:|---:|"]  # fmt: skip
+        lines += [point_line(point) for point in found]
+    return "\n".join(lines) + "\n"
+
+
+def point_line(point: dict[str, Any]) -> str:
+    """Of a frontier's table."""
+    share = "no budget" if point["share"] is None else f"{100 * point['share']:.0f} %"
+    if "refused" in point:
+        return f"| {share} | refused | - | - | - |"
+    kept = f"{point['kept']:.2f}" if "kept" in point else "1.00"
+    grown = "-" if point["growth"] is None else told(point["growth"])
+    filled = f"{100 * point['measured'] / point['budget']:.1f} %" if point["budget"] else "-"
+    return f"| {share} | {grown} | {filled} | {point['tokens_per_second']:.1f} | {kept} |"
+
+
+if __name__ == "__main__":
+    main(run, __doc__)

@@ -1,0 +1,182 @@
+"""A budget of memory kept at run time: who gets a place in the batch, and how large trees may be.
+
+Memory that gets short is saved in this order: less is kept of texts that are over; trees shrink,
+down to plain decoding; then fewer rows are decoded together, and others wait. A row that would not
+fit alone is refused with the numbers, while others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from foretoken.engine.admission import Waiting
+from foretoken.engine.memory.amounts import enough, told
+from foretoken.engine.memory.plan import Layout, Need
+from foretoken.engine.memory.solver import most
+from foretoken.errors import CapabilityError
+from foretoken.lm.runtime.prefixes import Prefixes
+from foretoken.types import DecodeState, Rows
+
+
+class Room:
+    """What is left of a budget beside weights, and what rows together take of it."""
+
+    def __init__(self, layout: Layout, budget: int, nodes: int, steady: bool) -> None:
+        self.layout, self.budget = layout, budget
+        self.nodes = nodes  # of the largest tree that is ever asked for
+        self.steady = steady  # a row's text may depend on how much is drafted for it
+
+    @property
+    def left(self) -> int:
+        """Bytes for generation."""
+        return self.budget - self.layout.plan(Need(0, 0)).weights
+
+    def takes(self, rows: int, context: int, nodes: int) -> int:
+        """Bytes of generation for rows of at most so many tokens."""
+        return self.layout.plan(Need(rows, context, nodes)).generation
+
+    def fits(self, rows: int, context: int, nodes: int) -> bool:
+        return self.takes(rows, context, nodes) <= self.left
+
+    def cap(self, rows: int, context: int) -> int | None:
+        """Nodes of the largest trees that these rows may have; None: not even plain decoding."""
+        found = most(lambda size: self.fits(rows, context, size - 1), 1, self.nodes + 1)
+        return found - 1 if found else None
+
+    def longest(self) -> int:
+        """Tokens of the longest row that fits alone, without guesses."""
+        return most(lambda tokens: self.fits(1, tokens, 0), 1, 1 << 24)
+
+    def refusal(self, row: DecodeState) -> CapabilityError | None:
+        """Why a row can never have a place; None where it can."""
+        tokens = wanted(row)
+        if self.fits(1, tokens, 0):
+            return None
+        needs, new = self.takes(1, tokens, 0), tokens - row.prompt_len
+        longest = self.longest()
+        left = max(longest - row.prompt_len, 0)
+        do = f"ask for at most {left} new tokens" if left else "shorten the prompt"
+        held = self.budget - self.left
+        return CapabilityError(
+            f"a text of {row.prompt_len} prompt tokens and up to {new} new ones was asked for: it "
+            f"needs {told(needs)} beside the weights, without any guess.",
+            f"of the memory budget of {told(self.budget)}, {told(held)} are held by weights; "
+            f"{told(max(self.left, 0))} are left, enough for one text of {longest} tokens, prompt "
+            f"included.",
+            f"{do}, or load with memory_budget={enough(held + needs)!r} or more.",
+        )
+
+
+def wanted(row: DecodeState) -> int:
+    """Tokens of a row at its end."""
+    return row.prompt_len + row.limit[0]
+
+
+class Bounded(Waiting):
+    """Rows wait until what they need is free; `caches` are told which size they may have."""
+
+    def __init__(self, room: Room, caches: Iterable[Any]) -> None:
+        super().__init__()
+        self.room, self.caches = room, tuple(caches)
+        self.granted = Need(0, 0)  # what caches have room for
+        self.wishes: dict[Prefixes, int] = {}  # bytes that may be kept of texts, memory allowing
+        self.seen: tuple[int, ...] = ()  # uids of the rows that trees were cut for
+        self.full: tuple[int, ...] = ()  # and of rows that did not fit together
+        self.asked: dict[int, int | None] = {}  # uid -> the cap that its owner has set
+
+    def add(self, row: DecodeState) -> None:
+        """Have a row wait, or end it where it could wait for ever."""
+        why = self.refusal(row)
+        if why is not None:
+            row.fail(why)
+        super().add(row)
+
+    def refusal(self, row: DecodeState) -> CapabilityError | None:
+        return self.room.refusal(row)
+
+    @property
+    def longest(self) -> int | None:
+        return self.room.longest()
+
+    def look(self) -> None:
+        """Share what is left among what is kept of texts that are over, when that has changed."""
+        kept = [lm.prefixes for _, lm in self.caches if lm.prefixes is not None]
+        if list(self.wishes) != kept:
+            self.wishes = {prefixes: prefixes.limit for prefixes in kept}
+            self.spare()
+
+    def spare(self) -> None:
+        """Have what is kept of texts fit into what nothing else may take."""
+        granted, wanted = self.granted, sum(self.wishes.values())
+        taken = self.room.takes(granted.rows, granted.context, granted.nodes)
+        free = max(self.room.left - taken, 0)
+        for prefixes, wish in self.wishes.items():
+            prefixes.allow(min(wish, free * wish // wanted))
+
+    def next(self, inside: Rows) -> DecodeState | None:
+        """The row whose turn it is, if it fits beside those that have a place."""
+        self.look()
+        row = super().next(inside)
+        while row is not None and row.finish is not None:
+            self.remove([row])
+            row = super().next(inside)
+        together = inside if row is None else (*inside, row)
+        uids = tuple(one.uid for one in together)
+        if uids in (self.seen, self.full):
+            return None  # nobody has come or gone
+        nodes = self.share(together)
+        if nodes is not None:
+            self.seat(together, nodes)
+            return row
+        self.full = uids
+        before = tuple(one for one in together if one is not row)
+        self.seat(before, self.share(before) or 0)
+        return None
+
+    def share(self, rows: Rows) -> int | None:
+        """Nodes that each row may have; None: they do not fit together.
+
+        The text of a row whose draws have to repeat may not follow from its neighbours: it keeps
+        the trees that it would have alone.
+        """
+        if not rows:
+            return self.room.nodes
+        count, context = len(rows), max(map(wanted, rows))
+        own = [self.alone(row) for row in rows if self.keeps(row)]
+        cap = self.room.cap(count, context)
+        return None if cap is None or cap < max(own, default=0) else cap
+
+    def keeps(self, row: DecodeState) -> bool:
+        return self.room.steady and row.repeatable
+
+    def alone(self, row: DecodeState) -> int:
+        """Nodes of the trees that a row may have without neighbours."""
+        return self.room.cap(1, wanted(row)) or 0
+
+    def seat(self, rows: Rows, nodes: int) -> None:
+        """Cut trees for these rows, and give caches the size that they need."""
+        uids = tuple(row.uid for row in rows)
+        if uids == self.seen or not rows:
+            return
+        self.seen = uids
+        self.asked = {row.uid: self.asked.get(row.uid, row.guesses) for row in rows}
+        for row in rows:
+            own, cap = self.asked[row.uid], self.alone(row) if self.keeps(row) else nodes
+            row.guesses = cap if own is None else min(own, cap)
+        self.grant(len(rows), max(map(wanted, rows)), nodes)
+
+    def grant(self, rows: int, context: int, nodes: int) -> None:
+        """The size of caches: what they have where that is enough and fits, else what is needed."""
+        larger = max(rows, self.granted.rows), max(context, self.granted.context)
+        chosen = larger if self.room.fits(*larger, nodes) else (rows, context)
+        self.granted = need = Need(*chosen, nodes)
+        self.spare()
+        layout = self.room.layout
+        for role, lm in self.caches:
+            columns = layout.columns(need) if role == "target" else layout.draft_columns(need)
+            lm.grant(need.rows, columns)
+
+    def affords(self, tokens: int, nodes: int) -> bool:
+        """Whether a lone row of so many tokens may have a tree of so many nodes, with the root."""
+        return self.room.fits(1, tokens, nodes - 1)

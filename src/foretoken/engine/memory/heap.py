@@ -1,0 +1,46 @@
+"""What glibc keeps of memory that was freed, and gives back to the system when told to."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from functools import cache
+from typing import Any
+
+# of glibc's mallopt: what is freed at the end of its memory and kept, and what is a large block
+KEPT = {-1: 1 << 20, -3: 128 << 10}
+
+
+@cache
+def c_library() -> Any:
+    """glibc; None where there is another one."""
+    library = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    return library if hasattr(library, "malloc_trim") else None
+
+
+def large_blocks_apart() -> bool:
+    """Have the C library ask the system for each large block, and give it back when it is freed;
+    whether it can. From before a load on: else loading leaves holes that texts fill one by one.
+
+    By itself it learns from the sizes it sees to keep up to 64 MiB, which no plan could count.
+    """
+    library = c_library()
+    return library is not None and all(library.mallopt(*option) for option in KEPT.items())
+
+
+def give_back() -> None:
+    """Return free pages of the heap; takes some ten milliseconds.
+
+    Forwards of many sizes leave holes in it: after a thousand requests some hundred MiB. While
+    texts are written these are used again, so this is for what was measured once, and for idleness.
+    """
+    library = c_library()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+def collect() -> None:
+    """Free what nothing refers to any more, and give it back."""
+    gc.collect()
+    give_back()

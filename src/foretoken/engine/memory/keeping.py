@@ -1,0 +1,88 @@
+"""A budget around a load: refused before weights are read, then bound to what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from foretoken.engine.memory.amounts import amount, enough, told
+from foretoken.engine.memory.bounded import Bounded, Room
+from foretoken.engine.memory.heap import collect, large_blocks_apart
+from foretoken.engine.memory.layout import largest_draft, layout_of
+from foretoken.engine.memory.plan import Layout, Need
+from foretoken.errors import CapabilityError
+from foretoken.lm.kernels.choosing import in_few_sizes
+from foretoken.lm.runtime.cached import CachedLM
+from foretoken.lm.views.view import innermost
+
+LEAST = 64  # tokens of a text that a budget has to hold, at least
+USUAL = 1024  # tokens of the rows that have to fit before memory goes to second copies of weights
+
+
+class Budget:
+    """What `load` was told of memory, before and after the weights are there."""
+
+    def __init__(self, given: Any, layout: Layout, nodes: int) -> None:
+        self.bytes, self.layout, self.nodes = amount(given), layout, nodes
+        least = layout.without_copies().plan(Need(1, LEAST))
+        if least.total > self.bytes:
+            raise too_small(self.bytes, least.weights, least.generation)
+
+    @classmethod
+    def asked(
+        cls, given: Any, target: Any, method: str, draft: Any, config: Mapping[str, Any],
+        **reading: Any,
+    ) -> Budget:  # fmt: skip
+        """Of a request; nothing was loaded yet. CapabilityError where it can hold no text."""
+        layout = layout_of(target, method, draft, config=config, **reading)
+        large_blocks_apart()
+        return cls(given, layout, largest_draft(method, config)[1])
+
+    def kernels(self, asked: str, max_rows: int) -> str:
+        """The mode of kernels: second copies of weights where a usual batch fits beside them."""
+        longest = self.layout.target.max_length or USUAL
+        usual = self.layout.plan(Need(max_rows, min(USUAL, longest), self.nodes))
+        return "inplace" if asked == "auto" and usual.total > self.bytes else asked
+
+    def bind(self, engine: Any, draft: Any) -> None:
+        """Have an engine that was just assembled keep to it."""
+        models = dict(models_of(engine, draft))
+        held = sum(weights_held(lm) for lm in models.values()) + self.layout.head
+        layout = replace(self.layout, loaded=held)
+        room = Room(layout, self.bytes, self.nodes, not engine.drafter.traits.fixed)
+        if not room.fits(1, LEAST, 0):
+            raise too_small(self.bytes, held + layout.data, room.takes(1, LEAST, 0))
+        for lm in models.values():
+            in_few_sizes(lm.borrowing.kernels.copies)
+            lm.grant(1, LEAST)
+        engine.waiting = Bounded(room, models.items())
+        collect()
+
+
+def models_of(engine: Any, draft: Any) -> Iterator[tuple[str, CachedLM]]:
+    """The models whose caches a budget sizes: the target, and whatever drafts with a cache."""
+    yield "target", innermost(engine.target)  # type: ignore[misc]
+    own = getattr(getattr(engine.drafter, "model", None), "lm", None)
+    for role, lm in (("draft", draft), ("head", own)):
+        found = None if lm is None else innermost(lm)
+        if isinstance(found, CachedLM) and found is not innermost(engine.target):
+            yield role, found
+            return
+
+
+def weights_held(lm: CachedLM) -> int:
+    """Bytes of a loaded model's parameters and buffers, and of second copies beside them."""
+    tensors = (*lm.model.parameters(), *lm.model.buffers())
+    held: dict[int, int] = {one.data_ptr(): one.nbytes for one in tensors}
+    return sum(held.values()) + int(lm.kernels.extra_bytes)
+
+
+def too_small(budget: int, weights: int, generation: int) -> CapabilityError:
+    return CapabilityError(
+        f"a memory budget of {told(budget)} was asked for.",
+        f"weights take {told(weights)}, and one text of {LEAST} tokens without guesses "
+        f"{told(generation)} beside them.",
+        f"pass memory_budget={enough(weights + generation)!r} or more, load in a smaller dtype, or "
+        f"use a smaller model.",
+    )

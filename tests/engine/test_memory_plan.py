@@ -1,0 +1,191 @@
+"""The plan of memory: what it counts, that more never takes less, and what fits."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from foretoken.engine.memory.amounts import amount, enough, told
+from foretoken.engine.memory.layout import largest_draft, layout_of
+from foretoken.engine.memory.plan import CACHE, WEIGHTS, Layout, Need
+from foretoken.engine.memory.solver import (
+    SIZES,
+    Point,
+    best,
+    frontier,
+    largest,
+    lower_bound,
+    most,
+)
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.footprint import footprint
+from foretoken.types import CostTable
+
+NEED = Need(rows=2, context=300, nodes=8, depth=4)
+
+
+@pytest.fixture(scope="module")
+def layout(pair_folders):
+    return layout_of(pair_folders[0], "tree", pair_folders[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [("2GiB", 2**31), ("1.5 GB", 1_500_000_000), ("512MiB", 2**29), (4096, 4096), ("7k", 7168)],
+)
+def test_amounts_are_read_as_people_write_them(given, count):
+    assert amount(given) == count
+
+
+@pytest.mark.parametrize("given", ["", "much", "2 GiBs", -1, 0, True, None, "1e9"])
+def test_what_is_no_amount_is_refused(given):
+    with pytest.raises(ConfigError, match="memory_budget"):
+        amount(given)
+
+
+def test_amounts_are_told_in_a_fitting_unit():
+    assert [told(n) for n in (12, 2048, 3 << 20, 5 << 29)] == [
+        "12 bytes", "2.0 KiB", "3.0 MiB", "2.50 GiB",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 10239, 10241, 3 << 20, (10 << 20) + 1, (3 << 30) + 7])
+def test_an_amount_that_is_named_is_enough(count):
+    assert count <= amount(enough(count)) <= 1.1 * count + 1
+
+
+def test_a_plan_is_the_sum_of_its_parts(layout):
+    plan = layout.plan(NEED)
+    assert plan.total == plan.weights + plan.generation
+    assert plan.weights == sum(part.bytes for part in plan.parts if part.kind == WEIGHTS)
+    cached = sum(part.bytes for part in plan.parts if part.kind == CACHE)
+    assert cached < plan.generation
+    document = plan.to_dict()
+    assert document["total"] == plan.total and document["need"]["rows"] == 2
+    assert {part["name"] for part in document["parts"]} >= {"target's cache", "draft's cache"}
+
+
+def test_nothing_that_grows_takes_less(layout):
+    sizes = itertools.product((1, 2, 9), (1, 100, 700), (0, 1, 16, 63))
+    needs = [Need(rows, context, nodes, 4) for rows, context, nodes in sizes]
+    totals = {need: layout.plan(need).total for need in needs}
+    for one, other in itertools.permutations(needs, 2):
+        pairs = zip(dataclasses.astuple(one), dataclasses.astuple(other), strict=True)
+        if all(a <= b for a, b in pairs):
+            assert totals[one] <= totals[other], (one, other)
+
+
+def test_second_copies_are_counted_unless_kernels_have_none(pair_folders):
+    target, draft = pair_folders
+    full = layout_of(target, "chain", draft)
+    spare = layout_of(target, "chain", draft, kernels="inplace")
+    copies = full.target.copies + full.draft.copies
+    assert full.plan(NEED).weights - spare.plan(NEED).weights == copies
+    assert full.without_copies().plan(NEED) == spare.plan(NEED)
+
+
+def test_a_method_without_a_draft_has_none_in_its_plan(pair_folders):
+    layout = layout_of(pair_folders[0], "plain", pair_folders[1])
+    assert layout.draft is None and largest_draft("plain") == (0, 0)
+
+
+def test_the_largest_draft_of_a_method():
+    assert largest_draft("chain", {"depth": 3}) == (3, 3)
+    assert largest_draft("tree", {"depth": 4, "nodes": 20}) == (4, 20)
+    depth, nodes = largest_draft("tree")
+    assert depth <= 10 < nodes == 64
+    assert largest_draft("chain")[1] == largest_draft("chain")[0], "a chain is as long as deep"
+
+
+def test_data_is_counted_by_its_files(pair_folders, tmp_path):
+    (tmp_path / "segment").mkdir()
+    (tmp_path / "segment" / "ids").write_bytes(b"x" * 5000)
+    layout = layout_of(pair_folders[0], "rest", config={"datastore": str(tmp_path)})
+    assert layout.data == 5000
+
+
+@pytest.mark.parametrize("method", ["dsbd", "eqspec", "exspec"])
+def test_methods_with_caches_of_other_sizes_are_refused_by_name(method, pair_folders):
+    with pytest.raises(CapabilityError, match=method):
+        layout_of(pair_folders[0], method, pair_folders[1])
+
+
+def test_the_largest_of_each_fits_and_one_more_does_not(layout):
+    budget = layout.plan(Need(3, 400, 20, 4)).total
+    found = largest(layout, budget, NEED)
+
+    def fits(**changed):
+        return layout.plan(dataclasses.replace(NEED, **changed)).total <= budget
+
+    assert fits(rows=found.rows) and not fits(rows=found.rows + 1)
+    assert fits(context=found.context)
+    assert found.context == layout.target.max_length or not fits(context=found.context + 1)
+    assert fits(nodes=found.nodes) and not fits(nodes=found.nodes + 1)
+    assert largest(layout, 1000, NEED).nodes is None
+    assert largest(layout, 1000, NEED).rows == 0
+
+
+def test_the_most_that_fits_is_found_by_halving():
+    for end, limit in itertools.product((1, 2, 7, 64), range(70)):
+        assert most(lambda n, limit=limit: n <= limit, 1, end) == min(limit, end)
+
+
+COSTS = CostTable({1: 1.0, 8: 1.2, 16: 1.5, 64: 3.5}, {1: 0.1, 4: 0.4}, 0.05)
+
+
+def points(layout):
+    return frontier(layout, dataclasses.replace(NEED, context=320), COSTS, (0.7, 0.15, 0.05))
+
+
+def test_trees_are_nested_and_their_memory_grows(layout):
+    found = points(layout)
+    assert [point.nodes for point in found] == list(SIZES)
+    for small, large in itertools.pairwise(found):
+        assert small.tokens <= large.tokens and small.total <= large.total
+    assert found[0].total < found[1].total < found[-1].total
+    assert found[0].tokens == 1.0
+
+
+def test_more_memory_never_scores_less_and_what_is_chosen_fits(layout):
+    found = points(layout)
+    budgets = sorted({point.total + add for point in found for add in (-1, 0, 1 << 20)})
+    scores = []
+    for budget in budgets:
+        chosen = best(found, budget)
+        assert chosen is None or chosen.total <= budget
+        scores.append(0.0 if chosen is None else chosen.score)
+    assert scores == sorted(scores) and scores[0] == 0.0 < scores[-1]
+
+
+def test_below_the_lower_bound_there_is_no_tree(layout):
+    found = points(layout)
+    bound = lower_bound(found)
+    assert bound is not None and best(found, bound).nodes > 1
+    assert best(found, bound - 1).nodes == 1
+
+
+def test_trees_that_do_not_pay_are_never_chosen(layout):
+    dear = CostTable({1: 1.0, 8: 9.0, 64: 80.0}, {1: 1.0, 4: 4.0}, 0.05)
+    found = frontier(layout, NEED, dear, (0.5, 0.1))
+    assert lower_bound(found) is None and best(found, 1 << 40).nodes == 1
+
+
+def test_the_smaller_of_equal_trees_is_taken():
+    same = [Point(n, n, n, 1.0, 1.0, score) for n, score in ((1, 1.0), (8, 2.0), (16, 2.0))]
+    assert best(same, 100).nodes == 8
+
+
+def test_a_head_and_its_states_are_counted(make_llama, byte_tokenizer, tmp_path):
+    from foretoken.heads.medusa import Medusa
+    from foretoken.heads.sizes import sizes_of
+    from foretoken.heads.store import save
+
+    model = make_llama(len(byte_tokenizer))
+    head = Medusa(Medusa.Config(hidden_size=64, vocab_size=len(byte_tokenizer)))
+    folder = save(tmp_path / "head", "medusa", head, {})
+    numbers = sum(one.numel() for one in (*head.parameters(), *head.buffers()))
+    assert sizes_of(folder).weights == numbers
+    layout = layout_of(model, "medusa", config={"draft_head": str(folder)}, dtype=model.dtype)
+    assert layout.head == 4 * numbers and layout.taps == 1
+    bare = Layout(footprint(model.config), copies=True)
+    assert layout.plan(NEED).weights == bare.plan(NEED).weights + 4 * numbers
