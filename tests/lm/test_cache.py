@@ -167,6 +167,16 @@ def test_a_new_grant_keeps_used_rows_and_gives_back_the_rest():
     assert held(cache) == 2 * 5 * 1 * 2 * 64 * 4 * 4
 
 
+def test_a_new_grant_makes_room_for_rows_that_came_since():
+    cache = filled(3, 4, 70)
+    before = [part.clone() for part in cache.kept(1, 3, 70)]
+    cache.used = 5  # the fifth has a slot, and nothing was written for it yet
+    cache.grant(5, 200)
+    cache.reserve(5, 71)
+    assert (cache.slots, cache.columns) == (5, 256)
+    assert all(torch.equal(*pair) for pair in zip(cache.kept(1, 3, 70), before, strict=True))
+
+
 def test_growth_never_holds_two_whole_caches(monkeypatch):
     layers = 16
     cache = filled(layers, 2, 64)

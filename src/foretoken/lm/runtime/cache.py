@@ -200,7 +200,8 @@ class SlotCache(Cache):
         keys, values = self.blank(len(taken), first.keys[0], first.values[0])
         layers = [group.layers[i] for group, i in taken]
         for at, (group, i) in enumerate(taken):
-            slots = self.used if self.exact else group.keys.shape[1]
+            # the newest rows have a slot, but no buffer yet
+            slots = min(self.used, group.keys.shape[1]) if self.exact else group.keys.shape[1]
             columns = min(group.keys.shape[3], self.columns)
             for old, new in ((group.keys, keys), (group.values, values)):
                 new[at, :slots, :, :columns] = old[i, :slots, :, :columns]
