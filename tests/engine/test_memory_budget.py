@@ -251,6 +251,16 @@ def test_costs_are_measured_within_the_budget(pair_folders):
         assert session.target.cache.columns <= 192
 
 
+def test_batches_are_measured_within_the_budget(pair_folders):
+    """As a server does before it answers: sizes that do not fit are left to the rows that do."""
+    budget = planned(pair_folders, 2, 129, 16)
+    with loaded(pair_folders, memory_budget=budget, controller="cost_model") as session:
+        session.prepare(batches=True)
+        priced = [size for size in (2, 4, 8, 16) if not session.engine.unpriced(size)]
+        assert priced == [2] and session.target.cache.slots == 2
+        assert held(session) <= budget
+
+
 def test_costs_can_be_measured_in_the_least_memory_that_holds_a_text(pair_folders):
     budget = planned(pair_folders, 1, LEAST, 0)
     with loaded(pair_folders, memory_budget=budget, controller="cost_model") as session:

@@ -71,8 +71,8 @@ class Waiting:
         """Most tokens of a text, prompt included; None: as many as the model takes."""
         return None
 
-    def affords(self, tokens: int, nodes: int) -> bool:
-        """Whether a row for measuring may have a tree of so many nodes behind so many tokens."""
+    def affords(self, tokens: int, nodes: int, rows: int = 1) -> bool:
+        """Whether rows for measuring may have trees of so many nodes behind so many tokens."""
         return True
 
     def take(self, row: DecodeState) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
+from foretoken.engine.batch_costs import AHEAD
 from foretoken.engine.engine import Engine
 from foretoken.engine.load_log import log_costs
 from foretoken.engine.step import (
@@ -105,7 +106,8 @@ def measure_batches(engine: Engine, tokens: int = 2048) -> None:
     """Let the controller know what batches cost before there is one: of 2, 4, 8, ... rows, as many
     as run together at most, whose texts have about so many tokens altogether.
 
-    Else each size is tried on the first rows that it is met with, which wait for it.
+    Else each size is tried on the first rows that it is met with, which wait for it; so are those
+    that a memory budget has no room for here.
     """
     most, room = engine.max_rows, engine.target.max_length
     context = min(128, max(tokens // most, 8))
@@ -113,7 +115,7 @@ def measure_batches(engine: Engine, tokens: int = 2048) -> None:
     with ExitStack() as opened:
         rows: list[DecodeState] = []
         for size in [1 << bit for bit in range(1, most.bit_length())]:
-            if engine.unpriced(size):
+            if engine.unpriced(size) and engine.waiting.affords(context, 1 + 2 * AHEAD[-1], size):
                 for _ in range(size - len(rows)):
                     rows.append(opened.enter_context(closing(ScratchRow(engine, context))).row)
                 engine.price(rows)

@@ -177,6 +177,6 @@ class Bounded(Waiting):
             columns = layout.columns(need) if role == "target" else layout.draft_columns(need)
             lm.grant(need.rows, columns)
 
-    def affords(self, tokens: int, nodes: int) -> bool:
-        """Whether a lone row of so many tokens may have a tree of so many nodes, with the root."""
-        return self.room.fits(1, tokens, nodes - 1)
+    def affords(self, tokens: int, nodes: int, rows: int = 1) -> bool:
+        """Whether rows of so many tokens may have trees of so many nodes, with the root."""
+        return self.room.fits(rows, tokens, nodes - 1)
