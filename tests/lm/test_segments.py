@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import warnings
+import weakref
+from contextlib import contextmanager
 
 import families
 import pytest
@@ -12,7 +14,7 @@ import torch
 import transformers as hf
 from play import change_weight, closeness, point, random_tokens, random_tree, row_of
 
-from foretoken.lm.kernels import choosing, native, position_tables, segments
+from foretoken.lm.kernels import choosing, native, position_tables, segmented, segments
 from foretoken.lm.kernels.linears import NATIVE, PACKED, can_pack
 from foretoken.lm.kernels.lowering import KIND, Place, Step
 from foretoken.lm.kernels.position_tables import PositionTable
@@ -35,13 +37,13 @@ def made(monkeypatch):
     """Opens a tiny model whose heads are wide enough for attention in C: (lm, segments made)."""
     monkeypatch.setattr(slot_attention, "reach", lambda *_: 32)
     found = []
-    own = segments.Segment.__init__
+    own = segments.Stretch.__init__
 
-    def init(self, *given):
-        own(self, *given)
+    def init(self, *given, **named):
+        own(self, *given, **named)
         found.append(self)
 
-    monkeypatch.setattr(segments.Segment, "__init__", init)
+    monkeypatch.setattr(segments.Stretch, "__init__", init)
 
     def make(family, dtype=torch.float32):
         kind, changes = families.FAMILIES[family]
@@ -59,14 +61,26 @@ def made(monkeypatch):
     return make
 
 
-def both_ways(lm, rows, drafts, taps=()):
-    """Scores with segments and without."""
+@contextmanager
+def without_segments(lm):
+    """Every operation is torch's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segmented, "operation", lambda *_: None)
+        lm.lean.variants.clear()
+        yield
+    lm.lean.variants.clear()
+
+
+def scored_in_all_ways(lm, rows, drafts, taps=()):
+    """Scores with products inside segments, with segments between products, and without any."""
+    found = []
     with torch.inference_mode():
-        ours = lm.score(rows, drafts, taps)
-        lm.lean.reach = 0
-        theirs = lm.score(rows, drafts, taps)
+        for lm.lean.reach in (32, 0):
+            found.append(lm.score(rows, drafts, taps))
+        with without_segments(lm):
+            found.append(lm.score(rows, drafts, taps))
     lm.lean.reach = 32
-    return zip(ours, theirs, strict=True)
+    return zip(*found, strict=True)
 
 
 @pytest.mark.parametrize("family", families.REQUIRED)
@@ -80,10 +94,18 @@ def test_every_family_scores_the_same_with_segments(family, made):
         drafts = [
             point(random_tree(dice, row.tokens[-1], n)) for row, n in zip(asked, sizes, strict=True)
         ]
-        for mine, their in both_ways(lm, asked, drafts, TAPS):
-            assert closeness(mine.logits, their.logits) < 1e-5
-            assert closeness(mine.hidden, their.hidden) < 1e-5
-    assert bool(found) or family in ("gemma2", "gemma3", "gpt2", "mistral", "phi3", "starcoder2")
+        for few, many, their in scored_in_all_ways(lm, asked, drafts, TAPS):
+            for mine in (few, many):
+                assert closeness(mine.logits, their.logits) < 1e-5
+                assert closeness(mine.hidden, their.hidden) < 1e-5
+    assert len({type(one) for one in found}) == 2 or family in (
+        "gemma2",
+        "gemma3",
+        "gpt2",
+        "mistral",
+        "phi3",
+        "starcoder2",
+    )
 
 
 def test_products_of_odd_widths_stay_with_torch(made, monkeypatch):
@@ -95,8 +117,8 @@ def test_products_of_odd_widths_stay_with_torch(made, monkeypatch):
     row = row_of([3, 1, 4, 1, 5])
     lm.prefill([row])
     draft = point(random_tree(random.Random(0), 5, 7))
-    for mine, their in both_ways(lm, [row], [draft]):
-        assert closeness(mine.logits, their.logits) < 1e-5
+    for *ours, their in scored_in_all_ways(lm, [row], [draft]):
+        assert all(closeness(mine.logits, their.logits) < 1e-5 for mine in ours)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -112,11 +134,13 @@ def test_a_whole_model_is_one_segment(dtype, threads, made):
         row = row_of(random_tokens(dice, 40))
         lm.prefill([row])
         for nodes in (1, 2, 9, 32):
-            [(mine, their)] = both_ways(lm, [row], [point(random_tree(dice, 3, nodes))])
+            draft = point(random_tree(dice, 3, nodes))
+            [(*ours, their)] = scored_in_all_ways(lm, [row], [draft])
             near = 1e-5 if dtype is torch.float32 else 0.05
-            assert closeness(mine.logits, their.logits) < near
-        [segment] = found
-        assert segment.count == 4 * 13 + 2  # a layer's steps; the last norm, and its copy
+            assert all(closeness(mine.logits, their.logits) < near for mine in ours)
+        whole = [one for one in found if type(one) is segments.Segment]
+        assert {one.count for one in whole} == {4 * 13 + 1}  # a layer's steps, and the last norm
+        assert len(whole) == 4  # one for each number of nodes: `without_segments` forgets them
     finally:
         torch.set_num_threads(before)
 
@@ -133,12 +157,15 @@ def test_layers_left_out_and_early_exits_run_in_segments(made):
     for cut in (Cut(0, 2), Cut(0, 3, head=False), Cut(0, None, True, without), Cut(2), Cut(4)):
         given = (ids, positions, torch.arange(3), attend, (), cut)
         with torch.inference_mode():
-            mine = lm.lean.run(*given, entering=entering)
+            few = lm.lean.run(*given, entering=entering)
             lm.lean.reach = 0
-            theirs = lm.lean.run(*given, entering=entering)
+            many = lm.lean.run(*given, entering=entering)
+            with without_segments(lm):
+                theirs = lm.lean.run(*given, entering=entering)
         lm.lean.reach = 32
-        for a, b in zip(mine, theirs, strict=True):
-            assert a.shape == b.shape and closeness(a, b) < 1e-5
+        for a, b, c in zip(few, many, theirs, strict=True):
+            assert a.shape == b.shape == c.shape
+            assert closeness(a, c) < 1e-5 and closeness(b, c) < 1e-5
     assert found
 
 
@@ -151,15 +178,18 @@ def test_changed_weights_are_followed(how, made):
     before = lm.score([row], [draft])[0].logits.clone()
     change_weight(lm.model.model.layers[1], how)
     lm.refresh()
-    [(mine, their)] = both_ways(lm, [row], [draft])
-    assert closeness(mine.logits, their.logits) < 1e-5 < closeness(mine.logits, before)
+    [(*ours, their)] = scored_in_all_ways(lm, [row], [draft])
+    for mine in ours:
+        assert closeness(mine.logits, their.logits) < 1e-5 < closeness(mine.logits, before)
 
 
-def test_several_threads_may_be_inside_one_segment(made):
+@pytest.mark.parametrize("reach", [0, 32])
+def test_several_threads_may_be_inside_one_segment(made, reach):
     lm, _ = made("llama")
     row = row_of(random_tokens(random.Random(0), 30))
     lm.prefill([row])
     lm.score([row], [point(random_tree(random.Random(0), 9, 2))])
+    lm.lean.reach = reach
     attend = lm.in_slots.over([slot_attention.Reading.of(0, 0, 1, 30, None)])
     wrong, done = [], []
 
@@ -180,6 +210,64 @@ def test_several_threads_may_be_inside_one_segment(made):
     for thread in threads:
         thread.join()
     assert not wrong and sorted(done) == [3, 50]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_prompts_are_cached_the_same_with_segments_between_products(family, dtype, threads, made):
+    """Lengths around the tokens that a thread takes at a time; nothing but the cache is asked."""
+    dice, together = random.Random(threads), native.together()
+    lm, found = made(family, dtype)
+    lm.in_slots.most, lm.lean.reach, before = 1 << 20, 0, torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for lengths in ((2,), (together,), (together + 1, 3), (5 * together + 7, 60, together)):
+            prompts = [row_of(random_tokens(dice, 1 + count)) for count in lengths]
+            again = [row_of(row.tokens) for row in prompts]
+            lm.prefill(prompts)
+            with without_segments(lm):
+                lm.prefill(again)
+            for mine, their in zip(prompts, again, strict=True):
+                for layer in range(lm.layers):
+                    pairs = zip(lm.columns(mine, layer), lm.columns(their, layer), strict=True)
+                    near = 1e-5 if dtype is torch.float32 else 0.05
+                    assert all(closeness(a, b) < near for a, b in pairs)
+            lm.free([*prompts, *again])
+    finally:
+        torch.set_num_threads(before)
+    assert any(type(one) is segments.Between for one in found)
+
+
+def test_states_of_prompts_are_given_back_as_soon_as_they_were_read(made):
+    lm, _ = made("llama")
+    lm.prefill([row_of([3, 1, 4])])  # the first forward of all makes the buffers
+    lm.lean.reach, alive, most = 0, weakref.WeakSet(), 0
+    own = segments.Between.__call__
+
+    def watched(self, *given):
+        nonlocal most
+        results = own(self, *given)
+        alive.update(results)
+        most = max(most, len(alive))
+        return results
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments.Between, "__call__", watched)
+        lm.prefill([row_of(random_tokens(random.Random(3), 30))])
+    assert 0 < most <= 6  # whatever the number of layers
+
+
+@pytest.mark.parametrize("apart", [96, 100, 0])
+def test_tokens_are_read_where_they_lie_evenly_apart(apart):
+    whole = torch.randn(1, 5, max(apart, 96))[..., :96] if apart else torch.randn(96)
+    states = whole if apart else whole.expand(1, 5, -1)
+    held, found = segments.by_token(states, 1, 96)
+    assert torch.equal(held, states) and found == (apart or 96)
+    assert (held.data_ptr() == states.data_ptr()) == bool(apart)
+    heads = torch.randn(1, 3, 5, 32).transpose(1, 2)
+    held, found = segments.by_token(heads, 1, 96)
+    assert torch.equal(held, heads) and held.is_contiguous() and found == 96
 
 
 def test_buffers_that_live_at_once_share_no_memory():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -17,13 +18,21 @@ from foretoken.lm.kernels.capture import Capture, capture
 from foretoken.lm.kernels.linears import Product, linears
 from foretoken.lm.kernels.merged import Merged, Site
 from foretoken.lm.kernels.rewrites import A, calls, insert, rewrite, value
-from foretoken.lm.kernels.segments import variant_of_few
+from foretoken.lm.kernels.segmented import segmented
 from foretoken.lm.kernels.straight_line import Program, attention_node
 from foretoken.lm.runtime.cache_attention import Attention
 from foretoken.lm.runtime.captured import WHOLE, Cut, Sublayer
 from foretoken.lm.runtime.family import Family, decoder_layers, decoder_of
 from foretoken.lm.runtime.slot_attention import SlotAttention
 from foretoken.types import Embedding, FinalNorm, Layer, Tap, Taps
+
+
+class Way(Enum):
+    """What does the work of a forward besides attention."""
+
+    TORCH = auto()
+    FEW = auto()  # segments in C, products inside
+    MANY = auto()  # products of libraries, segments in C between them
 
 
 class LeanForward:
@@ -37,8 +46,8 @@ class LeanForward:
         self.program = Program(captured, settled)
         self.plain_scores = plain_scores(captured.graph)
         self.layers = sum(isinstance(mark, Layer) for mark in captured.marks)
-        self.variants: dict[tuple[Taps, Cut, bool, bool], Callable[..., list[Tensor]]] = {}
-        self.reach = 0  # tokens of a forward for which segments in C are the faster way
+        self.variants: dict[tuple[Taps, Cut, Way, bool], Callable[..., list[Tensor]]] = {}
+        self.reach = 0  # tokens of a forward for which products in C are the faster way
         width = value(captured.states[Embedding()]).shape[-1]
         weight = next(captured.root.parameters())
         self.nothing = weight.new_zeros(1, 1, width, requires_grad=False)
@@ -71,16 +80,18 @@ class LeanForward:
         """
         if self.versions != [weight._version for weight in self.watched]:
             self.follow_versions()
-        few = type(attend) is SlotAttention and len(ids) == 1 and ids.shape[1] <= self.reach
+        way = Way.TORCH
+        if type(attend) is SlotAttention and len(ids) == 1:
+            way = Way.FEW if ids.shape[1] <= self.reach else Way.MANY
         entered = entering is not None
-        run = self.variants.get((taps, cut, few, entered)) or self.write(taps, cut, few, entered)
+        run = self.variants.get((taps, cut, way, entered)) or self.write(taps, cut, way, entered)
         if not entered and not cut.without:
             return run(ids, positions, places, attend)
         nothing = self.nothing.expand(*ids.shape, -1)
         return run(ids, positions, places, attend, entering=entering, nothing=nothing)
 
-    def write(self, taps: Taps, cut: Cut, few: bool, entered: bool) -> Callable[..., list[Tensor]]:
-        """The code that gives these results and no others; for `few` tokens, with segments."""
+    def write(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Callable[..., list[Tensor]]:
+        """The code that gives these results and no others."""
         states = self.capture.states
         stop = self.layers if cut.stop is None else cut.stop
         instead: dict[fx.Node, fx.Node | str] = {}
@@ -94,10 +105,15 @@ class LeanForward:
             entries: list[Tap] = [Embedding(), *map(Layer, range(self.layers)), FinalNorm()]
             instead[states[entries[cut.start]]] = "entering"
         results = [states[self.known(tap)] for tap in taps]
-        results.append(self.capture.logits if cut.head else states[Layer(stop - 1)])
-        run = variant_of_few(self.program, results, instead) if few else None
+        if cut.fills:
+            results.append(last_attention(self.capture.graph, states[Layer(stop - 1)]))
+        else:
+            results.append(self.capture.logits if cut.head else states[Layer(stop - 1)])
+        run = None
+        if way is not Way.TORCH:
+            run = segmented(self.program, results, instead, way is Way.FEW)
         run = run or self.program.variant(results, instead)
-        self.variants[taps, cut, few, entered] = run
+        self.variants[taps, cut, way, entered] = run
         return run
 
     def known(self, tap: Tap) -> Tap:
@@ -119,7 +135,8 @@ class LeanForward:
     def settle(self) -> None:
         """Take all weights as they are now."""
         self.program.settle()
-        for key in [key for key in self.variants if key[2]]:
+        self.program.tables.clear()
+        for key in [key for key in self.variants if key[2] is not Way.TORCH]:
             del self.variants[key]  # segments know where the weights were
         parts = (weight.now() for weight in self.capture.weights.values())
         self.watched = [weight for weight in parts if not weight.is_inference()]
@@ -140,6 +157,18 @@ def seams(model: nn.Module) -> list[tuple[int, ...]]:
         hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
         found.append((id(module), own, *hooks))
     return found
+
+
+def last_attention(graph: fx.Graph, end: fx.Node) -> fx.Node:
+    """The attention behind which nothing is written to the cache; `end`, where it is not one."""
+    asked = list(calls(graph, attention_node))
+    before, waiting = set[fx.Node](), asked[-1:]
+    while waiting:
+        node = waiting.pop()
+        if node not in before:
+            before.add(node)
+            waiting += node.all_input_nodes
+    return asked[-1] if before.issuperset(asked) else end
 
 
 def plain_scores(graph: fx.Graph) -> bool:

@@ -26,6 +26,7 @@ KINDS = (
 KIND = {name: number for number, name in enumerate(KINDS)}
 MAPS = {A.add.Tensor: "add", A.mul.Tensor: "times", A.silu.default: "silu", A.relu.default: "relu"}
 VIEWS = (A.view.default, A.reshape.default)
+TURN = A.transpose.int
 WHOLE = 32  # numbers of a token are a multiple of it
 
 
@@ -55,6 +56,16 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """What a stretch reads from outside: `count` numbers of each token, which `axis` counts."""
+
+    node: fx.Node | str
+    buffer: int
+    axis: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One operation: `width` numbers of each token are read from the first place."""
 
@@ -76,10 +87,12 @@ class Lowering:
         dtype: torch.dtype,
         settled: Collection[fx.Node],
         place: Callable[[fx.Node], fx.Node | str],  # what is read where a node is asked for
+        whole: bool = True,  # products and attention are steps, too
     ) -> None:
+        self.whole = whole
         self.tokens, self.dtype, self.settled, self.place = str(tokens), dtype, settled, place
         self.at: dict[fx.Node | str, Place] = {}
-        self.inputs: list[tuple[fx.Node | str, int]] = []  # read from outside, and their buffers
+        self.inputs: list[Given] = []
         self.buffers: list[int] = []  # numbers per token
         self.steps: list[Step] = []
         self.nodes: set[fx.Node] = set()
@@ -89,7 +102,7 @@ class Lowering:
         """Whether the node is part of the stretch now."""
         site = getattr(node.target, "__self__", None)
         if isinstance(site, Product | Merged):
-            done = self.product(node, site)
+            done = self.whole and self.product(node, site)
         else:
             rule = RULES.get(node.target)
             done = rule is not None and not node.kwargs.keys() - ALLOWED and rule(self, node)
@@ -121,8 +134,23 @@ class Lowering:
             form = self.form(node)
             assert form is not None
             self.at[given] = self.room(form.count)
-            self.inputs.append((given, self.at[given].buffer))
+            self.inputs.append(Given(given, self.at[given].buffer, 1 + form.axis, form.count))
         return self.at[given]
+
+    def look_through(self, node: Any) -> None:
+        """Have a value from outside read where it came from, if only views lie between: a product
+        leaves the heads of a token side by side, whatever order the graph gives them.
+        """
+        views = []
+        while self.form(node) is None and getattr(node, "target", None) in (*VIEWS, TURN):
+            views.append(node)
+            node = self.place(node.args[0])
+        if not views or self.form(node) is None:
+            return
+        self.read(node)
+        for view in reversed(views):
+            if not (self.turned if view.target is TURN else self.view)(view):
+                return
 
     def room(self, count: int) -> Place:
         """A new buffer of so many numbers per token."""
@@ -161,6 +189,7 @@ class Lowering:
 
     def rotation(self, node: Any) -> bool:
         states, cos, sin, half = node.args
+        self.look_through(states)
         forms = [self.form(given) for given in (states, cos, sin)]
         if None in forms:
             return False
@@ -171,6 +200,8 @@ class Lowering:
 
     def attention(self, node: Any) -> bool:
         *given, layer, scaling, softcap, sinks = node.args
+        if not self.whole:
+            return False
         forms = [self.form(states) for states in given]
         if softcap is not None or sinks is not None or None in forms:
             return False
@@ -257,7 +288,7 @@ RULES: dict[Any, Callable[[Lowering, fx.Node], bool]] = {
     rotated: Lowering.rotation,
     attention_node: Lowering.attention,
     A.gelu.default: Lowering.gelu,
-    A.transpose.int: Lowering.turned,
+    TURN: Lowering.turned,
     operator.getitem: Lowering.part,
     **dict.fromkeys(MAPS, Lowering.map),
     **dict.fromkeys(VIEWS, Lowering.view),

@@ -1,4 +1,4 @@
-"""Operations on few tokens in C (`c/`), compiled once for this machine where a compiler is.
+"""Operations in C (`c/`), most of them for few tokens, compiled once where a compiler is.
 
 Products read the weights where the model keeps them, attention the slot cache, so neither needs a
 copy; a call costs a third of what a library's does. The compiled file is kept in the user's cache;
@@ -49,6 +49,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "norm": (_WORD, _WORD, _WORD, _COUNT, _COUNT, _COUNT, _REAL),
     "rotate": (*[_WORD] * 4, *[_COUNT] * 6),
     "segment": (_WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD, _COUNT, _INT),
+    "between": (_WORD, _COUNT, _WORD, _COUNT, _INT),
 }
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 PATIENCE = 120  # seconds for a compiler that takes two
@@ -105,6 +106,7 @@ class Library:
     calls: dict[tuple[str, torch.dtype], Call]
     outputs: int  # of a layer, and widths of heads and states, are multiples of these
     inputs: int
+    together: int  # tokens that a thread takes through all steps between two products
 
     def places(self, layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:
         """For layers [outputs, inputs] with biases; None where one is stored or sized otherwise."""
@@ -138,6 +140,13 @@ def operation(name: str, dtype: torch.dtype) -> Call | None:
     """One of CALLS for a type, where it can be had."""
     found = library()
     return found.calls.get((name, dtype)) if isinstance(found, Library) else None
+
+
+def together() -> int:
+    """Tokens that a thread takes through all steps of a segment between products."""
+    found = library()
+    assert isinstance(found, Library)
+    return found.together
 
 
 @cache
@@ -230,7 +239,7 @@ def load(path: Path) -> Library:
             call.restype, call.argtypes = None, arguments
             calls[name, dtype] = call
     sizes = []
-    for name in ("whole_outputs", "whole_inputs"):
+    for name in ("whole_outputs", "whole_inputs", "together"):
         size: Any = getattr(code, name)
         size.restype = _COUNT
         sizes.append(int(size()))

@@ -1,14 +1,15 @@
-"""Stretches of a captured forward that run as one call in C (`c/segment.c`), for few tokens.
+"""Stretches of a captured forward that run as one call in C (`c/segment.c`).
 
-Between the products of a layer lie a dozen small operations. One at a time they cost more to call
-than to compute, and every product wakes its threads anew; a segment wakes them once.
+Between the products of a layer lie a dozen small operations. For few tokens they cost more to call
+than to compute, and every product wakes its threads anew; a segment with products and attention
+inside wakes them once. For many tokens each reads and writes all of them; a segment between
+products takes some tokens through all of its steps while they are in the processor's cache.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +18,7 @@ from torch import Tensor, fx
 from foretoken.lm.kernels.linears import NATIVE
 from foretoken.lm.kernels.lowering import KIND, Form, Lowering, Step
 from foretoken.lm.kernels.measuring import MOST
-from foretoken.lm.kernels.native import Call, Places, operation
-from foretoken.lm.kernels.position_tables import PositionTable, by_position
-from foretoken.lm.kernels.rewrites import A, value
-from foretoken.lm.kernels.straight_line import ATTEND, EXTRA, Program, Writer
+from foretoken.lm.kernels.native import Call, Places, together
 from foretoken.lm.runtime.slot_attention import SlotAttention
 
 TOKENS = MOST[NATIVE]  # of a call, at most: no reach is longer (`choosing.reach_in_c`)
@@ -42,56 +40,77 @@ class _Step(ctypes.Structure):
     )
 
 
+class _Buffer(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), ("apart", ctypes.c_int64))
+
+
 class Arena:
     """Memory for what the steps of a segment leave to each other, and the addresses of all."""
 
-    __slots__ = ("address", "bases", "memory")
+    __slots__ = ("address", "bases", "memory", "tokens")
 
-    def __init__(
-        self, sizes: Sequence[int | None], slots: Sequence[int], dtype: torch.dtype
-    ) -> None:
-        self.memory = [None if n is None else torch.empty(n * TOKENS, dtype=dtype) for n in sizes]
-        self.bases = (ctypes.c_void_p * len(slots))()
-        for i, slot in enumerate(slots):
+    def __init__(self, of: Stretch, tokens: int) -> None:
+        sizes, self.tokens = of.sizes, tokens
+        self.memory = [None if n is None else torch.empty(n * tokens, dtype=of.dtype)
+                       for n in sizes]  # fmt: skip
+        self.bases = (of.entry * len(of.slots))()
+        for i, slot in enumerate(of.slots):
             memory = self.memory[slot]
-            self.bases[i] = None if memory is None else memory.data_ptr()
+            if memory is not None:
+                self.bases[i] = of.entry(memory.data_ptr())
         self.address = ctypes.addressof(self.bases)
 
 
-class Segment:
-    """One stretch, bound to the weights as they lie now."""
+class Stretch:
+    """Steps bound to the weights as they lie now."""
+
+    entry: type[ctypes.c_void_p | _Buffer]  # of the table of buffers
 
     def __init__(
         self, made: Lowering, results: Sequence[fx.Node], weights: Mapping[Any, Tensor], call: Call
     ) -> None:
         self.dtype, self.call, self.forms = made.dtype, call, made.forms
-        self.given = [buffer for _, buffer in made.inputs]
-        self.width = made.buffers[self.given[0]]
+        self.given = made.inputs
+        self.width = made.buffers[self.given[0].buffer]
         self.results: list[tuple[int, Form]] = []
         steps = [*made.steps]
+        taken = {given.buffer for given in self.given}
         for node in results:
             form = made.form(node)
             assert form is not None
-            to = made.room(form.count)
-            steps.append(Step(KIND["copy"], form.count, (made.read(node),), to))
+            to = made.read(node)
+            if to.buffer in taken or (to.offset, to.apart) != (0, form.count):
+                to = made.room(form.count)
+                steps.append(Step(KIND["copy"], form.count, (made.read(node),), to))
+            taken.add(to.buffer)
             self.results.append((to.buffer, form))
-        outside = {*self.given, *(buffer for buffer, _ in self.results)}
-        self.slots, self.sizes = shared_memory(steps, made.buffers, outside)
+        self.slots, self.sizes = shared_memory(steps, made.buffers, taken)
         self.table = (_Step * len(steps))(*(bound(step, weights) for step in steps))
         self.kept = [weights.get(step.what, step.what) for step in steps]  # what they point into
         self.address, self.count = ctypes.addressof(self.table), len(steps)
         self.idle: list[Arena] = []
 
+    def arena(self, tokens: int) -> Arena:
+        """Memory for so many tokens that nobody uses."""
+        try:
+            found = self.idle.pop()
+        except IndexError:  # the first call, or another thread is inside
+            return Arena(self, tokens)
+        return found if found.tokens >= tokens else Arena(self, tokens)
+
+
+class Segment(Stretch):
+    """One stretch with products and attention, for few tokens."""
+
+    entry = ctypes.c_void_p
+
     def __call__(self, attend: SlotAttention, *given: Tensor) -> list[Tensor]:
         """The results [1, Q, ...] for inputs [1, Q, ...]; `attend` knows the cache."""
         tokens = given[0].numel() // self.width
-        try:
-            arena = self.idle.pop()
-        except IndexError:  # the first call, or another thread is inside
-            arena = Arena(self.sizes, self.slots, self.dtype)
+        arena = self.arena(TOKENS)
         bases, held = arena.bases, [states.contiguous() for states in given]
-        for buffer, states in zip(self.given, held, strict=True):
-            bases[buffer] = states.data_ptr()
+        for one, states in zip(self.given, held, strict=True):
+            bases[one.buffer] = states.data_ptr()
         made = []
         for buffer, form in self.results:
             result = torch.empty((1, tokens, *form.shape), dtype=self.dtype)
@@ -103,6 +122,41 @@ class Segment:
         )  # fmt: skip
         self.idle.append(arena)
         return made
+
+
+class Between(Stretch):
+    """One stretch between products and attention, for many tokens."""
+
+    entry = _Buffer
+
+    def __call__(self, attend: SlotAttention, *given: Tensor) -> list[Tensor]:
+        """The results [1, Q, ...] for inputs [1, Q, ...], each token by itself."""
+        tokens = given[0].numel() // self.width
+        arena = self.arena(together() * attend.threads)
+        bases, held = arena.bases, []
+        for one, states in zip(self.given, given, strict=True):
+            laid, apart = by_token(states, one.axis, one.count)
+            bases[one.buffer] = _Buffer(laid.data_ptr(), apart)
+            held.append(laid)
+        made = []
+        for buffer, form in self.results:
+            result = torch.empty((1, tokens, *form.shape), dtype=self.dtype)
+            bases[buffer] = _Buffer(result.data_ptr(), form.count)
+            made.append(result.movedim(1, 1 + form.axis) if form.axis else result)
+        self.call(self.address, self.count, arena.address, tokens, attend.threads)
+        self.idle.append(arena)
+        return made
+
+
+def by_token(states: Tensor, axis: int, count: int) -> tuple[Tensor, int]:
+    """States whose tokens have `count` numbers side by side, and the elements between two tokens;
+    copied where they lie otherwise. `axis` counts tokens, and is the first that is not one."""
+    if states.is_contiguous():
+        return states, count
+    apart = states.stride(axis)
+    if apart >= count and states.select(axis, 0).is_contiguous():
+        return states, apart
+    return states.contiguous(), count
 
 
 def bound(step: Step, weights: Mapping[Any, Tensor]) -> _Step:
@@ -141,86 +195,3 @@ def shared_memory(
             if done not in outside and last.get(done, i) == i:
                 free.setdefault(buffers[done], []).append(slots[done])
     return slots, sizes
-
-
-class FewTokens:
-    """Writes the variant of a captured forward for few tokens of one batch laid end to end."""
-
-    def __init__(
-        self,
-        program: Program,
-        results: Sequence[fx.Node],
-        instead: Mapping[fx.Node, fx.Node | str],
-        call: Call,
-    ) -> None:
-        self.program, self.call = program, call
-        self.writer = Writer(program, instead)
-        needed = self.writer.needed(results)
-        self.order = [node for node in program.capture.graph.nodes if node in needed]
-        self.readers: dict[Any, list[Any]] = {self.writer.place(node): [None] for node in results}
-        for node in self.order:
-            for given in self.writer.inputs(node):
-                self.readers.setdefault(given, []).append(node)
-        self.lines: list[str] = []
-        self.parts: list[Any] = []  # what the lines call
-        self.look_up()
-        self.write()
-        self.lines.append(f"return [{', '.join(self.writer.said(node) for node in results)}]")
-
-    def look_up(self) -> None:
-        """Read from tables what depends on positions alone."""
-        known, read = by_position(self.program, self.order)
-        table = PositionTable.of(self.program, read) if read else None
-        if table is not None:
-            kept = [node for node in known if node.target is A.sym_size.int]
-            self.order = [node for node in self.order if node not in known or node in kept]
-            self.emit(read, table, [self.program.label[self.program.capture.inputs[1]]])
-
-    def write(self) -> None:
-        """Operations in their order; one that is no step, and waits for none, goes ahead."""
-        tokens, dtype = value(self.program.capture.inputs[0]).shape[1], self.dtype
-        made: Lowering | None = None
-        for node in self.order:
-            made = made or Lowering(tokens, dtype, self.program.settled, self.writer.place)
-            if made.add(node):
-                continue
-            if any(given in made.nodes for given in self.writer.inputs(node)):
-                self.close(made)
-                made = None
-            self.lines.append(f"{self.program.label[node]} = {self.writer.call(node)}")
-        if made is not None and made.steps:
-            self.close(made)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(iter(self.program.capture.root.parameters())).dtype
-
-    def close(self, made: Lowering) -> None:
-        """Write the call of a segment."""
-        label, readers = self.program.label, self.readers
-        read = [node for node in self.order if node in made.nodes]
-        read = [node for node in read if any(r not in made.nodes for r in readers.get(node, []))]
-        wanted = [step.what for step in made.steps if isinstance(step.what, fx.Node)]
-        weights = {node: self.program.names[label[node]].contiguous() for node in wanted}
-        given = [one if isinstance(one, str) else label[one] for one, _ in made.inputs]
-        self.emit(read, Segment(made, read, weights, self.call), [ATTEND, *given])
-
-    def emit(self, results: Sequence[fx.Node], part: Any, given: Sequence[str]) -> None:
-        told = ", ".join(self.program.label[node] for node in results)
-        self.lines.append(f"[{told}] = parts[{len(self.parts)}]({', '.join(given)})")
-        self.parts.append(part)
-
-
-def variant_of_few(
-    program: Program, results: Sequence[fx.Node], instead: Mapping[fx.Node, fx.Node | str]
-) -> Callable[..., list[Tensor]] | None:
-    """As `Program.variant`, for few tokens of one batch laid end to end, with segments wherever
-    operations can be steps; None where there are no operations in C."""
-    call = operation("segment", next(iter(program.capture.root.parameters())).dtype)
-    if call is None:
-        return None
-    made = FewTokens(program, results, instead, call)
-    inputs = [program.label[node] for node in program.capture.inputs]
-    extra = [f"{name}=None" for name in EXTRA] if instead else []
-    run = program.compile("run", ["parts", *inputs, ATTEND, *extra], made.lines)
-    return partial(run, made.parts)

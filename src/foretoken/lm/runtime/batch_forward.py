@@ -22,7 +22,7 @@ from foretoken.lm.runtime.cache_attention import (
     RowsApart,
     RowsTogether,
 )
-from foretoken.lm.runtime.captured import HEADLESS, WHOLE, Call, Captured
+from foretoken.lm.runtime.captured import FILLING, HEADLESS, WHOLE, Call, Captured, Cut
 from foretoken.lm.runtime.family import Family, attention_configs, decoder_layers, decoder_of
 from foretoken.lm.runtime.masks import Masks, Sights, window_bounds
 from foretoken.lm.runtime.packing import Batch, Feed
@@ -156,12 +156,13 @@ class BatchForward:
         attend = self._attention_apart(feeds, starts, stops, ids, positions)
         lean = self.lean
         assert lean is not None
-        cut, places = WHOLE if wanted else HEADLESS, torch.tensor(wanted)
+        cut, places = WHOLE if wanted else prompt_cut(taps), torch.tensor(wanted)
         given = [feed.embedded for feed in feeds if feed.embedded is not None]
         embedded = torch.cat(given)[None] if given else None
         *tapped, logits = lean.run(ids, positions, places, attend, taps, cut, embedded)
         hidden = torch.stack(tapped, dim=2)[0] if taps else None
-        parts = torch.split(logits[0, : len(wanted)], [feed.scored for feed in feeds])
+        logits = logits[0] if wanted else self.masks.nothing.new_zeros(0, self.vocab_size)
+        parts = torch.split(logits[: len(wanted)], [feed.scored for feed in feeds])
         scores = []
         for feed, part, start, stop in zip(feeds, parts, starts, stops, strict=True):
             feed.settle()
@@ -284,8 +285,8 @@ class BatchForward:
             elif any(feed.scored for feed in feeds):
                 *tapped, logits = call.run(lean)
             else:  # a prompt's tokens
-                *tapped, last = call.run(lean, HEADLESS)
-                logits = last[:, -batch.kept :, :0]
+                *tapped, last = call.run(lean, prompt_cut(taps))
+                logits = last.new_zeros(len(feeds), batch.kept, 0)
             return logits, torch.stack(tapped, dim=2) if taps else None
         arguments = sights.arguments(family)
         if self.span is not None:
@@ -328,6 +329,11 @@ class BatchForward:
         if logits.shape[1] > batch.kept:
             logits = logits[:, -batch.kept :]
         return logits, torch.stack(tapped, dim=2) if taps else None
+
+
+def prompt_cut(taps: Taps) -> Cut:
+    """What runs for tokens of prompts: no head, and only what fills the cache if nobody listens."""
+    return HEADLESS if taps else FILLING
 
 
 def _slot(feed: Feed) -> int:

@@ -29,16 +29,18 @@ class Cut:
 
     What enters the first of them is given, or made of the tokens where that is the first of all.
     From as many layers as there are, only the last norm and the head; from one more, the head.
-    The sublayers in `without` add nothing to the residual stream.
+    The sublayers in `without` add nothing to the residual stream. One that `fills` the cache, and
+    is asked for nothing else, ends with the attention of the last layer.
     """
 
     start: int = 0
     stop: int | None = None
     head: bool = True
     without: frozenset[Sublayer] = frozenset()
+    fills: bool = False
 
 
-WHOLE, HEADLESS = Cut(), Cut(head=False)
+WHOLE, HEADLESS, FILLING = Cut(), Cut(head=False), Cut(head=False, fills=True)
 
 
 class Captured(Protocol):
@@ -59,9 +61,9 @@ class Captured(Protocol):
     ) -> list[Tensor]:
         """What `taps` read, each [B, Q, H], then logits [B, P, V] at `places`.
 
-        Without a head, the last are the states [B, Q, H] that it would have read behind the layers.
-        `entering` [B, Q, H] is what enters layer `cut.start`; None: the tokens' embeddings, which
-        enter the first.
+        Without a head, the last are the states [B, Q, H] that it would have read behind the layers;
+        of a cut that fills the cache, they are not to be read. `entering` [B, Q, H] is what enters
+        layer `cut.start`; None: the tokens' embeddings, which enter the first.
         """
         ...
 

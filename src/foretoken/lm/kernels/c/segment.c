@@ -1,7 +1,10 @@
-/* A stretch of a model's forward over few tokens, run by one team of threads that meets after every
- * step: waking a team for each product costs more than the small operations between products. */
+/* Stretches of a model's forward. Over few tokens all of it is one call, run by one team of threads
+ * that meets after every step: waking a team for each product costs more than the small operations
+ * between products. Over many tokens only what lies between products and attention is, where each
+ * token is by itself: a thread takes some tokens through all steps while they are in its cache. */
 #include "operations.h"
 
+enum { TOGETHER = 16 };
 enum kind { PRODUCT, NORM, ROTATE, ATTEND, ADD, TIMES, SCALE, SILU, GELU, RELU, COPY };
 
 struct place { /* the numbers of token t begin at t * apart */
@@ -14,6 +17,11 @@ struct step {
   const void *what; /* linear layers, or the weight of a norm */
   int64_t count;    /* layers; width of a norm or of a head; layer of the cache */
   double real;      /* added to mean squares; scale */
+};
+
+struct buffer { /* its numbers; elements between tokens of one from outside, else zero */
+  void *at;
+  int64_t apart;
 };
 
 struct cached { /* one layer of the cache, and how its queries, keys and values lie */
@@ -29,20 +37,34 @@ INLINE floats gated(floats x, floats by) { /* x / (1 + exp(-by)) */
   return x * (above / (one + small));
 }
 
-/* map: y = f(a, b) for every number, each thread its own; LANES at a time.
- * norms, rotations: one head of one token after another, each by one thread. */
+/* The part of `count` things that the calling thread does. */
+int omp_get_num_threads(void);
+int omp_get_thread_num(void);
+INLINE struct part_of { int64_t first, last; } my_part(int64_t count) {
+  const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+  return (struct part_of){count * me / team, count * (me + 1) / team};
+}
+
+/* map: y = f(a, b) for numbers from the `first` to the `last`, LANES at a time.
+ * heads: norms and rotations of single heads of single tokens.
+ * items: how many of either a step has. */
 #define MAP(T, EXPRESSION)                                                                        \
-  _Pragma("omp for schedule(static) nowait")                                                      \
-  for (int64_t i = 0; i < tokens * (s->width / LANES); i++) {                                     \
-    const int64_t t = i / (s->width / LANES), k = i % (s->width / LANES) * LANES;                 \
+  for (int64_t t = first / each, k = first % each * LANES, i = first; i < last; i++) {            \
     const floats x = widened_##T(a + t * s->a.apart + k);                                         \
     const floats z = widened_##T(b + t * s->b.apart + k);                                         \
     (void)z;                                                                                      \
     keep_##T(y + t * s->y.apart + k, EXPRESSION);                                                 \
+    if ((k += LANES) == s->width) k = 0, t++;                                                     \
   }
 
+INLINE int64_t items(const struct step *s, int64_t tokens) {
+  return tokens * (s->width / (s->kind == NORM || s->kind == ROTATE ? s->count : LANES));
+}
+
 #define DEFINE(T)                                                                                 \
-  INLINE void each_##T(const struct step *s, const T *a, const T *b, T *y, int64_t tokens) {      \
+  INLINE void map_##T(const struct step *s, const T *a, const T *b, T *y, int64_t first,          \
+                      int64_t last) {                                                             \
+    const int64_t each = s->width / LANES;                                                        \
     switch (s->kind) {                                                                            \
       case ADD: MAP(T, x + z) break;                                                              \
       case TIMES: MAP(T, x * z) break;                                                            \
@@ -55,10 +77,9 @@ INLINE floats gated(floats x, floats by) { /* x / (1 + exp(-by)) */
   }                                                                                               \
                                                                                                   \
   INLINE void heads_##T(const struct step *s, const T *a, const T *b, const T *c, T *y,           \
-                        int64_t tokens) {                                                         \
+                        int64_t first, int64_t last) {                                            \
     const int64_t width = s->count, heads = s->width / width;                                     \
-    _Pragma("omp for schedule(static) nowait")                                                    \
-    for (int64_t i = 0; i < tokens * heads; i++) {                                                \
+    for (int64_t i = first; i < last; i++) {                                                      \
       const int64_t t = i / heads, h = i % heads * width;                                         \
       const T *from = a + t * s->a.apart + h;                                                     \
       T *to = y + t * s->y.apart + h;                                                             \
@@ -66,6 +87,12 @@ INLINE floats gated(floats x, floats by) { /* x / (1 + exp(-by)) */
       else                                                                                        \
         rotate_##T(from, b + t * s->b.apart, c + t * s->c.apart, to, 1, 1, width, 0, 0, 0);       \
     }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
+  INLINE void small_##T(const struct step *s, const T *a, const T *b, const T *c, T *y,           \
+                        struct part_of of) {                                                      \
+    if (s->kind == NORM || s->kind == ROTATE) heads_##T(s, a, b, c, y, of.first, of.last);        \
+    else map_##T(s, a, b, y, of.first, of.last);                                                  \
   }                                                                                               \
                                                                                                   \
   void segment_##T(const struct step *steps, int64_t count, void *const *buffers, int64_t tokens, \
@@ -85,13 +112,36 @@ INLINE floats gated(floats x, floats by) { /* x / (1 + exp(-by)) */
           attend_share_##T(a, b, c, y, layers[s->count].keys, layers[s->count].values,            \
                            layers[s->count].of, rows, row_count, s->real);                        \
           break;                                                                                  \
-        case NORM:                                                                                \
-        case ROTATE: heads_##T(s, a, b, c, y, tokens); break;                                     \
-        default: each_##T(s, a, b, y, tokens);                                                    \
+        default: small_##T(s, a, b, c, y, my_part(items(s, tokens)));                             \
       }                                                                                           \
       _Pragma("omp barrier")                                                                      \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
+  /* where the numbers of token `first` are, of a buffer from outside or of this thread's own */  \
+  INLINE T *found_##T(struct place *at, const struct buffer *buffers, int64_t first) {            \
+    const struct buffer *from = buffers + at->buffer;                                             \
+    const int64_t token = from->apart ? first : omp_get_thread_num() * TOGETHER;                  \
+    if (from->apart) at->apart = from->apart;                                                     \
+    return (T *)from->at + at->offset + token * at->apart;                                        \
+  }                                                                                               \
+                                                                                                  \
+  void between_##T(const struct step *steps, int64_t count, const struct buffer *buffers,         \
+                   int64_t tokens, int threads) {                                                 \
+    _Pragma("omp parallel for schedule(dynamic) num_threads(threads)")                            \
+    for (int64_t first = 0; first < tokens; first += TOGETHER) {                                  \
+      const int64_t some = tokens - first < TOGETHER ? tokens - first : TOGETHER;                 \
+      for (int64_t i = 0; i < count; i++) {                                                       \
+        struct step s = steps[i];                                                                 \
+        const T *a = found_##T(&s.a, buffers, first), *b = found_##T(&s.b, buffers, first);       \
+        const T *c = found_##T(&s.c, buffers, first);                                             \
+        T *y = found_##T(&s.y, buffers, first);                                                   \
+        small_##T(&s, a, b, c, y, (struct part_of){0, items(&s, some)});                          \
+      }                                                                                           \
     }                                                                                             \
   }
 
 DEFINE(f32)
 DEFINE(bf16)
+
+int64_t together(void) { return TOGETHER; } /* tokens that a thread takes through all steps */
