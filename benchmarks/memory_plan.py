@@ -6,20 +6,29 @@ Every configuration runs in a process of its own. It is planned from configurati
 the models are loaded with that plan as their budget, costs are measured if the controller asks for
 them, and texts are written. What was measured is the bytes of the loaded weights, counted, and the
 growth of the process from then to its peak. A frontier runs one configuration without a budget, as
-`load` would have it, and with budgets of shares of the generation memory that it took.
+`load` would have it, and with budgets of shares of the generation memory that it took: one text and
+a batch with trees of the size that pays, and a batch with trees as large as papers have them.
+What was measured is kept at once, and a run that was cut off goes on from there; `--again` forgets.
 Writes benchmarks/results/memory_plan.json and .md (memory_plan-real with --real).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import gates
-from pair import main, parser, prompts
+from pair import WORK, console, main, parser, prompts
 
 from foretoken.bench import environment
+from foretoken.bench.files import replace
 from foretoken.bench.memory import alone
 from foretoken.engine.memory.amounts import told
 
@@ -88,13 +97,31 @@ def settings(target: str, draft: str, real: bool) -> list[Setting]:
 
 
 def frontiers(target: str, draft: str, real: bool, quick: bool) -> list[Setting]:
-    """One text, and a batch: trees of the size that the method has by itself."""
+    """One text, and a batch: trees of the size that the method has by itself; a batch of turns of a
+    chat with trees of 64 nodes.
+    """
     sizes: dict[str, Any] = {"prompt": 384, "new": 128, "nodes": 0}
     if quick:
         sizes = {"prompt": 64, "new": 16, "nodes": 0}
     dtype = "bfloat16" if real else "float32"
     made = [Setting(target, "tree", dtype, draft, rows=rows, **sizes) for rows in (1, 8)]
+    made.append(Setting(target, "tree", dtype, draft, rows=8, prompt=96, new=96, nodes=64))
     return made[:1] if quick else made
+
+
+class Kept:
+    """Results in files, each written when it is known."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def of(self, name: str, measure: Callable[[], Any]) -> Any:
+        """What was measured before under this name, else what is measured now."""
+        file = self.folder / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+        if not file.exists():
+            console.print(name)
+            replace(file, json.dumps(measure()))
+        return json.loads(file.read_text())
 
 
 def planned(setting: Setting) -> dict[str, Any]:
@@ -220,14 +247,21 @@ def verdicts(
 def run(description: str | None) -> int:
     options = parser(description)
     options.add_argument("--real", action="store_true", help="smollm2-135m, fetched before")
+    options.add_argument("--again", action="store_true", help="not go on from a run cut off")
     asked = options.parse_args()
     names = ("smollm2-135m", "smollm2-135m-draft") if asked.real else ("text-target", "text-draft")
     target, draft = asked.target or names[0], asked.draft or names[1]
     threads = asked.threads or 1
     every = settings(target, draft, asked.real)
     every = every[1:8:3] if asked.quick else every
-    rows = {setting.name: compared(setting, asked.quick, threads) for setting in every}
-    points = {one.name: frontier(one, asked.quick, threads)
+    name = "memory_plan" + ("-real" if asked.real else "")
+    kept = Kept(WORK / (f"{name}-quick" if asked.quick else name) / f"{threads}")
+    if asked.again or asked.quick:
+        shutil.rmtree(kept.folder, ignore_errors=True)
+    kept.folder.mkdir(parents=True, exist_ok=True)
+    how = asked.quick, threads
+    rows = {one.name: kept.of(one.name, partial(compared, one, *how)) for one in every}
+    points = {one.name: kept.of(f"shares of {one.name}", partial(frontier, one, *how))
               for one in frontiers(target, draft, asked.real, asked.quick)}  # fmt: skip
     judged = verdicts(rows, points)
     text = report(rows, points) + "\n" + gates.markdown(judged)
@@ -235,7 +269,8 @@ def run(description: str | None) -> int:
         "environment": environment.describe(), "rows": rows, "frontiers": points,
         "gates": [gate.to_dict() for gate in judged],
     }  # fmt: skip
-    gates.publish(asked.out, "memory_plan" + ("-real" if asked.real else ""), document, text)
+    gates.publish(asked.out, name, document, text)
+    shutil.rmtree(kept.folder)
     print(text)
     return 0
 

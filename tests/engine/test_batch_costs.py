@@ -102,6 +102,25 @@ def test_short_positions_are_not_outrun(clock):
     assert set(costs.target) == {8, 16, 24}
 
 
+@pytest.mark.parametrize(("most", "sizes"), [(9, {8, 16, 24, 40, 72}), (4, {8, 16, 24}), (1, {8})])
+def test_memory_bounds_what_is_tried(clock, monkeypatch, most, sizes):
+    """Caches of running rows were granted for their trees and no more."""
+    engine, rows = engine_of("chain", pair(clock)), rows_of(8)
+    engine.controller.learn(measure_costs(engine))
+    told, asked = tables_learned(engine, monkeypatch), []
+
+    def affords(tokens, nodes, rows=1):
+        asked.append((tokens, rows))
+        return nodes <= most
+
+    monkeypatch.setattr(engine.waiting, "affords", affords)
+    engine.price(started(engine, rows))
+    assert set(told[0].target) == sizes
+    assert set(asked) == {(max(row.prompt_len + row.limit[0] for row in rows), 8)}
+    if most == 1:
+        assert not told[0].draft and engine.advance(rows).emitted
+
+
 def test_forwards_of_one_target_are_tried_once_for_all_methods(clock):
     models = pair(clock)
     first = engine_of("chain", models)

@@ -19,7 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.adjacency import EDGES, HINTED, Adjacency
@@ -114,8 +113,6 @@ class TokenRecycling(RowDrafter):
 
     def observe(self, step: Step) -> None:
         """Rows that were asked for a draft say what follows; the others cost no time."""
-        tokens: list[int] = []
-        tops: list[Tensor] = []
         for row, draft, score, said in zip(
             step.rows, step.drafts, step.scores, step.emitted, strict=True
         ):
@@ -124,19 +121,13 @@ class TokenRecycling(RowDrafter):
                 continue
             if not row.rehearsal:
                 self.learn(proposed, said, row.warp.greedy)
-            nodes = {token: node for node, token in enumerate(draft.tree.tokens)}  # the last wins
-            logits = score.logits
-            if len(nodes) < len(logits):
-                logits = logits[list(nodes.values())]
-            tokens += nodes
-            tops.append(logits)
-        if tops:
-            together = tops[0] if len(tops) == 1 else torch.cat(tops)
-            values, best = likeliest(together, self.known.keep)
+            # where they lie, and no copy: logits are most of what a step takes in memory
+            values, best = likeliest(score.logits, self.known.keep)
             self.edges = self.edges.to(values.device)
             shares = torch.bucketize(values.float().softmax(-1), self.edges)
-            for token, *told in zip(tokens, best.tolist(), shares.tolist(), strict=True):
-                self.known.put(token, *told)
+            told = zip(draft.tree.tokens, best.tolist(), shares.tolist(), strict=True)
+            for token, followers, sure in told:  # of nodes with one token the last wins
+                self.known.put(token, followers, sure)
 
     def learn(self, proposed: Proposed, said: Sequence[int], greedy: bool) -> None:
         """Compare what was proposed with the tokens that came."""

@@ -8,7 +8,7 @@ caches, and attention reads as many tokens as it will in the steps to come.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -23,15 +23,18 @@ ROUNDS = 4  # the first one warms every shape up
 PAYING = 0.7  # of what a token costs without drafts: a node that costs more is not worth trying
 
 
-def batch_costs(rows: Rows, parts: Parts, seconds: float = 0.4) -> CostTable:
+def batch_costs(
+    rows: Rows, parts: Parts, seconds: float = 0.4, affords: Callable[[int], bool] | None = None
+) -> CostTable:
     """Time forwards of these rows by nodes and their drafts by depth, in about `seconds`.
 
-    A slow model gets fewer sizes and repeats, two sizes at least. Forwards of the target are
-    measured once for all methods around it. Coins that a drafter uses are its caller's to rewind.
-    A draft that is part of the target's own forward is not tried: its beginnings of that forward
-    stay open until they are committed.
+    `affords`: whether memory lets each row have so many nodes, with its root. A slow model gets
+    fewer sizes and repeats, two sizes at least where there is room for them. Forwards of the target
+    are measured once for all methods around it. Coins that a drafter uses are its caller's to
+    rewind. A draft that is part of the target's own forward is not tried: its beginnings of that
+    forward stay open until they are committed.
     """
-    trial, known = Trial(rows, parts), batches_before(parts.target).get(len(rows))
+    trial, known = Trial(rows, parts, affords), batches_before(parts.target).get(len(rows))
     apart = getattr(parts.drafter, "view", None) is None
     with rehearsed(rows):
         for turn in range(ROUNDS):
@@ -74,8 +77,10 @@ def rehearsed(rows: Rows) -> Iterator[None]:
 class Trial:
     """Collects times of steps that are never committed."""
 
-    def __init__(self, rows: Rows, parts: Parts) -> None:
-        self.rows, self.parts = rows, parts
+    def __init__(
+        self, rows: Rows, parts: Parts, affords: Callable[[int], bool] | None = None
+    ) -> None:
+        self.rows, self.parts, self.affords = rows, parts, affords
         self.trees = parts.drafter.traits.shape is Shape.TREE
         self.target: dict[int, list[float]] = defaultdict(list)
         self.drafted: dict[int, list[float]] = defaultdict(list)
@@ -95,9 +100,15 @@ class Trial:
         return len(self.target)
 
     def fits(self, ahead: int) -> bool:
-        """Whether the target's positions let every row have so many nodes."""
+        """Whether memory and the target's positions let every row have so many nodes."""
+        if self.affords is not None and not self.affords(1 + self.drafted_at(ahead)):
+            return False
         room, longest = self.parts.target.max_length, max(len(row.tokens) for row in self.rows)
         return room is None or longest + ahead <= room
+
+    def drafted_at(self, depth: int) -> int:
+        """Nodes that are drafted to see what this depth takes."""
+        return 2 * depth if self.trees else depth
 
     def may_pay(self, costs: CostTable) -> bool:
         """Whether more nodes could be worth their time: those of the largest forward so far are."""
@@ -131,7 +142,7 @@ class Trial:
 
     def draft(self, ahead: int) -> None:
         """Proposals of this depth for every row that has room for them."""
-        budgets = self.granted(Budget(ahead, 2 * ahead if self.trees else ahead))
+        budgets = self.granted(Budget(ahead, self.drafted_at(ahead)))
         proposed = self.proposed(budgets)
         deepest = max(max(draft.tree.depths()) for draft in proposed.drafts)
         if deepest:
@@ -139,7 +150,8 @@ class Trial:
 
     def ask(self) -> None:
         """Proposals where nothing is worth its price."""
-        budgets = self.granted(Budget(AHEAD[-1], AHEAD[-1], TOO_DEAR))
+        most = max((ahead for ahead in AHEAD if self.fits(ahead)), default=0)
+        budgets = self.granted(Budget(most, most, TOO_DEAR))
         self.asking.append(self.proposed(budgets).seconds)
 
     def proposed(self, budgets: Sequence[Budget]) -> Proposed:

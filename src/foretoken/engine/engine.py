@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -216,7 +217,9 @@ class Engine(Parts):
     def price(self, rows: Rows) -> None:
         """Let the controller know what a batch like this costs, tried on its own rows."""
         used = [getattr(row.coins, "used", 0) for row in rows]
-        costs = batch_costs(rows, self)
+        ends = max(row.prompt_len + row.limit[0] for row in rows)
+        affords = partial(self.waiting.affords, ends, rows=len(rows))
+        costs = batch_costs(rows, self, affords=affords)
         rewind(rows, used)
         LOG.debug("costs of %d rows: %s", len(rows), costs)
         self.controller.learn(costs)
