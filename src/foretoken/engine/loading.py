@@ -141,6 +141,7 @@ def session_over(
     parts: dict[str, Any],
 ) -> Session:
     """Read the weights and put the parts around them; options were checked by `load`."""
+    from foretoken.lm.kernels.teams import dismiss
     from foretoken.lm.load import load_model, load_tokenizer
 
     model = load_model(target, **loading)
@@ -152,6 +153,7 @@ def session_over(
     for lm in (engine.target, draft_lm):
         if lm is not None:
             log_model(lm)
+    dismiss()  # texts may be written by another thread
     return session_class(method_row(method))(
         engine,
         method=method,

@@ -14,6 +14,7 @@ from typing import Any
 from foretoken.engine.session import Session
 from foretoken.engine.timings import timed_before
 from foretoken.errors import CapabilityError, ConfigError, ForetokenError
+from foretoken.lm.kernels.teams import dismiss
 from foretoken.serve.answer import Account, Answer
 from foretoken.serve.engine_thread import EngineThread
 from foretoken.serve.estimate import PlainSteps
@@ -36,6 +37,7 @@ class Service:
         check_session(session)
         self.session, self.settings = session, settings
         session.prepare(batches=True)
+        dismiss()  # steps are made by another thread
         self.counts = Counts(PlainSteps(timed_before(session.target)))
         self.metrics = Metrics(session, self.counts)
         self.thread = EngineThread(session, self.counts)

@@ -19,7 +19,6 @@ struct asked { /* one query, and what was made of the columns so far */
 
 /* Queries of each task of a row alone, so that the thread with most to do has least of it: turning
  * keys takes as long as TURNING queries. Several rows are tasks enough. */
-int omp_get_num_threads(void);
 INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
   const int64_t least = (queries + QUERIES - 1) / QUERIES, team = omp_get_num_threads();
   int64_t best = INT64_MAX, found = QUERIES;
@@ -179,7 +178,7 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
                                                                                                   \
   void attend_share_##T(const T *q, const T *k, const T *v, T *y, T *keys, T *values,             \
                         const struct layout *of, const struct row *rows, int64_t count,           \
-                        float scale) {                                                            \
+                        float scale, struct meeting *at) {                                        \
     const int64_t fold = of->heads / of->groups;                                                  \
     for (int64_t r = 0; r < count; r++) {                                                         \
       T *to_k = keys + rows[r].slot * of->key_slot, *to_v = values + rows[r].slot * of->value_slot; \
@@ -194,7 +193,7 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
         }                                                                                         \
       }                                                                                           \
     }                                                                                             \
-    _Pragma("omp barrier")                                                                        \
+    meet(at);                                                                                     \
     for (int64_t r = 0; r < count; r++) {                                                         \
       const struct row *row = rows + r, *after = r + 1 < count ? row + 1 : row;                   \
       const int64_t all = (row->last - row->first) * fold, most = evenly(all, of->groups, count); \
@@ -215,8 +214,9 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
   void attend_##T(const T *q, const T *k, const T *v, T *y, T *keys, T *values,                   \
                   const struct layout *of, const struct row *rows, int64_t count, float scale,    \
                   int threads) {                                                                  \
+    struct meeting at = {0};                                                                      \
     _Pragma("omp parallel num_threads(threads)")                                                  \
-    attend_share_##T(q, k, v, y, keys, values, of, rows, count, scale);                           \
+    attend_share_##T(q, k, v, y, keys, values, of, rows, count, scale, &at);                      \
   }
 
 DEFINE(f32)

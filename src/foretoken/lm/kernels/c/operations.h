@@ -2,6 +2,7 @@
 #ifndef OPERATIONS_H
 #define OPERATIONS_H
 #include <math.h>
+#include <sched.h>
 
 #include "vectors.h"
 
@@ -24,13 +25,39 @@ struct row {
   int64_t mask_token;
 };
 
-/* Each thread of a team calls these and does its share; no barrier at the end. */
+/* Where the threads of a team wait for each other. OpenMP's own barrier puts them to sleep as soon
+ * as a process has teams for more threads than processors, as when a second thread calls: then each
+ * of the hundreds of meetings of a forward is a call to the system. Here they stay awake for as long
+ * as a step takes, and then let others have the processor. */
+struct meeting {
+  int64_t here;
+  char apart[LINE];
+  int64_t turn;
+};
+enum { AWAKE = 2000 };
+int omp_get_num_threads(void);
+int omp_get_thread_num(void);
+
+INLINE void meet(struct meeting *at) {
+  const int64_t turn = __atomic_load_n(&at->turn, __ATOMIC_RELAXED);
+  if (__atomic_add_fetch(&at->here, 1, __ATOMIC_ACQ_REL) == omp_get_num_threads()) {
+    __atomic_store_n(&at->here, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->turn, turn + 1, __ATOMIC_RELEASE);
+    return;
+  }
+  for (int64_t i = 0; __atomic_load_n(&at->turn, __ATOMIC_ACQUIRE) == turn; i++) {
+    if (i < AWAKE) REST;
+    else sched_yield();
+  }
+}
+
+/* Each thread of a team calls these and does its share; no meeting at the end. */
 #define DECLARE(T)                                                                                \
   void product_share_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,            \
                          const struct part *parts, int64_t count);                                \
   void attend_share_##T(const T *q, const T *k, const T *v, T *y, T *keys, T *values,             \
                         const struct layout *of, const struct row *rows, int64_t count,           \
-                        float scale);                                                             \
+                        float scale, struct meeting *at);                                         \
   void norm_##T(const T *restrict x, const T *restrict w, T *restrict y, int64_t rows,            \
                 int64_t width, int64_t apart, float eps);                                         \
   void rotate_##T(const T *restrict x, const T *restrict cos, const T *restrict sin,              \

@@ -38,8 +38,6 @@ INLINE floats gated(floats x, floats by) { /* x / (1 + exp(-by)) */
 }
 
 /* The part of `count` things that the calling thread does. */
-int omp_get_num_threads(void);
-int omp_get_thread_num(void);
 INLINE struct part_of { int64_t first, last; } my_part(int64_t count) {
   const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
   return (struct part_of){count * me / team, count * (me + 1) / team};
@@ -98,6 +96,7 @@ INLINE int64_t items(const struct step *s, int64_t tokens) {
   void segment_##T(const struct step *steps, int64_t count, void *const *buffers, int64_t tokens, \
                    const struct cached *layers, const struct row *rows, int64_t row_count,        \
                    int threads) {                                                                 \
+    struct meeting at = {0};                                                                      \
     _Pragma("omp parallel num_threads(threads)")                                                  \
     for (const struct step *s = steps; s < steps + count; s++) {                                  \
       const T *a = (const T *)buffers[s->a.buffer] + s->a.offset;                                 \
@@ -110,11 +109,11 @@ INLINE int64_t items(const struct step *s, int64_t tokens) {
           break;                                                                                  \
         case ATTEND:                                                                              \
           attend_share_##T(a, b, c, y, layers[s->count].keys, layers[s->count].values,            \
-                           layers[s->count].of, rows, row_count, s->real);                        \
+                           layers[s->count].of, rows, row_count, s->real, &at);                   \
           break;                                                                                  \
         default: small_##T(s, a, b, c, y, my_part(items(s, tokens)));                             \
       }                                                                                           \
-      _Pragma("omp barrier")                                                                      \
+      meet(&at);                                                                                  \
     }                                                                                             \
   }                                                                                               \
                                                                                                   \

@@ -23,6 +23,13 @@ enum { LINE = 64 }; /* bytes that come from memory at once */
 /* Ask for a line ahead of time, into the second cache: the first can wait for few lines at once, and
  * while it waits for those, loads of what is already there stand behind them. */
 #define FETCH(line) __builtin_prefetch(line, 0, 2)
+#if defined(__x86_64__) || defined(__i386__) /* a moment in which nothing is done */
+#define REST __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define REST __asm__ volatile("yield")
+#else
+#define REST (void)0
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float floats __attribute__((vector_size(LANES * 4)));
