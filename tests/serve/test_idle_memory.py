@@ -1,5 +1,9 @@
 """Memory that nothing uses any more goes back to the system once a server is idle."""
 
+import os
+import subprocess
+import sys
+
 import psutil
 import pytest
 import torch
@@ -39,3 +43,32 @@ def test_a_server_without_work_gives_back_once(make_session, running, monkeypatc
         assert server.post("/v1/completions", json=ask).status_code == 200
         wait_for(lambda: before - resident() > 0.8 * BLOCK * MANY)
         assert server.post("/v1/completions", json=ask).status_code == 200 and len(kept) == 20
+
+
+MANY_SIZES = """
+import sys, psutil, torch
+from foretoken.engine.memory.heap import keep_few_products
+if sys.argv[1] == "few":
+    keep_few_products()
+weight = torch.ops.mkldnn._reorder_linear_weight(torch.randn(96, 64), 16)
+multiply = torch.ops.mkldnn._linear_pointwise.default
+def met(sizes):
+    for size in sizes:
+        multiply(torch.ones(1, size, 64), weight, None, "none", [], "")
+    return psutil.Process().memory_info().rss
+before = met(range(100, 400))
+print(met(range(400, 1000)) - before)
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
+def test_products_of_many_sizes_are_not_all_kept() -> None:
+    grown = {}
+    free = {key: value for key, value in os.environ.items() if "CACHE_CAPACITY" not in key}
+    for how in ("few", "all"):
+        done = subprocess.run(
+            [sys.executable, "-c", MANY_SIZES, how],
+            env=free, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        grown[how] = int(done.stdout)
+    assert grown["few"] < 0.3 * grown["all"], grown

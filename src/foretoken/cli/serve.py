@@ -135,9 +135,11 @@ def serve(
     SIGTERM or Ctrl-C lets running texts end (--grace) and refuses new ones with 503; a second one
     ends them.
     """
+    from foretoken.engine.memory.heap import keep_few_products
     from foretoken.serve.running import listen
     from foretoken.serve.settings import Settings
 
+    keep_few_products()
     limits = Settings(
         model_name=model_name or name_of(o.named_target(context, target, tuned), tuned),
         queue=queue,

@@ -24,6 +24,7 @@ from ray.serve.config import HTTPOptions, RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.engine.loading import load
+from foretoken.engine.memory.heap import keep_few_products
 from foretoken.errors import CapabilityError, ConfigError, check_values
 from foretoken.serve.affinity import REPLICA
 from foretoken.serve.application import app
@@ -71,6 +72,7 @@ class Replica:
     """One server with a session of its own, in a process of its own."""
 
     def __init__(self, loading: dict[str, Any], settings: Settings, threads: int) -> None:
+        keep_few_products()
         torch.set_num_threads(threads)
         self.api = app(load(**loading), settings)
         self.service: Service = self.api.state.service

@@ -1,15 +1,18 @@
-"""What glibc keeps of memory that was freed, and gives back to the system when told to."""
+"""What libraries keep of memory: glibc of what was freed, oneDNN of products that it compiled."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from functools import cache
 from typing import Any
 
 # of glibc's mallopt: what is freed at the end of its memory and kept, and what is a large block
 KEPT = {-1: 1 << 20, -3: 128 << 10}
+
+PRODUCTS = 256  # that oneDNN keeps in a server; by itself 1,024, half a MiB each
 
 
 @cache
@@ -44,3 +47,15 @@ def collect() -> None:
     """Free what nothing refers to any more, and give it back."""
     gc.collect()
     give_back()
+
+
+def keep_few_products() -> None:
+    """Have oneDNN keep fewer of its products, unless the environment says how many; before the
+    first one is made.
+
+    It compiles one for every number of tokens that a prompt may have: a server met new ones for an
+    hour and grew by 500 MiB. What is compiled again takes some milliseconds, beside hundreds that
+    such prompts take.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's and torch's
+        os.environ.setdefault(name, str(PRODUCTS))
