@@ -31,8 +31,12 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
   return found;
 }
 
+#define TILE(T, N)                                                                                \
+  tile_##T(some, to, across, from, pairs, first, count, depth, wide, scale, next, N)
+
 /* turned: keys of COLUMNS columns; across[k * PARTS + p] holds load k of each of LANES columns.
  * scored: scores of one query, and how far what was made so far is scaled down.
+ * paired: values of columns as products of several tiles take them.
  * tile: `rows` queries with `count` columns from `first` on.
  * Of what comes after, the same number of columns at `next` is fetched meanwhile. */
 #define DEFINE(T)                                                                                 \
@@ -81,9 +85,16 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
     return fade;                                                                                  \
   }                                                                                               \
                                                                                                   \
+  INLINE void paired_##T(beside_##T *to, const T *values, int64_t count, int64_t width) {         \
+    for (int64_t j = 0; j < count; j += BESIDE_##T) {                                             \
+      const T *one = values + j * width, *two = j + 1 < count ? one + width : one;                \
+      for (int64_t d = 0; d < width; d += LANES) *to++ = both_##T(one + d, two + d);              \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
   INLINE void tile_##T(struct asked *at, float *mixed, const words *across, const T *values,      \
-                       int64_t first, int64_t count, int64_t depth, int64_t width, float scale,   \
-                       const T *next, const int rows) {                                           \
+                       const beside_##T *pairs, int64_t first, int64_t count, int64_t depth,     \
+                       int64_t width, float scale, const T *next, const int rows) {               \
     floats sums[ROWS][PARTS], fade[ROWS];                                                         \
     weight_##T weights[ROWS][COLUMNS];                                                            \
     memset(sums, 0, sizeof sums);                                                                 \
@@ -105,7 +116,9 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
           made[r][i] = load_f32(mixed + r * width + d + i * LANES) * fade[r];                     \
       for (int64_t j = 0; j < count; j += BESIDE_##T) {                                           \
         const T *one = values + j * width + d, *two = j + 1 < count ? one + width : one;          \
-        const beside_##T low = both_##T(one, two), high = both_##T(one + LANES, two + LANES);     \
+        const beside_##T *known = pairs ? pairs + (j / BESIDE_##T * width + d) / LANES : 0;       \
+        const beside_##T low = known ? known[0] : both_##T(one, two);                             \
+        const beside_##T high = known ? known[1] : both_##T(one + LANES, two + LANES);            \
         if (next)                                                                                 \
           for (int k = 0; k < BESIDE_##T; k++)                                                    \
             for (int i = 0; i < 2 * LANES; i += LINE / (int)sizeof(T))                            \
@@ -133,6 +146,8 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
     struct asked at[QUERIES];                                                                     \
     words across[depth * PARTS];                                                                  \
     float mixed[QUERIES * wide];                                                                  \
+    beside_##T room[BESIDE_##T > 1 ? COLUMNS / BESIDE_##T * wide / LANES : 1];                    \
+    beside_##T *pairs = BESIDE_##T > 1 && rows > ROWS ? room : 0;                                 \
     memset(mixed, 0, sizeof(float) * rows * wide);                                                \
     for (int r = 0; r < rows; r++) {                                                              \
       const int64_t token = (one + r) / fold, t = row->first + token;                             \
@@ -153,19 +168,16 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
       const T *next_keys = end < seen ? keys + end * width : later[0];                            \
       const T *next = end < seen ? values + end * wide : later[1];                                \
       turned_##T(across, keys + first * width, count, width, next_keys);                          \
+      if (pairs) paired_##T(pairs, from, count, wide);                                            \
       for (int r = 0; r < rows; r += ROWS) {                                                      \
         struct asked *some = at + r;                                                              \
         float *to = mixed + r * wide;                                                             \
         if (r) next = 0; /* fetched with the first tile */                                        \
         switch (rows - r) {                                                                       \
-          case 1: tile_##T(some, to, across, from, first, count, depth, wide, scale, next, 1);    \
-            break;                                                                                \
-          case 2: tile_##T(some, to, across, from, first, count, depth, wide, scale, next, 2);    \
-            break;                                                                                \
-          case 3: tile_##T(some, to, across, from, first, count, depth, wide, scale, next,        \
-                           ROWS < 3 ? ROWS : 3);                                                  \
-            break;                                                                                \
-          default: tile_##T(some, to, across, from, first, count, depth, wide, scale, next, ROWS); \
+          case 1: TILE(T, 1); break;                                                              \
+          case 2: TILE(T, 2); break;                                                              \
+          case 3: TILE(T, ROWS < 3 ? ROWS : 3); break;                                            \
+          default: TILE(T, ROWS);                                                                 \
         }                                                                                         \
       }                                                                                           \
     }                                                                                             \
