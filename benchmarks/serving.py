@@ -72,6 +72,7 @@ def llama(asked: argparse.Namespace, port: int) -> list[str]:
     return [
         asked.llama_server, "-m", asked.gguf, "--port", str(port), "-t", str(asked.threads),
         "-np", str(slots), "-c", str(slots * 2048), "-fa", "on",
+        "--alias", MODEL,
     ]  # fmt: skip
 
 
