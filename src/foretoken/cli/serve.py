@@ -135,11 +135,9 @@ def serve(
     SIGTERM or Ctrl-C lets running texts end (--grace) and refuses new ones with 503; a second one
     ends them.
     """
-    from foretoken.engine.memory.heap import keep_few_products
     from foretoken.serve.running import listen
     from foretoken.serve.settings import Settings
 
-    keep_few_products()
     limits = Settings(
         model_name=model_name or name_of(o.named_target(context, target, tuned), tuned),
         queue=queue,
@@ -152,7 +150,7 @@ def serve(
         log_file=log_file or (None if quiet() else Path("-")),
         metrics=not no_metrics,
     )
-    check_log(limits.log_file)
+    make_ready(limits.log_file)
     loading: dict[str, Any] = {
         "target": o.named_target(context, target, tuned),
         "draft": draft,
@@ -176,12 +174,14 @@ def serve(
         session.save()
 
 
-def check_log(path: Path | None) -> None:
-    """Refuse a log that cannot be written before any weight is read."""
+def make_ready(log: Path | None) -> None:
+    """Before any weight is read: refuse a log that cannot be written, and keep libraries small."""
+    from foretoken.engine.memory.heap import keep_few_products
     from foretoken.serve.request_log import opened
 
-    if path is not None and path != Path("-"):
-        os.close(opened(path))
+    if log is not None and log != Path("-"):
+        os.close(opened(log))
+    keep_few_products()
 
 
 def run(session: Session, limits: Settings, socket: object) -> None:
