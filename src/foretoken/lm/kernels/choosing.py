@@ -29,10 +29,11 @@ from foretoken.lm.kernels.linears import (
     PADDED,
     TRANSPOSED,
     Product,
+    can_pack,
     is_conv1d,
     linears,
 )
-from foretoken.lm.kernels.measuring import MOST, choose, measure
+from foretoken.lm.kernels.measuring import IN_ONE_CALL, choose, measure
 from foretoken.lm.kernels.merged import Site
 from foretoken.lm.kernels.native import Unavailable, library
 
@@ -98,8 +99,9 @@ def choose_kernels(
     if sites is None:
         restore(model)
         sites = [Product(module) for module in linears(model)]
-    groups = by_shape(sites) if mode != "dense" else {}
-    why = "" if groups or mode == "dense" else "no linear layer here that oneDNN can multiply"
+    able = [site for site in sites if mode != "packed" or can_pack(site.dtype)]
+    groups = by_shape(able) if mode != "dense" else {}
+    why = "" if groups or mode == "dense" else "no linear layer here that a kernel can multiply"
     if mode == "inplace" and groups:
         why = "second copies were not wanted"
     elif mode == "auto" and groups and (why := no_room(groups)):
@@ -139,19 +141,26 @@ def take_native(model: nn.Module) -> None:
 def in_few_sizes(sites: Sequence[Site]) -> None:
     """Have oneDNN multiply blocks of a few sizes alone (`linears.in_blocks`)."""
     for site in sites:
+        if not can_pack(site.dtype):
+            continue
         own = (NATIVE, PADDED) if site.dtype is not torch.float32 else (NATIVE, PADDED, *BY_MKL)
         site.kernels = [kernel if kernel in own else BLOCKS for kernel in site.kernels]
         site.many = site.many if site.many in own else BLOCKS
 
 
 def reach_in_c(sites: Sequence[Site]) -> int:
-    """Rows up to which products in C, in one call (`segments`), cost no more than those chosen."""
+    """Rows up to which products in C, in one call (`segments`), cost no more than those chosen.
+
+    Where C was chosen both are the same, measured or not.
+    """
     groups = [(_measured.get(key, {}), group) for key, group in by_shape(sites).items()]
     groups = [(table, group) for table, group in groups if group[0].places is not None]
     reach = 0
-    for rows in range(1, MOST[NATIVE] + 1) if groups else ():
+    for rows in range(1, IN_ONE_CALL + 1) if groups else ():
         ours, chosen = 0.0, (SPARED + SPARED_PER_ROW * rows) * len(sites)
         for table, group in groups:
+            if group[0].kernels[rows] == NATIVE:
+                continue
             ours += len(group) * seconds_of(NATIVE, rows, table)
             chosen += len(group) * seconds_of(group[0].kernels[rows], rows, table)
         reach = rows if ours <= chosen < float("inf") else reach

@@ -27,7 +27,7 @@ LISTED = 64  # row counts up to this are looked up, larger ones share the last m
 BLOCKS_OF = (256, 64, 32)
 WIDE = 1 << 14  # outputs of a product from which on a block of 256 rows would take too much memory
 
-# absent from builds without oneDNN, where `can_pack` is false and nothing is installed
+# absent from builds without oneDNN, where `can_pack` is false
 _pointwise: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 onednn: Callable[..., Tensor] = _pointwise and _pointwise.default._op
 
@@ -39,6 +39,11 @@ def can_pack(dtype: torch.dtype) -> bool:
     if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype is torch.float32
+
+
+def can_multiply(dtype: torch.dtype) -> bool:
+    """Whether there are kernels for this type beside torch's own."""
+    return can_pack(dtype) or native.operation("product", dtype) is not None
 
 
 class Unwatched:
@@ -347,5 +352,5 @@ def linears(model: nn.Module) -> Iterator[nn.Module]:
             continue
         weight = module.weight
         plain = type(weight) in (nn.Parameter, Tensor)  # no wrapper around quantised numbers
-        if plain and weight.device.type == "cpu" and can_pack(weight.dtype):
+        if plain and weight.device.type == "cpu" and can_multiply(weight.dtype):
             yield module

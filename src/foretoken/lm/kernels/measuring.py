@@ -18,14 +18,16 @@ from foretoken.lm.kernels.linears import (
     PAD,
     PADDED,
     TRANSPOSED,
+    can_pack,
 )
 from foretoken.lm.kernels.native import Places
 
 # row counts that are measured, the telling ones first, since the time to measure is bounded
 ROWS = (1, 16, 64, 4, 32, 8, 2, 256, 24, 3, 12, 6)
-MOST = {PADDED: PAD - 1, NATIVE: 64}  # rows that a kernel is meant for; the others have no end
+MOST = {PADDED: PAD - 1}  # rows that a kernel is meant for; the others have no end
+IN_ONE_CALL = 64  # tokens of a forward whose products C may do in one call with all else
 Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
-PLAIN = (DENSE, TRANSPOSED, ONEDNN)  # of any number of rows, on the weight where it lies
+PLAIN = (DENSE, TRANSPOSED, ONEDNN, NATIVE)  # of any number of rows, on the weight where it lies
 SLOWEST, STALL = 1e9, 1e-3  # bytes a second, and seconds: a lone row that takes longer was stalled
 
 
@@ -51,9 +53,10 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
     taken where it is meant for, as it waits least (a whole forward in one call).
     """
     members = products[: max(1, 96_000_000 // products[0].nbytes())]
-    for product in members:
+    packs = can_pack(members[0].dtype)
+    for product in members if packs else ():
         product.pack_once()
-    alive = [DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED]
+    alive = [DENSE, TRANSPOSED, *((ONEDNN, PACKED, PADDED) if packs else ())]
     alive += [NATIVE] if members[0].places is not None else []
     table: dict[int, dict[int, float]] = {}
     ends = perf_counter() + seconds
@@ -67,7 +70,7 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
         table[rows] = interleaved(used, x, tried)
         stalled = min(table[rows].values()) > STALL + rows * members[0].nbytes() / SLOWEST
         if stalled and NATIVE in alive:
-            return by_rule(min(table[rows].values()))
+            return by_rule(min(table[rows].values()), PACKED if packs else NATIVE)
         # a bad moment must not leave only kernels that are meant for few rows, or want a copy
         told, best = table[rows], min(table[rows].values())
         endless = min((kernel for kernel in told if kernel not in MOST), key=told.__getitem__)
@@ -76,13 +79,12 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
     return dict(sorted(table.items()))
 
 
-def by_rule(seconds: float) -> dict[int, dict[int, float]]:
-    """A table of which C is chosen up to the rows it is meant for, and packed weights above."""
-    most = MOST[NATIVE]
+def by_rule(seconds: float, many: int) -> dict[int, dict[int, float]]:
+    """A table of which C is chosen for as many rows as one call may take, and `many` above."""
     return {
         1: {DENSE: 2 * seconds, NATIVE: seconds},
-        most: {DENSE: 2 * seconds, NATIVE: seconds},
-        4 * most: {DENSE: 2 * seconds, PACKED: seconds},
+        IN_ONE_CALL: {DENSE: 2 * seconds, NATIVE: seconds},
+        4 * IN_ONE_CALL: {DENSE: 2 * seconds, many: seconds},
     }
 
 

@@ -33,6 +33,8 @@ SOURCES = tuple(
     for name in (
         "vectors.h",
         "operations.h",
+        "tiles_wide.h",
+        "tiles_narrow.h",
         "product.c",
         "attention.c",
         "rows.c",

@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from foretoken.lm.kernels.linears import NATIVE
 from foretoken.lm.kernels.lowering import KIND, Form, Lowering, Step
-from foretoken.lm.kernels.measuring import MOST
+from foretoken.lm.kernels.measuring import IN_ONE_CALL
 from foretoken.lm.kernels.native import Call, Places, together
 from foretoken.lm.runtime.slot_attention import SlotAttention
-
-TOKENS = MOST[NATIVE]  # of a call, at most: no reach is longer (`choosing.reach_in_c`)
 
 
 class _Place(ctypes.Structure):
@@ -107,7 +104,7 @@ class Segment(Stretch):
     def __call__(self, attend: SlotAttention, *given: Tensor) -> list[Tensor]:
         """The results [1, Q, ...] for inputs [1, Q, ...]; `attend` knows the cache."""
         tokens = given[0].numel() // self.width
-        arena = self.arena(TOKENS)
+        arena = self.arena(IN_ONE_CALL)
         bases, held = arena.bases, [states.contiguous() for states in given]
         for one, states in zip(self.given, held, strict=True):
             bases[one.buffer] = states.data_ptr()

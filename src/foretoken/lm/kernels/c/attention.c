@@ -9,6 +9,7 @@
 #include "operations.h"
 
 enum { PARTS = 4, COLUMNS = PARTS * LANES, QUERIES = 48, TURNING = 2, TRIED = 16 };
+enum { BESIDES = LANES < 16 ? 4 : 2 }; /* registers of a value that are mixed at once */
 
 struct asked { /* one query, and what was made of the columns so far */
   const void *query, *mask;
@@ -109,29 +110,31 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
     }                                                                                             \
     for (int r = 0; r < rows; r++)                                                                \
       fade[r] = scored_##T(at + r, sums[r], weights[r], first, scale);                            \
-    for (int64_t d = 0; d < width; d += 2 * LANES) {                                              \
-      floats made[ROWS][2];                                                                       \
+    for (int64_t d = 0; d < width; d += BESIDES * LANES) {                                        \
+      floats made[ROWS][BESIDES];                                                                 \
       for (int r = 0; r < rows; r++)                                                              \
-        for (int i = 0; i < 2; i++)                                                               \
+        for (int i = 0; i < BESIDES; i++)                                                         \
           made[r][i] = load_f32(mixed + r * width + d + i * LANES) * fade[r];                     \
       for (int64_t j = 0; j < count; j += BESIDE_##T) {                                           \
         const T *one = values + j * width + d, *two = j + 1 < count ? one + width : one;          \
         const beside_##T *known = pairs ? pairs + (j / BESIDE_##T * width + d) / LANES : 0;       \
-        const beside_##T low = known ? known[0] : both_##T(one, two);                             \
-        const beside_##T high = known ? known[1] : both_##T(one + LANES, two + LANES);            \
+        beside_##T value[BESIDES];                                                                \
+        for (int i = 0; i < BESIDES; i++)                                                         \
+          value[i] = known ? known[i] : both_##T(one + i * LANES, two + i * LANES);               \
         if (next)                                                                                 \
           for (int k = 0; k < BESIDE_##T; k++)                                                    \
-            for (int i = 0; i < 2 * LANES; i += LINE / (int)sizeof(T))                            \
+            for (int i = 0; i < BESIDES * LANES; i += LINE / (int)sizeof(T))                      \
               FETCH(next + (j + k) * width + d + i);                                              \
         for (int r = 0; r < rows; r++) {                                                          \
           beside_##T weight = spread_weight_##T(weights[r] + j);                                  \
           HELD(weight);                                                                           \
-          made[r][0] = weighed_##T(made[r][0], low, weight);                                      \
-          made[r][1] = weighed_##T(made[r][1], high, weight);                                     \
+          for (int i = 0; i < BESIDES; i++)                                                       \
+            made[r][i] = weighed_##T(made[r][i], value[i], weight);                               \
         }                                                                                         \
       }                                                                                           \
       for (int r = 0; r < rows; r++)                                                              \
-        for (int i = 0; i < 2; i++) keep_f32(mixed + r * width + d + i * LANES, made[r][i]);      \
+        for (int i = 0; i < BESIDES; i++)                                                         \
+          keep_f32(mixed + r * width + d + i * LANES, made[r][i]);                                \
     }                                                                                             \
   }                                                                                               \
                                                                                                   \
@@ -146,8 +149,9 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
     struct asked at[QUERIES];                                                                     \
     words across[depth * PARTS];                                                                  \
     float mixed[QUERIES * wide];                                                                  \
-    beside_##T room[BESIDE_##T > 1 ? COLUMNS / BESIDE_##T * wide / LANES : 1];                    \
-    beside_##T *pairs = BESIDE_##T > 1 && rows > ROWS ? room : 0;                                 \
+    const int turns = sizeof(beside_##T) != LANES * sizeof(T) || BESIDE_##T > 1;                  \
+    beside_##T room[turns ? COLUMNS / BESIDE_##T * wide / LANES : 1];                             \
+    beside_##T *pairs = turns && rows > ROWS ? room : 0;                                          \
     memset(mixed, 0, sizeof(float) * rows * wide);                                                \
     for (int r = 0; r < rows; r++) {                                                              \
       const int64_t token = (one + r) / fold, t = row->first + token;                             \

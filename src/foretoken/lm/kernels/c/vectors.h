@@ -3,7 +3,7 @@
 #define VECTORS_H
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -100,8 +100,11 @@ INLINE void keep_bf16(bf16 *to, floats value) {
   memcpy(to, &some, sizeof some);
 }
 #else
-INLINE void keep_bf16(bf16 *to, floats value) {
-  for (int i = 0; i < LANES; i++) to[i] = narrow_bf16(value[i]);
+INLINE void keep_bf16(bf16 *to, floats value) { /* as narrow_bf16 */
+  const words bits = (words)value, none = (words)(value != value);
+  const words near = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const halves some = __builtin_convertvector((near & ~none) | (none & 0x7fc0), halves);
+  memcpy(to, &some, sizeof some);
 }
 #endif
 
@@ -143,6 +146,18 @@ INLINE floats weighed_bf16(floats sums, floats a, floats b) { return sums + a * 
 INLINE floats larger(floats a, floats b) { return (floats)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE float largest(floats x) { return _mm512_reduce_max_ps((__m512)x); }
 INLINE float summed(floats x) { return _mm512_reduce_add_ps((__m512)x); }
+#elif defined(__AVX__)
+INLINE floats larger(floats a, floats b) { return (floats)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE float largest(floats x) {
+  __m128 most = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  most = _mm_max_ps(most, _mm_movehl_ps(most, most));
+  return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
+}
+INLINE float summed(floats x) {
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
 #else
 INLINE floats larger(floats a, floats b) {
   const words first = (words)(a > b);
@@ -200,7 +215,7 @@ INLINE __m512 fours(__m512 a, __m512 b) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
-INLINE void total(float *to, floats sums[ROWS][OUTS], const int rows) {
+INLINE void total(float *to, floats sums[][OUTS], const int rows) {
   __m512 four[ROWS]; /* of one row: within every four numbers, one sum of each output */
   for (int r = 0; r < rows; r++) {
     const __m512 a = (__m512)sums[r][0], b = (__m512)sums[r][1];
@@ -213,8 +228,18 @@ INLINE void total(float *to, floats sums[ROWS][OUTS], const int rows) {
   const __m512 all = fours(first, rows > 2 ? fours(four[2], four[rows > 3 ? 3 : 2]) : first);
   memcpy(to, &all, sizeof all);
 }
+#elif defined(__AVX__)
+INLINE void total(float *to, floats sums[][OUTS], const int rows) {
+  for (int r = 0; r < rows; r++, sums++, to += OUTS) {
+    const __m256 low = _mm256_hadd_ps((__m256)(*sums)[0], (__m256)(*sums)[1]);
+    const __m256 high = _mm256_hadd_ps((__m256)(*sums)[2], (__m256)(*sums)[3]);
+    const __m256 both = _mm256_hadd_ps(low, high); /* half of each output's sum on either side */
+    const __m128 all = _mm_add_ps(_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1));
+    memcpy(to, &all, sizeof all);
+  }
+}
 #else
-INLINE void total(float *to, floats sums[ROWS][OUTS], const int rows) {
+INLINE void total(float *to, floats sums[][OUTS], const int rows) {
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < OUTS; o++) {
       float sum = 0;
