@@ -125,11 +125,21 @@ class Library:
 
 def evenly_apart(states: Tensor) -> tuple[Tensor, int]:
     """The states, copied if they must be, and the elements between two tokens' [..., width]."""
+    width = states.shape[-1]
+    if states.dim() == 3 and len(states) == 1:
+        return by_token(states, 1, width)
+    return states.contiguous(), width
+
+
+def by_token(states: Tensor, axis: int, count: int) -> tuple[Tensor, int]:
+    """States whose tokens have `count` numbers side by side, and the elements between two tokens;
+    copied where they lie otherwise. `axis` counts tokens, and is the first that is not one."""
     if states.is_contiguous():
-        return states, states.shape[-1]
-    if states.dim() == 3 and states.shape[0] == 1 and states.stride(2) == 1:
-        return states, states.stride(1)
-    return states.contiguous(), states.shape[-1]
+        return states, count
+    apart = states.stride(axis)
+    if apart >= count and states.select(axis, 0).is_contiguous():
+        return states, apart
+    return states.contiguous(), count
 
 
 def places(layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from foretoken.lm.kernels.lowering import KIND, Form, Lowering, Step
 from foretoken.lm.kernels.measuring import IN_ONE_CALL
-from foretoken.lm.kernels.native import Call, Places, together
+from foretoken.lm.kernels.native import Call, Places, by_token, together
 from foretoken.lm.runtime.slot_attention import SlotAttention
 
 
@@ -143,17 +143,6 @@ class Between(Stretch):
         self.call(self.address, self.count, arena.address, tokens, attend.threads)
         self.idle.append(arena)
         return made
-
-
-def by_token(states: Tensor, axis: int, count: int) -> tuple[Tensor, int]:
-    """States whose tokens have `count` numbers side by side, and the elements between two tokens;
-    copied where they lie otherwise. `axis` counts tokens, and is the first that is not one."""
-    if states.is_contiguous():
-        return states, count
-    apart = states.stride(axis)
-    if apart >= count and states.select(axis, 0).is_contiguous():
-        return states, apart
-    return states.contiguous(), count
 
 
 def bound(step: Step, weights: Mapping[Any, Tensor]) -> _Step:

@@ -73,7 +73,7 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
       for (int i = left < 0 ? 0 : left; i < LANES; i++) scores[p][i] = -INFINITY;                 \
       top = larger(scores[p], top);                                                               \
     }                                                                                             \
-    top = (floats){0} + largest(top);                                                             \
+    top = same(largest(top));                                                                     \
     const floats fade =                                                                           \
       at->top[0] == top[0] ? (floats){0} + 1 : exponential(at->top - top);                        \
     at->top = top;                                                                                \
@@ -102,6 +102,7 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
     for (int64_t k = 0; k < depth; k++, across += PARTS) {                                        \
       held_##T keys[PARTS];                                                                       \
       memcpy(keys, across, sizeof keys);                                                          \
+      for (int p = 0; LANES < 16 && p < PARTS; p++) HELD(keys[p]);                                \
       for (int r = 0; r < rows; r++) {                                                            \
         held_##T query = spread_##T((const T *)at[r].query + k * (STEP_##T / LANES));             \
         HELD(query);                                                                              \

@@ -16,6 +16,8 @@ enum { LANES = 4 };
 #endif
 #if defined(__AVX512F__) /* one load for all uses: else each reads the memory again */
 #define HELD(value) __asm__("" : "+v"(value))
+#elif defined(__AVX__)
+#define HELD(value) __asm__("" : "+x"(value))
 #else
 #define HELD(value)
 #endif
@@ -37,6 +39,16 @@ typedef uint32_t words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t halves __attribute__((vector_size(LANES * 2)));
 typedef float f32;
 typedef uint16_t bf16;
+
+INLINE floats same(float value) { /* in every place; a sum with zeros would be another number */
+#if defined(__AVX512F__)
+  return (floats)_mm512_set1_ps(value);
+#elif defined(__AVX__)
+  return (floats)_mm256_set1_ps(value);
+#else
+  return (floats){value, value, value, value};
+#endif
+}
 
 INLINE float wide_f32(f32 value) { return value; }
 INLINE f32 narrow_f32(float value) { return value; }
@@ -63,7 +75,7 @@ INLINE held_f32 load_f32(const f32 *from) {
   return value;
 }
 INLINE floats add_f32(floats sums, held_f32 a, held_f32 b) { return sums + a * b; }
-INLINE held_f32 spread_f32(const f32 *from) { return (floats){0} + *from; } /* first of a load, to all */
+INLINE held_f32 spread_f32(const f32 *from) { return same(*from); } /* first of a load, to all */
 
 INLINE floats widened_f32(const f32 *from) { return load_f32(from); }
 INLINE floats widened_bf16(const bf16 *from) {
@@ -90,7 +102,7 @@ typedef floats held_bf16;
 enum { STEP_bf16 = LANES };
 INLINE held_bf16 load_bf16(const bf16 *from) { return widened_bf16(from); }
 INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) { return sums + a * b; }
-INLINE held_bf16 spread_bf16(const bf16 *from) { return (floats){0} + wide_bf16(*from); }
+INLINE held_bf16 spread_bf16(const bf16 *from) { return same(wide_bf16(*from)); }
 #endif
 
 INLINE void keep_f32(f32 *to, floats value) { memcpy(to, &value, sizeof value); }
@@ -113,7 +125,7 @@ typedef f32 weight_f32;
 typedef floats beside_f32;
 enum { BESIDE_f32 = 1 };
 INLINE void weigh_f32(weight_f32 *to, floats value) { keep_f32(to, value); }
-INLINE floats spread_weight_f32(const weight_f32 *from) { return (floats){0} + *from; }
+INLINE floats spread_weight_f32(const weight_f32 *from) { return same(*from); }
 INLINE floats both_f32(const f32 *one, const f32 *two) {
   (void)two;
   return load_f32(one);
@@ -134,7 +146,7 @@ typedef f32 weight_bf16;
 typedef floats beside_bf16;
 enum { BESIDE_bf16 = 1 };
 INLINE void weigh_bf16(weight_bf16 *to, floats value) { keep_f32(to, value); }
-INLINE floats spread_weight_bf16(const weight_bf16 *from) { return (floats){0} + *from; }
+INLINE floats spread_weight_bf16(const weight_bf16 *from) { return same(*from); }
 INLINE floats both_bf16(const bf16 *one, const bf16 *two) {
   (void)two;
   return widened_bf16(one);
