@@ -171,6 +171,17 @@ def test_a_batch_that_gains_nothing_by_the_model_leaves_texts_unread(hybrid, row
     assert not drafter.reader.unread, "a model that costs nothing is always asked"
 
 
+def test_the_first_token_does_not_wait_until_the_draft_model_has_read_the_prompt(hybrid, row):
+    drafter, one = hybrid(), row([3] * 40, VOCAB, max_new_tokens=40)
+    drafter.start(one, None)
+    cheap = Budget(8, 12, prices(level=0.001, node=0.001))
+    drafter.propose([one], [cheap])
+    assert drafter.reader.waits(one)
+    one.extend([5])
+    drafter.propose([one], [cheap])
+    assert not drafter.reader.waits(one)
+
+
 def test_a_drafter_whose_candidates_are_drawn_is_refused(pair):
     with pytest.raises(PairingError, match="Chain"):
         Hybrid(Chain(OrdinaryModel(pair[1])), PromptLookup())

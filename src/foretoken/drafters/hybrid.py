@@ -103,6 +103,8 @@ class Hybrid(Combination):
         prices = budget.prices
         if prices is None or prices.level <= 0.0 or row.rehearsal:
             return place
+        if self.reader is not None and self.reader.waits(row) and len(row.tokens) == row.prompt_len:
+            return None  # its first token goes out before the draft model reads the prompt
         reading = rows * self.reading_price(row, prices)
         return place if gain.promising(place, rows, reading) else None
 

@@ -55,9 +55,13 @@ class OrdinaryModel:
         for row in new:
             row.prefill += took
 
+    def waits(self, row: DecodeState) -> bool:
+        """Whether this row's text is yet to be read."""
+        return row.uid in self.unread
+
     def to_read(self, row: DecodeState) -> float:
         """Seconds until this row can be drafted for."""
-        return self.pace * len(row.tokens) if row.uid in self.unread else 0.0
+        return self.pace * len(row.tokens) if self.waits(row) else 0.0
 
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         if self.unread:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from foretoken.lm.kernels.lowering import KIND, Form, Lowering, Step
-from foretoken.lm.kernels.measuring import IN_ONE_CALL
 from foretoken.lm.kernels.native import Call, Places, by_token, together
 from foretoken.lm.runtime.slot_attention import SlotAttention
+
+AT_LEAST = 16  # tokens that memory is made for: trees of a few sizes share it
 
 
 class _Place(ctypes.Structure):
@@ -89,11 +90,12 @@ class Stretch:
 
     def arena(self, tokens: int) -> Arena:
         """Memory for so many tokens that nobody uses."""
+        whole = -(-tokens // AT_LEAST) * AT_LEAST
         try:
             found = self.idle.pop()
         except IndexError:  # the first call, or another thread is inside
-            return Arena(self, tokens)
-        return found if found.tokens >= tokens else Arena(self, tokens)
+            return Arena(self, whole)
+        return found if found.tokens >= tokens else Arena(self, whole)
 
 
 class Segment(Stretch):
@@ -104,7 +106,7 @@ class Segment(Stretch):
     def __call__(self, attend: SlotAttention, *given: Tensor) -> list[Tensor]:
         """The results [1, Q, ...] for inputs [1, Q, ...]; `attend` knows the cache."""
         tokens = given[0].numel() // self.width
-        arena = self.arena(IN_ONE_CALL)
+        arena = self.arena(tokens)
         bases, held = arena.bases, [states.contiguous() for states in given]
         for one, states in zip(self.given, held, strict=True):
             bases[one.buffer] = states.data_ptr()

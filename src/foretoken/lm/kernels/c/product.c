@@ -4,10 +4,6 @@
  * model keeps it, and asked for ahead of time. Many rows are taken in blocks whose inputs stay in the
  * second cache. A sum is made in the same order however many rows there are. Accumulated in float32.
  * Compiled for the machine it runs on by `native.py`. */
-#include <stddef.h>
-
-enum { BLOCK = 1 << 16 }; /* inputs of a block of many rows */
-
 #if defined(__AVX512F__)
 #include "tiles_wide.h"
 #else

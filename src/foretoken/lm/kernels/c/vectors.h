@@ -205,6 +205,7 @@ INLINE floats exponential(floats x) { /* of numbers up to zero; below -88.1, zer
 
 /* A tile: sums of ROWS by OUTS products, as many as registers hold. */
 enum { ROWS = LANES == 8 ? 2 : 4, OUTS = 4 };
+enum { BLOCK = 1 << 16 }; /* numbers, in float32, that stay in the second cache beside others */
 
 /* OUTS sums beside each other, in the type of the memory */
 INLINE void store_f32(f32 *to, const float *from) {
