@@ -170,7 +170,7 @@ def rate(pieces: Sequence[Served], prompts: bool = False) -> float:
     return whole.tokens / (whole.seconds + prompts * whole.prompts)
 
 
-def over(log: Log, above: str, below: str) -> tuple[float, tuple[float, float]]:
+def over(log: Log, above: str, below: str) -> tuple[float, str]:
     """How many times as fast one row is as another, with the interval over pieces."""
 
     def ratio(at: Sequence[int]) -> float:
@@ -178,7 +178,8 @@ def over(log: Log, above: str, below: str) -> tuple[float, tuple[float, float]]:
 
     count = len(log[above])
     value = ratio(range(count))
-    return value, interval(ratio, count) or (value, value)
+    span = interval(ratio, count)
+    return value, f"{span[0]:.3f} to {span[1]:.3f}" if span else "too few pieces to tell"
 
 
 def fixed(labels: Sequence[str]) -> list[str]:
@@ -191,13 +192,13 @@ def verdicts(logs: Mapping[str, Log], smart: str, misses: Sequence[float]) -> li
     found = []
     for name, log in logs.items():
         best = max(fixed(list(log)), key=lambda label, log=log: rate(log[label]))
-        value, (low, high) = over(log, smart, best)
+        value, span = over(log, smart, best)
         bound = OVER if name == "day" else NEAR
-        claim = f"{name}: smartspec over the best fixed length, {best} ({low:.3f} to {high:.3f})"
+        claim = f"{name}: smartspec over the best fixed length, {best} ({span})"
         found.append(gates.Gate(claim, value, bound, unit="x"))
     most = list(logs)[-2]
-    value, (low, high) = over(logs[most], smart, "plain")
-    claim = f"{most}: smartspec over plain ({low:.3f} to {high:.3f})"
+    value, span = over(logs[most], smart, "plain")
+    claim = f"{most}: smartspec over plain ({span})"
     found.append(gates.Gate(claim, value, OVERLOAD, unit="x"))
     wrong = 100.0 * median(misses) if misses else None
     found.append(gates.Gate("median miss of a predicted step", wrong, 10.0, False, " %"))
@@ -216,11 +217,11 @@ def page(logs: Mapping[str, Log]) -> str:
             "|---|---:|---:|---:|---|---:|---:|",
         ]  # fmt: skip
         for label, pieces in log.items():
-            value, (low, high) = over(log, label, best)
+            value, span = over(log, label, best)
             whole = added(pieces)
             lines.append(
                 f"| {label} | {rate(pieces):.1f} | {rate(pieces, True):.1f} | {value:.3f} "
-                f"| {low:.3f} to {high:.3f} | {whole.drafted / whole.rows:.2f} "
+                f"| {span} | {whole.drafted / whole.rows:.2f} "
                 f"| {whole.tokens / whole.rows:.2f} |"
             )
     return "\n".join(lines) + "\n"
