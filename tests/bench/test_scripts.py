@@ -406,6 +406,7 @@ def test_peaks_are_those_of_processes_of_their_own(script) -> None:
     assert all(row["tokens"] == 8 for row in rows.values())
 
 
+@pytest.mark.slow
 def test_plans_are_held_against_peaks(script) -> None:
     code, out = script("memory_plan", "--quick")
     found = json.loads((out / "memory_plan.json").read_text())
@@ -482,6 +483,7 @@ def test_evaluation_finds_the_answers_of_hf_and_says_what_they_took(script) -> N
     assert "| foretoken, batch 2 |" in path.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
 def test_a_soak_compares_every_answer_and_finds_nothing_left(script, monkeypatch, tmp_path) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.setattr(importlib.import_module("soak_server"), "WORK", tmp_path / "work")

@@ -106,7 +106,7 @@ def test_an_empty_budget_is_plain_decoding(entry: Method, temperature: float) ->
 
 
 @every_lossless_row
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_greedy_text_on_a_model_is_plains(entry: Method, rows: int, real_pair) -> None:
     found = compare_greedy(
         partial(real_engine, METHODS["plain"], real_pair),

@@ -64,7 +64,7 @@ def hidden_states(model, text):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("most", [1, 3, 18])
+@pytest.mark.parametrize("most", [1, pytest.param(3, marks=pytest.mark.slow), 18])
 @pytest.mark.parametrize("confident", [True, False])
 def test_greedy_text_is_plains(family, most, confident, row, run, plain, prompts):
     lm = open_lm(small(family), kernels="dense")

@@ -86,7 +86,9 @@ def accepted_somewhere(engine, batch: int) -> bool:
     return batch == 1 or 0 < alignment.realigned <= alignment.rounds
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_greedy_text_is_each_prompts_own(family, dtype):
     lms = opened(family, dtype)

@@ -179,7 +179,9 @@ def test_what_is_left_of_a_batch_is_tried_only_if_it_lasts(monkeypatch, controll
 
 
 @pytest.mark.parametrize("name", TEXT)
-@pytest.mark.parametrize("controller", LEARNING)
+@pytest.mark.parametrize(
+    "controller", [LEARNING[0], pytest.param(LEARNING[1], marks=pytest.mark.slow)]
+)
 def test_texts_do_not_know_that_they_were_tried_on(name, controller):
     """Greedy rows, and seeds that have to repeat their text, as each writes alone."""
     drawn = {"temperature": 1.0}

@@ -126,7 +126,7 @@ def opened(model, kernels):
     return session
 
 
-@pytest.mark.parametrize("kernels", ["packed", "views"])
+@pytest.mark.parametrize("kernels", ["packed", pytest.param("views", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_the_text_follows_every_kind_of_change(model, change, kernels):
     with opened(model, kernels) as session:

@@ -108,7 +108,10 @@ AGREES = [
 
 
 @pytest.mark.parametrize(("kind", "length"), AGREES)
-@pytest.mark.parametrize("method", ["chain", "tree", "prompt-lookup"])
+@pytest.mark.parametrize(
+    "method",
+    ["chain", *(pytest.param(m, marks=pytest.mark.slow) for m in ("tree", "prompt-lookup"))],
+)
 def test_ids_are_those_of_generate_on_both_sides_of_every_limit(make, kind, length, method):
     ids = prompt(length)
     expected = make(kind).generate(ids, do_sample=False, max_new_tokens=NEW)
@@ -169,7 +172,14 @@ def test_a_padded_batch_beyond_the_context_is_as_generate(make):
 
 
 @pytest.mark.parametrize("kind", ["default", "linear", "dynamic", "phi3", "gpt2"])
-@pytest.mark.parametrize("method", ["chain", "tree", "prompt-lookup", "plain"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "tree",
+        "plain",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("chain", "prompt-lookup")),
+    ],
+)
 def test_a_session_writes_what_generate_writes_until_the_context_ends(make, kind, method):
     model = make(kind)
     draft = draft_of(model) if method in ("chain", "tree") else None

@@ -190,7 +190,7 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("error", [Broken("own"), KeyboardInterrupt()], ids=["own", "interrupt"])
-@pytest.mark.parametrize("last", [1, 3])
+@pytest.mark.parametrize("last", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("place", ["logits_processor", "stopping_criteria", "streamer"])
 @pytest.mark.parametrize("method", ["chain", "pearl", "tree", "layerskip", "auto", "prompt-lookup"])
 def test_an_exception_passes_unchanged_and_leaves_no_trace(

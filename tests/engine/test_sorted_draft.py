@@ -78,7 +78,7 @@ def test_sampled_text_is_what_a_row_writes_alone(targets, folder, method):
 
 @pytest.mark.parametrize(("thresholds", "layers"), [((0.0, 0.5), 1), ((2.0, 0.0), 2), (2.0, 3)])
 @pytest.mark.parametrize("method", ["chain", "tree", "rsd-s"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_at_the_ends_of_the_thresholds_it_drafts_as_its_part(
     targets, folder, tmp_path, thresholds, layers, method, temperature
 ):

@@ -63,7 +63,7 @@ def accepted(session):
     return sum(stats) / len(stats)
 
 
-@every_model
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 @every_row
 def test_greedy_text_is_plains_with_any_head(row, family, models):
     with foretoken.load(models[family], method="plain", kernels="dense") as plain:
