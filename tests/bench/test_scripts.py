@@ -72,6 +72,7 @@ def test_stage_a_writes_its_four_files_and_its_verdicts(script, capsys) -> None:
     assert page.count("<h2>Bounds</h2>") == 1 and "plain over hf:plain" in page
 
 
+@pytest.mark.slow
 def test_never_slower_judges_a_useless_and_a_good_draft(script) -> None:
     code, out = script("never_slower", "--quick", "--parts", "drafts")
     document = json.loads((out / "never_slower.json").read_text())
@@ -267,6 +268,7 @@ def test_the_dense_script_plots_bytes_against_tokens(script) -> None:
     assert (out / "dense.svg").read_text().count("<polyline") == 6
 
 
+@pytest.mark.slow
 def test_learned_lengths_are_held_against_fixed_ones(script) -> None:
     code, out = script("specdecpp", "--quick")
     found = json.loads((out / "specdecpp.json").read_text())
@@ -364,6 +366,7 @@ def test_bars_of_the_real_script_hold_where_they_should(script) -> None:
     assert held["suffix over hf:compiled"] is False and held["suffix over vllm:plain"] is True
 
 
+@pytest.mark.slow
 def test_specee_counts_answers_beside_plains(script) -> None:
     code, out = script("specee", "--quick", "--untimed")
     found = json.loads((out / "specee.json").read_text())["answers"]
@@ -372,6 +375,7 @@ def test_specee_counts_answers_beside_plains(script) -> None:
     assert all("specee" in one["row"] for one in found[1:])
 
 
+@pytest.mark.slow
 def test_sampled_trees_are_timed_against_chains_of_their_length(script) -> None:
     code, out = script("sampled_trees", "--quick")
     found = json.loads((out / "sampled_trees.json").read_text())

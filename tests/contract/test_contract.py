@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick_rows import new_drafters
 
 from foretoken.audit import checks
 from foretoken.audit.cache import cache_difference
@@ -40,20 +41,20 @@ LOSSLESS = [entry for entry in TEXTS if promise_of_row(entry).lossless]
 
 def table_jobs() -> list[Any]:
     """The audit's jobs. A row whose drafter an earlier row has already been held to every rule and
-    controller with is held to its own, and the law of a rule under a controller that decides anew
-    in every step is enumerated for one drafter; `make test-all` and `foretoken audit` run all.
+    controller with is held to its own, and a rule is held to a controller that decides anew in
+    every step with one drafter; `make test-all` and `foretoken audit` run all.
     """
     known: set[str] = set()
-    together: set[str] = set()  # rules with a controller
+    together: set[tuple[str, str]] = set()  # checks, and rules with a controller
     found = []
     for entry in TEXTS:
         own = f"{entry.name} ({entry.verifier}, fixed)"
         for check, subject, job in [*checks.law_jobs(entry), *checks.table_jobs(entry)]:
             again = entry.drafter in known and "(" in subject and subject != own
             rule = subject.partition("(")[2]
-            if check == "exact law" and not rule.endswith(", fixed)"):
-                again |= rule in together
-                together.add(rule)
+            if rule and not rule.endswith(", fixed)"):
+                again |= (check, rule) in together
+                together.add((check, rule))
             marks = [pytest.mark.slow] * again
             found.append(pytest.param(job, id=f"{subject}-{check}", marks=marks))
         known.add(entry.drafter)
@@ -62,7 +63,6 @@ def table_jobs() -> list[Any]:
 
 TABLE_JOBS = table_jobs()
 every_row = pytest.mark.parametrize("entry", TEXTS, ids=lambda entry: entry.name)
-every_lossless_row = pytest.mark.parametrize("entry", LOSSLESS, ids=lambda entry: entry.name)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_an_empty_budget_is_plain_decoding(entry: Method, temperature: float) ->
     assert texts[0] == texts[1]
 
 
-@every_lossless_row
+@pytest.mark.parametrize("entry", new_drafters(LOSSLESS))
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_greedy_text_on_a_model_is_plains(entry: Method, rows: int, real_pair) -> None:
     found = compare_greedy(
@@ -120,7 +120,7 @@ def test_greedy_text_on_a_model_is_plains(entry: Method, rows: int, real_pair) -
     assert not found.divergences, "float32, a tiny model: not even a near tie is expected"
 
 
-@every_row
+@pytest.mark.parametrize("entry", new_drafters(TEXTS))
 def test_the_cache_of_a_model_equals_a_fresh_recompute(entry: Method, real_pair) -> None:
     build = partial(real_engine, entry, real_pair, depth=4)
     seen = cache_difference(build, PROMPTS, 8)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from quick_rows import new_drafters
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     NoBadWordsLogitsProcessor,
@@ -73,7 +74,7 @@ def table() -> TableLM:
     return TableLM.random(VOCAB, seed=21)
 
 
-@every_row
+@pytest.mark.parametrize("entry", new_drafters(LOSSLESS))
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_law_of_an_option(entry: Method, option: str) -> None:
     setting = {**HOT, **OPTIONS[option]}
@@ -96,7 +97,7 @@ def test_every_setting_has_a_law_of_its_own(setting: dict[str, Any]) -> None:
     assert unchanged or total_variation(*laws) > 1e-3
 
 
-@every_row
+@pytest.mark.parametrize("entry", new_drafters(LOSSLESS))
 def test_the_law_of_a_stop_across_accepted_blocks(entry: Method) -> None:
     traits = checks.table_engine(entry, VOCAB, "fixed").drafter.traits
     vocab = 2 if traits.shape is Shape.TREE and not traits.fixed else VOCAB  # as many outcomes

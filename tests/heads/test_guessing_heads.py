@@ -150,7 +150,7 @@ def heads(models, tmp_path_factory):
     return lambda row, family: made(row.head, family)
 
 
-@every_model
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 @every_row
 def test_training_makes_longer_accepted_paths(row, family, models, heads):
     head, notes = heads(row, family)
