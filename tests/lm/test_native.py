@@ -237,7 +237,9 @@ def test_max_is_an_error_where_auto_would_fall_back(tmp_path):
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="options of that family")
-@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize(
+    "without", ["-mno-avx512f", pytest.param("-mno-avx", marks=pytest.mark.slow)]
+)
 def test_registers_of_any_width_do(tmp_path, without):
     """The tests of attention, norms and products once more, as on an older processor."""
     compiler, *options = native.find_compiler()
