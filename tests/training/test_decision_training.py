@@ -38,10 +38,10 @@ def test_the_hard_model_tells_best_tokens_from_others(tmp_path):
 
 def test_soft_and_hard_share_what_was_collected(tmp_path):
     train(tmp_path, steps=5)
-    shards = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0*.safetensors")}
+    shards = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("capture/*.safetensors")}
     train(tmp_path, steps=5, model="hard")
     assert store.load(tmp_path, "decision")[0].model == "hard"
-    again = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*-0*.safetensors")}
+    again = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("capture/*.safetensors")}
     assert shards and again == shards
 
 
