@@ -204,7 +204,7 @@ def frontier(setting: Setting, quick: bool, threads: int) -> list[dict[str, Any]
     repeats, options = 1 if quick else 5, setting.options
     _, free = alone(written, setting, None, repeats, threads, options)
     rows = [{"share": None, "budget": None, **free}]
-    for share in ((SHARE,) if quick else SHARES) if free["growth"] else ():
+    for share in SHARES if free["growth"] else ():
         budget = free["held"] + round(share * free["growth"])
         _, found = alone(attempted, setting, budget, repeats, threads, options)
         if "refused" not in found:
@@ -253,7 +253,7 @@ def run(description: str | None) -> int:
     target, draft = asked.target or names[0], asked.draft or names[1]
     threads = asked.threads or 1
     every = settings(target, draft, asked.real)
-    every = every[1:8:6] if asked.quick else every
+    every = every[1:8:3] if asked.quick else every
     name = "memory_plan" + ("-real" if asked.real else "")
     kept = Kept(WORK / (f"{name}-quick" if asked.quick else name) / f"{threads}")
     if asked.again or asked.quick:

@@ -414,7 +414,7 @@ def test_peaks_are_those_of_processes_of_their_own(script) -> None:
 def test_plans_are_held_against_peaks(script) -> None:
     code, out = script("memory_plan", "--quick")
     found = json.loads((out / "memory_plan.json").read_text())
-    assert code == 0 and len(found["rows"]) == 2 and len(found["gates"]) == 4
+    assert code == 0 and len(found["rows"]) == 3 and len(found["gates"]) == 4
     for row in found["rows"].values():
         assert row["held"] == row["plan"]["weights"], "kernels in place: nothing but the weights"
         assert row["tokens"] == row["setting"]["rows"] * row["setting"]["new"]

@@ -40,9 +40,9 @@ LOSSLESS = [entry for entry in TEXTS if promise_of_row(entry).lossless]
 
 
 def table_jobs() -> list[Any]:
-    """The audit's jobs. A row whose drafter an earlier row has already been held to every rule and
-    controller with is held to its own, and a rule is held to a controller that decides anew in
-    every step with one drafter; `make test-all` and `foretoken audit` run all.
+    """The audit's jobs. A row whose drafter an earlier row has already been held to every rule with
+    is held to its own, and a rule is held to a controller that decides anew in every step with one
+    drafter; `make test-all` and `foretoken audit` run all.
     """
     known: set[str] = set()
     together: set[tuple[str, str]] = set()  # checks, and rules with a controller
@@ -50,10 +50,10 @@ def table_jobs() -> list[Any]:
     for entry in TEXTS:
         own = f"{entry.name} ({entry.verifier}, fixed)"
         for check, subject, job in [*checks.law_jobs(entry), *checks.table_jobs(entry)]:
-            again = entry.drafter in known and "(" in subject and subject != own
             rule = subject.partition("(")[2]
+            again = bool(rule) and entry.drafter in known and subject != own
             if rule and not rule.endswith(", fixed)"):
-                again |= (check, rule) in together
+                again = (check, rule) in together
                 together.add((check, rule))
             marks = [pytest.mark.slow] * again
             found.append(pytest.param(job, id=f"{subject}-{check}", marks=marks))
