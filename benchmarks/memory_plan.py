@@ -5,9 +5,10 @@
 Every configuration runs in a process of its own. It is planned from configuration files alone; then
 the models are loaded with that plan as their budget, costs are measured if the controller asks for
 them, and texts are written. What was measured is the bytes of the loaded weights, counted, and the
-growth of the process from then to its peak. A frontier runs one configuration without a budget, as
-`load` would have it, and with budgets of shares of the generation memory that it took: one text and
-a batch with trees of the size that pays, and a batch with trees as large as papers have them.
+growth of the process from then to its peak; free memory of the load is given back before. A
+frontier runs one configuration without a budget, as `load` would have it, and with budgets of
+shares of the generation memory that it took: one text, and a stream of four texts for each place
+in the batch, with trees of the size that pays and with trees as large as papers have them.
 What was measured is kept at once, and a run that was cut off goes on from there; `--again` forgets.
 Writes benchmarks/results/memory_plan.json and .md (memory_plan-real with --real).
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -50,12 +52,14 @@ class Setting:
     new: int = 64
     nodes: int = 8
     kernels: str = "inplace"
+    stream: int = 1  # texts for each row; more than one: rows are taken as others end
 
     @property
     def name(self) -> str:
         guessed = "" if self.method == "plain" else f", {self.nodes or 'measured'} nodes"
+        texts = f"{self.stream * self.rows} texts, " if self.stream > 1 else ""
         return (
-            f"{self.target.rpartition('/')[2]} {self.dtype} {self.method}, {self.rows} x "
+            f"{self.target.rpartition('/')[2]} {self.dtype} {self.method}, {texts}{self.rows} x "
             f"({self.prompt} + {self.new}){guessed}, {self.kernels}"
         )
 
@@ -97,15 +101,17 @@ def settings(target: str, draft: str, real: bool) -> list[Setting]:
 
 
 def frontiers(target: str, draft: str, real: bool, quick: bool) -> list[Setting]:
-    """One text, and a batch: trees of the size that the method has by itself; a batch of turns of a
-    chat with trees of 64 nodes.
+    """One text, and a batch that others wait for: trees of the size that the method has by itself;
+    a batch of turns of a chat with trees of 64 nodes.
     """
     sizes: dict[str, Any] = {"prompt": 384, "new": 128, "nodes": 0}
     if quick:
         sizes = {"prompt": 64, "new": 16, "nodes": 0}
     dtype = "bfloat16" if real else "float32"
-    made = [Setting(target, "tree", dtype, draft, rows=rows, **sizes) for rows in (1, 8)]
-    made.append(Setting(target, "tree", dtype, draft, rows=8, prompt=96, new=96, nodes=64))
+    made = [Setting(target, "tree", dtype, draft, **sizes)]
+    made.append(Setting(target, "tree", dtype, draft, rows=8, stream=4, **sizes))
+    chats = {"prompt": 96, "new": 96, "nodes": 64}
+    made.append(Setting(target, "tree", dtype, draft, rows=8, stream=4, **chats))
     return made[:1] if quick else made
 
 
@@ -148,6 +154,7 @@ def written(
     from foretoken.bench.memory import Peak
     from foretoken.engine.loading import load
     from foretoken.engine.memory.keeping import models_of, weights_held
+    from foretoken.lm.runtime.heap import collect
 
     torch.set_num_threads(threads)
     session = load(
@@ -156,18 +163,20 @@ def written(
         generation_config=False, **options,
     )  # fmt: skip
     held = sum(weights_held(lm) for _, lm in models_of(session.engine, session.draft))
-    texts = [worded(i, setting.prompt, session.tokenizer) for i in range(setting.rows)]
+    count = setting.rows * setting.stream
+    texts = [worded(i, setting.prompt, session.tokenizer) for i in range(count)]
+    collect()
     with Peak() as peak:
         session.prepare()
         seconds = []
         for _ in range(repeats):
             began = perf_counter()
             results = session.generate(texts, max_new_tokens=setting.new, ignore_eos=True)
-            seconds.append(perf_counter() - began - results[0].stats.prefill_seconds)
+            seconds.append(perf_counter() - began)
     tokens = sum(len(result.tokens) for result in results)
     return {
         "held": held, "growth": peak.growth, "measured": held + (peak.growth or 0),
-        "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / min(seconds),
+        "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / median(seconds),
     }  # fmt: skip
 
 
@@ -201,7 +210,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 def frontier(setting: Setting, quick: bool, threads: int) -> list[dict[str, Any]]:
     """Speed and memory without a budget, and with shares of what it took beside the weights."""
-    repeats, options = 1 if quick else 5, setting.options
+    repeats, options = 1 if quick else 3, setting.options
     _, free = alone(written, setting, None, repeats, threads, options)
     rows = [{"share": None, "budget": None, **free}]
     for share in SHARES if free["growth"] else ():

@@ -322,6 +322,21 @@ def test_the_real_script_takes_turns_through_the_categories(script, tmp_path, ca
     assert "memory limit: " in text and "| c1 |" in text and "repetitions apart" in text
 
 
+def test_texts_at_once_are_timed_beside_texts_one_by_one(script, tmp_path) -> None:
+    given = ("--dtype", "float32", "--tasks", questions(tmp_path / "q.jsonl"))
+    code, out = script("batching", "--quick", *given)
+    found = json.loads((out / "batching-float32.json").read_text())
+    assert code == 0 and len(found["settings"]) == 4
+    for name, setting in found["settings"].items():
+        assert all(run["tokens"] == 2 * 12 for run in setting["runs"]), name
+        for clock in ("seconds", "rounds"):
+            speeds = setting[clock]
+            assert speeds["over_one"]["value"] > 0.0
+            assert setting["row"] != "plain" or speeds["over_plain"]["value"] == 1.0
+    assert all(gate["measured"] is None for gate in found["gates"]), "of no eight texts"
+    assert "| default, 2 at once |" in (out / "batching-float32.md").read_text()
+
+
 def test_the_real_script_cuts_tasks_evenly(script, tmp_path) -> None:
     real = importlib.import_module("real")
     path = Path(questions(tmp_path / "q.jsonl", categories=3, each=5))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 
@@ -118,6 +120,11 @@ OTHERS = {
     "falcon_h1": (hf.FalconH1Config, {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}),
 }
 FAMILIES = {**REQUIRED, **FURTHER, **CHAINS, **SCALED, **OTHERS}
+
+
+def slowly(families: Iterable[str]) -> list[Any]:
+    """Parameters of tests that only the slow suite runs."""
+    return [pytest.param(family, marks=pytest.mark.slow) for family in families]
 
 
 def tiny(family: str, seed: int = 0) -> Any:

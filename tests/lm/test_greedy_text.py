@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import CHAINS, FURTHER, REQUIRED, SCALED
+from families import CHAINS, FURTHER, REQUIRED, SCALED, slowly
 from play import random_tokens
 
 from foretoken.coins import SeededCoins
@@ -54,10 +54,6 @@ def greedy_row(prompt: list[int], count: int) -> DecodeState:
     params = SamplingParams(max_new_tokens=count)
     warp = Warp(params, len(prompt), 97)
     return DecodeState(list(prompt), len(prompt), params, SeededCoins(0), warp)
-
-
-def slowly(families):
-    return [pytest.param(family, marks=pytest.mark.slow) for family in families]
 
 
 @pytest.mark.parametrize("family", [*REQUIRED, *slowly([*SCALED, *FURTHER, *CHAINS])])

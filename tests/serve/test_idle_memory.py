@@ -9,7 +9,7 @@ import pytest
 import torch
 from live_server import wait_for
 
-from foretoken.engine.memory.heap import c_library, give_back
+from foretoken.lm.runtime.heap import c_library, give_back
 from foretoken.serve import engine_thread
 
 BLOCK, MANY = 64 * 1024, 2000  # too small to be mapped one by one; 125 MiB in all
@@ -47,7 +47,7 @@ def test_a_server_without_work_gives_back_once(make_session, running, monkeypatc
 
 MANY_SIZES = """
 import sys, psutil, torch
-from foretoken.engine.memory.heap import keep_few_products
+from foretoken.lm.runtime.heap import keep_few_products
 if sys.argv[1] == "few":
     keep_few_products()
 weight = torch.ops.mkldnn._reorder_linear_weight(torch.randn(96, 64), 16)

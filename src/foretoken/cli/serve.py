@@ -176,7 +176,7 @@ def serve(
 
 def make_ready(log: Path | None) -> None:
     """Before any weight is read: refuse a log that cannot be written, and keep libraries small."""
-    from foretoken.engine.memory.heap import keep_few_products
+    from foretoken.lm.runtime.heap import keep_few_products
     from foretoken.serve.request_log import opened
 
     if log is not None and log != Path("-"):

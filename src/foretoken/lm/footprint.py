@@ -77,6 +77,10 @@ class Footprint:
         """What one layer holds at once: gate, up, their product, the stream and what joins it."""
         return tokens * (3 * self.inner + 3 * self.hidden) * self.element
 
+    def fresh(self, tokens: int) -> int:
+        """Likewise of the modules themselves, whose stream is kept from one layer to the next."""
+        return tokens * (3 * self.inner + 5 * self.hidden) * self.element
+
     def scores(self, rows: int, width: int, columns: int) -> int:
         """Of one layer: as they are, masked and as shares; nothing where one kernel does it all."""
         return 3 * rows * self.heads * width * columns * 4 if self.scored else 0

@@ -12,9 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from foretoken.engine.memory.heap import give_back
 from foretoken.engine.session import Session
 from foretoken.engine.tolerant import Tolerant
+from foretoken.lm.runtime.heap import give_back
 from foretoken.serve.metrics import Counts
 from foretoken.serve.writing import Piece, Writing
 from foretoken.types import DecodeState

@@ -24,8 +24,8 @@ from ray.serve.config import HTTPOptions, RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.engine.loading import load
-from foretoken.engine.memory.heap import keep_few_products
 from foretoken.errors import CapabilityError, ConfigError, check_values
+from foretoken.lm.runtime.heap import keep_few_products
 from foretoken.serve.affinity import REPLICA
 from foretoken.serve.application import app
 from foretoken.serve.service import Service

@@ -331,13 +331,16 @@ def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
     """
     if not scores.is_cpu or not scores.numel():
         return scores.argmax(-1).tolist()
-    if scores.dtype not in FIT:
-        scores = scores.float()
-    rows = scores.detach().numpy().reshape(-1, scores.shape[-1])
-    best: list[int] = rows.argmax(-1).tolist()  # the first NaN counts as the largest
-    for row, token in enumerate(best):
-        if math.isnan(rows.item(row, token)):
+    rows = scores.detach().reshape(-1, scores.shape[-1])
+    best: list[int] = []
+    # what numpy cannot read is widened in blocks that stay in the processor's cache
+    few = len(rows) if scores.dtype in FIT else max(ALL_AT_ONCE // scores.shape[-1], 1)
+    for block in rows.split(few):
+        numbers = (block if scores.dtype in FIT else block.float()).numpy()
+        found = numbers.argmax(-1).tolist()  # the first NaN counts as the largest
+        if any(math.isnan(numbers.item(row, token)) for row, token in enumerate(found)):
             raise no_law()
+        best += found
     return best if scores.ndim > 1 else best[0]
 
 

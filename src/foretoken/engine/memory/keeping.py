@@ -8,12 +8,12 @@ from typing import Any
 
 from foretoken.engine.memory.amounts import amount, enough, told
 from foretoken.engine.memory.bounded import Bounded, Room
-from foretoken.engine.memory.heap import collect, large_blocks_apart
 from foretoken.engine.memory.layout import largest_draft, layout_of
 from foretoken.engine.memory.plan import Layout, Need
 from foretoken.errors import CapabilityError
 from foretoken.lm.kernels.choosing import in_few_sizes
 from foretoken.lm.runtime.cached import CachedLM
+from foretoken.lm.runtime.heap import collect, large_blocks_apart
 from foretoken.lm.views.view import innermost
 
 LEAST = 64  # tokens of a text that a budget has to hold, at least

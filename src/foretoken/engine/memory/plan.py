@@ -18,7 +18,7 @@ from foretoken.lm.runtime.cache import PARTS
 
 # of generation memory for the allocator, and pages of libraries that any forward touches: measured
 # once (benchmarks/memory_plan.py)
-SLACK, FLOOR = 0.02, 6 << 20
+SLACK, FLOOR = 0.02, 3 << 20
 WEIGHTS, CACHE = "weights", "cache"
 PHASES = CHUNK, STEP, JUDGING, GROWTH, CHECK = "chunk", "step", "judging", "growth", "check"
 
@@ -187,7 +187,7 @@ class Layout:
             Part(JUDGING, "draft's logits", guessed, "of every guessed node"),
             Part(JUDGING, "laws", laws, "in float32"),
             Part(CHECK, "target's logits", logits, of),
-            Part(CHECK, "activations", target.activations(need.context), "of a text without cache"),
+            Part(CHECK, "activations", target.fresh(need.context), "of a text without cache"),
         ]
 
     def without_copies(self) -> Layout:

@@ -129,12 +129,14 @@ def take_native(model: nn.Module) -> None:
     """Products in C for few rows, in every linear layer that has one; nothing is measured.
 
     For small modules whose forward is their own: torch takes 50 to 90 microseconds for a product of
-    a few rows with a small weight in bfloat16, C takes 6 to 10 (docs/LOG.md).
+    a few rows with a small weight in bfloat16, C takes 6 to 10 (docs/LOG.md). Many rows are left to
+    oneDNN where it multiplies this type.
     """
     for module in linears(model):
         product = Product(module)
         if product.places is not None:
             product.kernels = [NATIVE] * (LISTED + 1)
+            product.many = product.many if can_pack(product.dtype) else NATIVE
             product.put_in()
 
 

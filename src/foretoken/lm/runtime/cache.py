@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 Columns = tuple[Tensor, Tensor, Tensor, Tensor]  # keys and values to write, then to read
-WHOLE = 64  # columns of a granted size are a multiple of it
-PARTS = 8  # buffers that the layers of one kind lie in where the size is granted
+WHOLE = 16  # columns of a granted size are a multiple of it
+PARTS = 16  # buffers that the layers of one kind lie in where the size is granted
 
 
 @dataclass(slots=True)

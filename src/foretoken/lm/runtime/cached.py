@@ -17,6 +17,7 @@ from torch import Tensor
 from foretoken.lm.runtime.batch_forward import BatchForward
 from foretoken.lm.runtime.captured import Captured, end_of
 from foretoken.lm.runtime.family import Family
+from foretoken.lm.runtime.heap import give_back
 from foretoken.lm.runtime.layer_cache import SlotLayerCache
 from foretoken.lm.runtime.output_head import OutputHead
 from foretoken.lm.runtime.packing import (
@@ -300,6 +301,8 @@ class CachedLM(BatchForward):
         memory.forget()
         keep = {"logits_to_keep": 1} if self._keep_accepted else {}
         compare_with_fresh(self.model, row.tokens, score.logits[0], self.verified, **keep)
+        if self.cache.exact:
+            give_back()
         self.shared.verified = max(self.shared.verified, len(row.tokens))
 
     @property
@@ -338,6 +341,8 @@ class CachedLM(BatchForward):
             wanted = [last is None or feed.cached > stops[i] - last
                       for i, feed in zip(due, feeds, strict=True)]  # fmt: skip
             ran = self._run(feeds, taps if any(wanted) else ())
+            if self.cache.exact and sum(len(feed.tokens) for feed in feeds) > NARROW:
+                give_back()
             for i, score, keep in zip(due, ran, wanted, strict=True):
                 if keep and score.hidden is not None:
                     parts[i].append(score.hidden)
