@@ -1,9 +1,14 @@
 """The slot cache by itself: what is written is read, through growth, moves and compaction."""
 
+import ctypes
+import mmap
+import sys
+
 import pytest
 import torch
 
-from foretoken.lm.runtime.cache import SlotCache
+from foretoken.lm.runtime import cache as cache_module
+from foretoken.lm.runtime.cache import PARTS, Group, SlotCache
 
 CPU = torch.device("cpu")
 # heads, key dim, value dim of three layers: the last is of another kind
@@ -20,7 +25,7 @@ def states(layer, rows, width, start=0):
 
 def write(cache, slots, starts, width, lows=None):
     """One forward's worth of updates; what each layer was given and what it returned."""
-    cache.reserve(max(slots) + 1, max(starts) + width)
+    cache.reserve(slots, [start + width for start in starts])
     cache.aim(slots, starts, width, max(starts) + width, lows or {}, CPU)
     given = [states(i, len(slots), width, start=starts[0]) for i in range(3)]
     return given, [cache.update(*own, i) for i, own in enumerate(given)]
@@ -116,7 +121,7 @@ def test_unwritten_columns_are_zero():
     """A masked column still takes part as zero times its value: a NaN there would spread."""
     cache = SlotCache(3, slots=1, columns=4)
     write(cache, [0], [0], 3)
-    cache.reserve(4, 100)
+    cache.reserve(range(4), [100] * 4)
     for group in cache.groups:
         assert not group.keys[:, 1:].any() and not group.values[:, :, :, 3:].any()
 
@@ -132,22 +137,66 @@ def filled(layers, slots, columns):
     cache.grant(slots, columns)
     for slot in range(slots):
         cache.used = slot + 1
-        cache.reserve(slot + 1, columns)
+        cache.reserve([slot], [columns])
         cache.aim([slot], [0], columns, columns, {}, CPU)
         for layer in range(layers):
             keys = torch.arange(2.0 * columns * 4).view(1, 2, columns, 4) + 7 * slot + layer
             cache.update(keys, -keys, layer)
-    cache.reserve(slots, columns)
+    cache.reserve(range(slots), [columns] * slots)
     return cache
+
+
+def resident(stretches):
+    """Bytes of these stretches of pages that lie in memory, by the system's own count."""
+    total = 0
+    for pages in stretches:
+        size = len(pages.memory)
+        seen = (ctypes.c_ubyte * (-(-size // mmap.PAGESIZE)))()
+        place = torch.frombuffer(pages.memory, dtype=torch.uint8).data_ptr()
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(place), ctypes.c_size_t(size), seen) == 0
+        total += sum(one & 1 for one in seen) * mmap.PAGESIZE
+    return total
+
+
+def pages_of(cache):
+    return [pages for group in cache.groups for pages in group.pages]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep pages until the end")
+def test_memory_follows_the_rows_own_lengths_and_goes_with_them():
+    """Of eight slots of 4,096 columns, two rows hold a hundred and two thousand."""
+    cache = SlotCache(2, slots=8, columns=4096)
+    lengths = {0: 100, 5: 2000}
+    states = {slot: torch.ones(1, 2, length, 64) for slot, length in lengths.items()}
+    for slot, length in lengths.items():
+        cache.reserve([slot], [length])
+        cache.aim([slot], [0], length, length, {}, CPU)
+        for layer in range(2):
+            cache.update(states[slot], states[slot], layer)
+    cache.reserve([0], [100])  # layers share their buffers from here on
+    whole, column = held(cache), 2 * 2 * 2 * 64 * 4
+    pages = 2 * 2 * 2 * 2 * 2 * 4096  # at both ends of each stretch of a slot
+    assert whole == 8 * 4096 * column
+    assert 2100 * column <= resident(pages_of(cache)) <= 2100 * column + pages
+    cache.reserve([0], [5000])  # growth copies what is filled, and no more
+    assert cache.columns == 8192
+    assert 2100 * column <= resident(pages_of(cache)) <= 2100 * column + pages
+    cache.move(5, 1)
+    cache.vacate(5)
+    assert resident(pages_of(cache)) <= 2100 * column + pages
+    cache.vacate(1)
+    assert resident(pages_of(cache)) <= 100 * column + pages
+    for group in cache.groups:
+        assert not group.keys[:, 2:].any(), "zero again, as masked columns have to be"
 
 
 def test_a_granted_size_is_the_size():
     cache = filled(5, 3, 70)
-    assert (cache.slots, cache.columns) == (3, 128) and cache.in_place
-    assert held(cache) == 2 * 5 * 3 * 2 * 128 * 4 * 4
-    assert cache.takes(128) and not cache.takes(129)
-    cache.reserve(4, 130)  # who asks for more gets that, and no more
-    assert (cache.slots, cache.columns) == (4, 192)
+    assert (cache.slots, cache.columns) == (3, 80) and cache.in_place
+    assert held(cache) == 2 * 5 * 3 * 2 * 80 * 4 * 4
+    assert cache.takes(80) and not cache.takes(81)
+    cache.reserve(range(4), [130] * 4)  # who asks for more gets that, and no more
+    assert (cache.slots, cache.columns) == (4, 144)
 
 
 def test_a_new_grant_keeps_used_rows_and_gives_back_the_rest():
@@ -156,15 +205,15 @@ def test_a_new_grant_keeps_used_rows_and_gives_back_the_rest():
     cache.used = 2
     cache.grant(2, 200)
     assert cache.slots == 3, "not before the next forward"
-    cache.reserve(2, 71)
-    assert (cache.slots, cache.columns) == (2, 256)
+    cache.reserve(range(2), [71] * 2)
+    assert (cache.slots, cache.columns) == (2, 208)
     for layer in range(5):
         for part, old in zip(cache.kept(layer, 1, 70), before[layer], strict=True):
             assert torch.equal(part, old)
     cache.used = 0
     cache.grant(1, 10)
-    cache.reserve(1, 1)
-    assert held(cache) == 2 * 5 * 1 * 2 * 64 * 4 * 4
+    cache.reserve([0], [1])
+    assert held(cache) == 2 * 5 * 1 * 2 * 16 * 4 * 4
 
 
 def test_a_new_grant_makes_room_for_rows_that_came_since():
@@ -172,40 +221,58 @@ def test_a_new_grant_makes_room_for_rows_that_came_since():
     before = [part.clone() for part in cache.kept(1, 3, 70)]
     cache.used = 5  # the fifth has a slot, and nothing was written for it yet
     cache.grant(5, 200)
-    cache.reserve(5, 71)
-    assert (cache.slots, cache.columns) == (5, 256)
+    cache.reserve(range(5), [71] * 5)
+    assert (cache.slots, cache.columns) == (5, 208)
     assert all(torch.equal(*pair) for pair in zip(cache.kept(1, 3, 70), before, strict=True))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep pages until the end")
 def test_growth_never_holds_two_whole_caches(monkeypatch):
+    """What old and new buffers hold together, whenever a layer's memory was given back."""
     layers = 16
-    cache = filled(layers, 2, 64)
-    small, blank, most = held(cache), cache.blank, []
+    cache = filled(layers, 2, 2048)
+    before, give_back, most = resident(pages_of(cache)), Group.give_back, []
+    old, blank, new = pages_of(cache), cache.blank, []
 
-    def noting(*given):
-        """Buffers of all layers that still have some, and of those made just now."""
+    def noted(*given):
         made = blank(*given)
-        alive = {id(one._base): one._base for layer in cache.rows_of
-                 for one in (layer.keys, layer.values)}  # fmt: skip
-        most.append(sum(one.nbytes for one in (*alive.values(), *made)))
+        new.extend(made.pages)
         return made
 
-    monkeypatch.setattr(cache, "blank", noting)
-    cache.grant(2, 128)
-    cache.reserve(2, 128)
-    large = held(cache)
-    assert large == 2 * small and len(most) == 8
-    assert max(most) <= large + small // 8
+    def noting(group, layer, slot=None):
+        give_back(group, layer, slot)
+        most.append(resident([*old, *new]))
+
+    monkeypatch.setattr(cache, "blank", noted)
+    monkeypatch.setattr(Group, "give_back", noting)
+    cache.grant(2, 4096)
+    cache.reserve(range(2), [2100] * 2)
+    assert held(cache) == 2 * layers * 2 * 2 * 4096 * 4 * 4 and len(most) == layers
+    assert before <= max(most) <= before * (1 + 2 / layers)
+
+
+@pytest.mark.parametrize("layers", [5, 40])
+def test_devices_without_pages_get_their_buffers_one_by_one(layers, monkeypatch):
+    monkeypatch.setattr(cache_module, "zeros", lambda shape, like: (like.new_zeros(*shape), None))
+    cache = SlotCache(layers)
+    cache.grant(2, 100)
+    for _ in range(2):
+        cache.reserve([0, 1], [64] * 2)
+        cache.aim([0, 1], [0, 0], 64, 64, {}, CPU)
+        for layer in range(layers):
+            keys = torch.ones(2, 2, 64, 4, device="meta")
+            cache.update(keys, keys, layer)
+    assert len(cache.groups) == -(-layers // -(-layers // PARTS)) and cache.in_place
 
 
 def test_layers_keep_their_columns_where_they_compute():
     cache = SlotCache(2)
-    cache.reserve(2, 8)
+    cache.reserve(range(2), [8] * 2)
     cache.aim([0, 1], [0, 2], 3, 5, {}, CPU)
     for layer, device in enumerate(("cpu", "meta")):
         keys = torch.ones(2, 2, 3, 4, device=device)
         read, _ = cache.update(keys, keys, layer)
         assert read.device.type == device
-    cache.reserve(2, 9)
+    cache.reserve(range(2), [9] * 2)
     assert [group.keys.device.type for group in cache.groups] == ["cpu", "meta"]
     assert cache.rows_of[1].keys.shape == (2, 2, 256, 4) or cache.columns == 128

@@ -92,7 +92,7 @@ def cache():
         keys, values = states
         for layer in range(3):
             slots.update(keys, values, layer)
-        slots.reserve(4, 200)
+        slots.reserve(range(4), [200] * 4)
         for group in slots.groups:
             group.keys.normal_(), group.values.normal_()
         return slots
@@ -192,7 +192,7 @@ def test_new_buffers_are_found(cache):
     own = InSlots(slots, 1, 8)
     query, key, value = (torch.randn(1, 2, 1, n) for n in (64, 64, 32))
     first = own.over([Reading.of(1, 0, 1, 60, None)])(2, query, key, value, None)
-    slots.reserve(16, 2000)
+    slots.reserve(range(16), [2000] * 16)
     second = own.over([Reading.of(1, 0, 1, 60, None)])(2, query, key, value, None)
     assert torch.equal(first, second)
 

@@ -85,7 +85,7 @@ def test_teams_larger_than_the_machine_meet_all_the_same(count):
     def attended():
         slots = SlotCache(1, 1, 64)
         slots.update(new[:, :, :1], new[:, :, :1], 0)
-        slots.reserve(1, 64)
+        slots.reserve([0], [64])
         attend = InSlots(slots, 2, 64).over([Reading.of(0, 0, 40, 0, None)])
         return attend(0, query, new, new, None)
 

@@ -208,7 +208,7 @@ def test_attention_in_c_reads_a_mask_of_the_tree_alone(dtype):
     dice = random.Random(7)
     slots = SlotCache(1, 1, 64)
     slots.update(*torch.randn(2, 1, 3, 1, 64).to(dtype), 0)
-    slots.reserve(1, 2000)
+    slots.reserve([0], [2000])
     slots.groups[0].keys.normal_(), slots.groups[0].values.normal_()
     own = InSlots(slots, 3, 4096)
     before = torch.get_num_threads()

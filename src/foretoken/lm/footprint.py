@@ -19,7 +19,7 @@ from foretoken.errors import CapabilityError
 from foretoken.lm.kernels.linears import can_pack
 from foretoken.lm.load import find_device, find_dtype, quiet
 from foretoken.lm.runtime.attention import MOST_FOLDED
-from foretoken.lm.runtime.cache import SlotCache, rounded
+from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.cached import CHUNK, NARROW
 from foretoken.lm.runtime.family import describe
 
@@ -47,10 +47,6 @@ class Footprint:
     scored: bool  # attention by hand, with scores of all columns (soft caps, sinks)
     column: int  # keys and values of one token in all layers
     max_length: int | None
-
-    def cache(self, rows: int, columns: int) -> int:
-        """Keys and values of a slot cache of exactly this size."""
-        return rows * rounded(columns) * self.column
 
     def logits(self, tokens: int) -> int:
         """Of so many nodes, as the model gives them."""
@@ -179,7 +175,7 @@ def column_numbers(model: Any, layers: int) -> int:
     cache = SlotCache(layers, slots=1, columns=1)
     device = next(model.parameters()).device
     ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-    cache.reserve(1, 1)
+    cache.reserve([0], [1])
     cache.aim([0], [0], 1, 1, {}, device)
     try:
         with quiet(), torch.inference_mode():

@@ -335,7 +335,7 @@ def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
     best: list[int] = []
     # what numpy cannot read is widened in blocks that stay in the processor's cache
     few = len(rows) if scores.dtype in FIT else max(ALL_AT_ONCE // scores.shape[-1], 1)
-    for block in rows.split(few):
+    for block in torch.split(rows, few):
         numbers = (block if scores.dtype in FIT else block.float()).numpy()
         found = numbers.argmax(-1).tolist()  # the first NaN counts as the largest
         if any(math.isnan(numbers.item(row, token)) for row, token in enumerate(found)):

@@ -100,7 +100,7 @@ class Graphs:
             or window_bounds(batch.feeds, self.lm.family.windows)
         ):
             return None
-        self.lm.cache.reserve(feed.memory.slot + 1, feed.start + bucket)
+        self.lm.cache.reserve([feed.memory.slot], [feed.start + bucket])
         still = self.still(bucket, feed.memory.slot)
         self.fill(still, batch)
         if still.replay is None:

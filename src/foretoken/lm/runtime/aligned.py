@@ -92,7 +92,7 @@ class AlignedLM(CachedLM):
         began = self.clock()
         for move in moves:
             memory = self._memory(move.row)
-            self.cache.reserve(memory.slot + 1, move.target + memory.cached)
+            self.cache.reserve([memory.slot], [move.target + memory.cached])
             self.cache.shift(memory.slot, move.source, move.target, memory.cached)
         self.alignment.seconds += self.clock() - began
 

@@ -110,9 +110,10 @@ class BatchForward:
         return [said.get(feed.memory.slot, none) for feed in feeds]
 
     def _fits_padded(self, feeds: list[Feed]) -> bool:
-        """Whether the cache was granted the columns that a padded batch of these would have."""
+        """Whether memory that was granted holds these as a padded batch."""
         width = max([len(feed.tokens) for feed in feeds])
-        return self.cache.takes(max([feed.start for feed in feeds]) + width)
+        padded = width - min([len(feed.tokens) for feed in feeds])
+        return self.cache.takes(max([feed.start for feed in feeds]) + width, padded)
 
     def _run_together(self, feeds: list[Feed], taps: Taps, part: Part | None) -> list[Scores]:
         """One forward over rows by ascending slot."""
@@ -132,8 +133,7 @@ class BatchForward:
         """Whether rows can be laid end to end: on a CPU, behind one prefill, no window in sight."""
         if self.device.type != "cpu" or window_bounds(feeds, self.family.windows):
             return False
-        slots, width = max(feed.memory.slot for feed in feeds), max(feed.stop for feed in feeds)
-        self.cache.reserve(slots + 1, width)
+        self.cache.reserve([feed.memory.slot for feed in feeds], [feed.stop for feed in feeds])
         self.cache.aim([feeds[0].memory.slot], [feeds[0].start], 1, 1, {}, self.device)
         return self.cache.in_place
 
@@ -269,7 +269,7 @@ class BatchForward:
                 return replayed, None
         feeds, width, family = batch.feeds, batch.width, self.family
         slots, starts = [feed.memory.slot for feed in feeds], [feed.start for feed in feeds]
-        self.cache.reserve(slots[-1] + 1, max(starts) + width)
+        self.cache.reserve(slots, [start + width for start in starts])
         if not self.plan.tree:
             self.cache.aim(slots, starts, width, batch.longest, {}, self.device)
             arguments = {"attention_mask": self.masks.places(batch, family, self.plan)}

@@ -4,8 +4,12 @@ Buffers are `[layers, slots, heads, columns, dim]`, one per shape of layer, so t
 or compacted in a few operations however many layers there are. They are zero-filled: a masked
 column still takes part as zero times its value, and stray NaNs would spread.
 
-Where a plan of memory grants a size, that is the size, and layers lie in several buffers: one at a
-time is made anew, so that no growth holds two whole caches.
+On a CPU a page of a buffer takes memory once something is written to it, and gives it back when its
+slot has no row any more: what is resident follows the rows' own lengths, whatever the largest is.
+
+Layers are copied into new buffers one at a time, and their old memory is given back at once: no
+growth holds two whole caches. Where a plan of memory grants a size, that is the size; on devices
+without such pages layers then lie in several buffers, which are made anew one by one.
 """
 
 from __future__ import annotations
@@ -18,9 +22,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from foretoken.lm.runtime.pages import Pages, zeros
+
 Columns = tuple[Tensor, Tensor, Tensor, Tensor]  # keys and values to write, then to read
 WHOLE = 16  # columns of a granted size are a multiple of it
-PARTS = 16  # buffers that the layers of one kind lie in where the size is granted
+TOUCHED = 2 * WHOLE  # columns of a row that lie in pages of which it has filled a part
+PARTS = 16  # buffers of the layers of one kind on a device, where the size is granted
 
 
 @dataclass(slots=True)
@@ -47,7 +54,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.low = 0  # columns before this are seen by no query of the forward
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        group = Group([self], *self.owner.blank(1, key_states, value_states))
+        group = self.owner.blank([self], key_states, value_states)
         group.attach()
         self.owner.groups.append(group)
         self.owner.loose = True
@@ -93,6 +100,7 @@ class Group:
     layers: list[SlotLayer]
     keys: Tensor  # [layers, slots, heads, columns, dim]
     values: Tensor
+    pages: Sequence[Pages] = ()  # what the buffers lie in, where that can be given back in part
 
     def attach(self) -> None:
         for i, layer in enumerate(self.layers):
@@ -102,11 +110,21 @@ class Group:
         """Forget the first layers."""
         self.layers = self.layers[count:]
         self.keys, self.values = self.keys[count:], self.values[count:]
+        self.pages = ()  # they begin with the layers that are gone
 
     def empty(self) -> None:
         """Keep the shape alone, and give the memory back."""
         self.keys, self.values = self.keys[:, :0].clone(), self.values[:, :0].clone()
+        self.pages = ()
         self.attach()
+
+    def give_back(self, layer: int, slot: int | None = None) -> None:
+        """Memory of a layer, or of a slot in it, that nobody will read: it is zero again, but for
+        parts of pages at its ends."""
+        for buffer, pages in zip((self.keys, self.values), self.pages, strict=False):
+            place = buffer[layer] if slot is None else buffer[layer, slot]
+            start = int(place.storage_offset()) * buffer.element_size()
+            pages.give_back(start, start + int(place.nbytes))
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -127,6 +145,7 @@ class SlotCache(Cache):
         self.exact = False  # sizes are those granted, not doubled ones
         self.due: tuple[int, int] | None = None  # slots and columns of the next forward
         self.used = 0  # first slots that hold a row
+        self.filled = [0] * slots  # columns of each slot that may have been written
         self.loose = False  # layers came with buffers of their own, not shared yet
         self.target = Target(0, 1, 0, 0, 0)
         self.lowered = False  # some layers leave the first columns out
@@ -136,10 +155,13 @@ class SlotCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         return self.rows_of[layer_idx].update(key_states, value_states)
 
-    def blank(self, layers: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def blank(self, layers: list[SlotLayer], keys: Tensor, values: Tensor) -> Group:
         """Zeroed buffers for layers whose states look like `keys` and `values`."""
-        shape = (layers, self.slots, keys.shape[-3], self.columns)
-        return keys.new_zeros(*shape, keys.shape[-1]), values.new_zeros(*shape, values.shape[-1])
+        shape = (len(layers), self.slots, keys.shape[-3], self.columns)
+        made = [zeros((*shape, states.shape[-1]), states) for states in (keys, values)]
+        (keys, behind), (values, beside) = made
+        pages = () if behind is None or beside is None else (behind, beside)
+        return Group(layers, keys, values, pages)
 
     def grant(self, slots: int, columns: int) -> None:
         """Have this size, and no more, from the next forward on; one that asks for more gets that.
@@ -148,13 +170,21 @@ class SlotCache(Cache):
         """
         self.exact, self.due = True, (slots, rounded(columns))
 
-    def takes(self, columns: int) -> bool:
-        """Whether rows may have so many columns without more than was granted."""
+    def takes(self, columns: int, padded: int = 0) -> bool:
+        """Whether rows may have so many columns, some of them padded, within what was granted."""
         granted = self.columns if self.due is None else self.due[1]
-        return not self.exact or columns <= granted
+        return not self.exact or (columns <= granted and padded <= WHOLE)
 
-    def reserve(self, slots: int, columns: int) -> None:
-        """Room for `slots` rows of `columns` columns; what is cached stays."""
+    def reserve(self, rows: Sequence[int], stops: Sequence[int]) -> None:
+        """Room for rows in these slots, whose columns up to `stops` are about to be written; what
+        is cached stays."""
+        self.fit(max(rows) + 1, max(stops))
+        for slot, stop in zip(rows, stops, strict=True):
+            if stop > self.filled[slot]:
+                self.filled[slot] = stop
+
+    def fit(self, slots: int, columns: int) -> None:
+        """Buffers of at least this size, or of the one that was granted."""
         if self.due is not None:
             wanted = max(slots, self.due[0]), max(rounded(columns), self.due[1])
             self.due = None
@@ -177,6 +207,7 @@ class SlotCache(Cache):
         """New buffers of the present size, shared by all layers of a kind, or by a part of them."""
         self.loose = False
         self.made += 1
+        self.filled += [0] * (self.slots - len(self.filled))
         kinds: dict[tuple[Any, ...], list[Group]] = {}
         for group in self.groups:
             kinds.setdefault(group.kind, []).append(group)
@@ -186,7 +217,8 @@ class SlotCache(Cache):
                 for group in groups:
                     group.empty()
             count = sum(len(group.layers) for group in groups)
-            part = -(-count // PARTS) if self.exact else count
+            whole = not self.exact or groups[0].keys.is_cpu
+            part = count if whole else -(-count // PARTS)
             while groups:
                 self.groups.append(self._merged(groups, part))
 
@@ -197,15 +229,15 @@ class SlotCache(Cache):
         taken: list[tuple[Group, int]] = []
         for group in groups:
             taken += [(group, i) for i in range(len(group.layers))][: part - len(taken)]
-        keys, values = self.blank(len(taken), first.keys[0], first.values[0])
-        layers = [group.layers[i] for group, i in taken]
+        merged = self.blank([group.layers[i] for group, i in taken], first.keys[0], first.values[0])
         for at, (group, i) in enumerate(taken):
             # the newest rows have a slot, but no buffer yet
-            slots = min(self.used, group.keys.shape[1]) if self.exact else group.keys.shape[1]
-            columns = min(group.keys.shape[3], self.columns)
-            for old, new in ((group.keys, keys), (group.values, values)):
-                new[at, :slots, :, :columns] = old[i, :slots, :, :columns]
-        merged = Group(layers, keys, values)
+            for slot in range(min(self.slots, group.keys.shape[1])):
+                columns = min(self.filled[slot], group.keys.shape[3], self.columns)
+                pairs = ((group.keys, merged.keys), (group.values, merged.values))
+                for old, new in pairs if columns else ():
+                    new[at, slot, :, :columns] = old[i, slot, :, :columns]
+            group.give_back(i)
         merged.attach()
         while groups and (gone := len([1 for group, _ in taken if group is groups[0]])):
             if gone < len(groups[0].layers):
@@ -324,9 +356,20 @@ class SlotCache(Cache):
         """Copy a row into another slot, with columns that only some layers have filled."""
         if source >= self.slots:
             return  # nothing was fed to that row yet
+        columns = self.filled[source]
+        self.filled[target] = max(self.filled[target], columns)
         for group in self.groups:
             for buffer in (group.keys, group.values):
-                buffer[:, target] = buffer[:, source]
+                buffer[:, target, :, :columns] = buffer[:, source, :, :columns]
+
+    def vacate(self, slot: int) -> None:
+        """Give back the memory of a slot that holds no row any more."""
+        if slot >= len(self.filled) or not self.filled[slot]:
+            return
+        self.filled[slot] = 0
+        for group in self.groups:
+            for layer in range(len(group.layers)) if slot < group.keys.shape[1] else ():
+                group.give_back(layer, slot)
 
 
 def rounded(columns: int) -> int:

@@ -160,7 +160,7 @@ class CachedLM(BatchForward):
         if found is None:
             return []
         prefix, shared = found
-        self.cache.reserve(len(self._slots), shared)
+        self.cache.reserve([memory.slot], [shared])
         if not self.cache.put(memory.slot, prefix.columns, shared):
             prefixes.clear()  # made for other buffers
             return []
@@ -256,6 +256,7 @@ class CachedLM(BatchForward):
                 moved.slot = memory.slot
                 self._slots[memory.slot] = last
             self.cache.used = len(self._slots)
+            self.cache.vacate(self.cache.used)
 
     @exclusive
     def embed(self, tokens: Sequence[int]) -> Float[Tensor, "n H"]:

@@ -205,7 +205,7 @@ def reach(
     slots = SlotCache(1, 1, COLUMNS)
     keys, values = (torch.zeros(1, groups, 1, n, dtype=dtype) for n in (width, value_width))
     slots.update(keys, values, 0)
-    slots.reserve(1, COLUMNS)
+    slots.reserve([0], [COLUMNS])
     own, best = InSlots(slots, fold, max(TRIED)), 0
     for tokens in TRIED:
         ours, theirs = timed(own, tokens)
