@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 import torch
 from torch import Tensor
 
 DROP = getattr(mmap, "MADV_DONTNEED", None)  # Linux: pages that are zero again when they are read
+SMALL = getattr(mmap, "MADV_NOHUGEPAGE", None)  # else one number takes 2 MiB where these are usual
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 
 
@@ -20,6 +22,9 @@ class Pages:
 
     def __init__(self, size: int) -> None:
         self.memory = mmap.mmap(-1, size, **PRIVATE)
+        if SMALL is not None:
+            with suppress(OSError):  # a kernel without large pages
+                self.memory.madvise(SMALL)
 
     def give_back(self, start: int, stop: int) -> None:
         """The whole pages between two places."""
