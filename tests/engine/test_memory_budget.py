@@ -136,30 +136,9 @@ def test_rows_wait_until_there_is_room_and_nobody_waits_for_ever(pair_folders):
             waiting.take(row)
             inside.append(row)
         most = max(most, len(inside))
-        most_guessed = max(row.guesses for row in inside)
-        assert inside and room.fits(Need(len(inside), 90, most_guessed))
+        assert inside and room.fits(len(inside), 90, max(row.guesses for row in inside))
         inside.pop(0)
     assert most == 2 and all(row.finish is None for row in rows)
-
-
-@pytest.mark.parametrize("by_pages", [True, False])
-def test_rows_of_different_lengths_take_what_each_fills_where_memory_comes_in_pages(
-    by_pages, pair_folders
-):
-    """One long text beside short ones: without pages each has as many columns as the longest."""
-    layout = layout_of(pair_folders[0], "plain", kernels="inplace")
-    budget = layout.plan(Need(9, 400, 0, tokens=400 + 8 * 40)).total
-    waiting = Bounded(Room(layout, budget, 0, False, by_pages), [])
-    lengths = [390, *[30] * 20]
-    for length in lengths:
-        row = probe_row(range(1, 1 + length))
-        row.limit = 10, "length"
-        waiting.add(row)
-    inside = []
-    while (row := waiting.next(inside)) is not None:
-        waiting.take(row)
-        inside.append(row)
-    assert len(inside) == 9 if by_pages else len(inside) < 4
 
 
 def test_trees_grow_again_when_neighbours_have_left(pair_folders):
@@ -174,9 +153,9 @@ def test_trees_grow_again_when_neighbours_have_left(pair_folders):
         assert waiting.next(inside) is row
         waiting.take(row)
         inside.append(row)
-    assert rows[1].guesses == room.cap(Need(3, 90)) <= room.cap(Need(2, 90))
+    assert rows[1].guesses == room.cap(3, 90) <= room.cap(2, 90)
     waiting.next(inside[:2])
-    assert rows[1].guesses == room.cap(Need(2, 90)) and rows[0].guesses <= 7
+    assert rows[1].guesses == room.cap(2, 90) and rows[0].guesses <= 7
 
 
 def test_caches_have_the_size_that_is_needed_and_never_double(pair_folders):
@@ -216,7 +195,8 @@ def test_what_is_kept_of_other_texts_yields_to_new_ones(pair_folders):
         waiting = session.engine.waiting
 
         def look(step):
-            taken = waiting.room.takes(waiting.seated)
+            granted = waiting.granted
+            taken = waiting.room.takes(granted.rows, granted.context, granted.nodes)
             kept = [innermost(lm).prefixes for lm in session.models]
             assert sum(one.held for one in kept) <= max(waiting.room.left - taken, 0)
             assert all(one.limit < 1 << 29 for one in kept)
@@ -267,7 +247,7 @@ def test_costs_are_measured_within_the_budget(pair_folders):
         session.prepare()
         costs, room = session.engine.controller.costs, session.engine.waiting.room
         assert costs.cached < 128 and len(costs.target) > 2
-        assert all(room.fits(Need(1, costs.cached, size - 1)) for size in costs.target)
+        assert all(room.fits(1, costs.cached, size - 1) for size in costs.target)
         assert session.target.cache.columns <= 192
 
 

@@ -104,7 +104,8 @@ def test_what_is_kept_of_texts_has_what_is_left_alone(tight) -> None:
     for length in (20, 60, 113):
         asked = {**FITTING, "max_tokens": length}
         assert tight.post("/v1/completions", json=asked).status_code == 200
-        taken = waiting.room.takes(waiting.seated)
+        granted = waiting.granted
+        taken = waiting.room.takes(granted.rows, granted.context, granted.nodes)
         held = sum(prefixes.held for prefixes in waiting.wishes)
         assert held <= max(waiting.room.left - taken, 0)
     assert sum(waiting.wishes.values()) > 1 << 28, "as much was wanted"

@@ -8,7 +8,6 @@ fit alone is refused with the numbers, while others go on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from foretoken.engine.admission import Waiting
@@ -23,46 +22,38 @@ from foretoken.types import DecodeState, Rows
 class Room:
     """What is left of a budget beside weights, and what rows together take of it."""
 
-    def __init__(
-        self, layout: Layout, budget: int, nodes: int, steady: bool, by_pages: bool = True
-    ) -> None:
+    def __init__(self, layout: Layout, budget: int, nodes: int, steady: bool) -> None:
         self.layout, self.budget = layout, budget
         self.nodes = nodes  # of the largest tree that is ever asked for
         self.steady = steady  # a row's text may depend on how much is drafted for it
-        self.by_pages = by_pages  # each row takes what it fills; else as much as the longest
 
     @property
     def left(self) -> int:
         """Bytes for generation."""
         return self.budget - self.layout.plan(Need(0, 0)).weights
 
-    def takes(self, need: Need) -> int:
-        """Bytes of generation."""
-        return self.layout.plan(need).generation
+    def takes(self, rows: int, context: int, nodes: int) -> int:
+        """Bytes of generation for rows of at most so many tokens."""
+        return self.layout.plan(Need(rows, context, nodes)).generation
 
-    def fits(self, need: Need) -> bool:
-        return self.takes(need) <= self.left
+    def fits(self, rows: int, context: int, nodes: int) -> bool:
+        return self.takes(rows, context, nodes) <= self.left
 
-    def cap(self, need: Need) -> int | None:
+    def cap(self, rows: int, context: int) -> int | None:
         """Nodes of the largest trees that these rows may have; None: not even plain decoding."""
-        found = most(lambda size: self.fits(replace(need, nodes=size - 1)), 1, self.nodes + 1)
+        found = most(lambda size: self.fits(rows, context, size - 1), 1, self.nodes + 1)
         return found - 1 if found else None
-
-    def need(self, rows: Rows) -> Need:
-        """Of rows together, plain: what they will have written at their ends."""
-        tokens = [wanted(row) for row in rows]
-        return Need(len(rows), max(tokens), tokens=sum(tokens) if self.by_pages else None)
 
     def longest(self) -> int:
         """Tokens of the longest row that fits alone, without guesses."""
-        return most(lambda tokens: self.fits(Need(1, tokens)), 1, 1 << 24)
+        return most(lambda tokens: self.fits(1, tokens, 0), 1, 1 << 24)
 
     def refusal(self, row: DecodeState) -> CapabilityError | None:
         """Why a row can never have a place; None where it can."""
-        alone = self.need([row])
-        if self.fits(alone):
+        tokens = wanted(row)
+        if self.fits(1, tokens, 0):
             return None
-        needs, new = self.takes(alone), alone.context - row.prompt_len
+        needs, new = self.takes(1, tokens, 0), tokens - row.prompt_len
         longest = self.longest()
         left = max(longest - row.prompt_len, 0)
         do = f"ask for at most {left} new tokens" if left else "shorten the prompt"
@@ -88,7 +79,6 @@ class Bounded(Waiting):
     def __init__(self, room: Room, caches: Iterable[Any]) -> None:
         super().__init__()
         self.room, self.caches = room, tuple(caches)
-        self.seated = Need(0, 0)  # those that have a place
         self.granted = Need(0, 0)  # what caches have room for
         self.wishes: dict[Prefixes, int] = {}  # bytes that may be kept of texts, memory allowing
         self.seen: tuple[int, ...] = ()  # uids of the rows that trees were cut for
@@ -118,8 +108,8 @@ class Bounded(Waiting):
 
     def spare(self) -> None:
         """Have what is kept of texts fit into what nothing else may take."""
-        wanted = sum(self.wishes.values())
-        taken = self.room.takes(self.seated if self.room.by_pages else self.granted)
+        granted, wanted = self.granted, sum(self.wishes.values())
+        taken = self.room.takes(granted.rows, granted.context, granted.nodes)
         free = max(self.room.left - taken, 0)
         for prefixes, wish in self.wishes.items():
             prefixes.allow(min(wish, free * wish // wanted))
@@ -152,8 +142,9 @@ class Bounded(Waiting):
         """
         if not rows:
             return self.room.nodes
+        count, context = len(rows), max(map(wanted, rows))
         own = [self.alone(row) for row in rows if self.keeps(row)]
-        cap = self.room.cap(self.room.need(rows))
+        cap = self.room.cap(count, context)
         return None if cap is None or cap < max(own, default=0) else cap
 
     def keeps(self, row: DecodeState) -> bool:
@@ -161,7 +152,7 @@ class Bounded(Waiting):
 
     def alone(self, row: DecodeState) -> int:
         """Nodes of the trees that a row may have without neighbours."""
-        return self.room.cap(self.room.need([row])) or 0
+        return self.room.cap(1, wanted(row)) or 0
 
     def seat(self, rows: Rows, nodes: int) -> None:
         """Cut trees for these rows, and give caches the size that they need."""
@@ -173,17 +164,13 @@ class Bounded(Waiting):
         for row in rows:
             own, cap = self.asked[row.uid], self.alone(row) if self.keeps(row) else nodes
             row.guesses = cap if own is None else min(own, cap)
-        self.seated = replace(self.room.need(rows), nodes=nodes)
-        self.grant(len(rows), self.seated.context, nodes)
+        self.grant(len(rows), max(map(wanted, rows)), nodes)
 
     def grant(self, rows: int, context: int, nodes: int) -> None:
-        """The size of caches: what they have where that is enough and fits, else what is needed.
-
-        In pages, a size alone takes no memory.
-        """
-        larger = Need(max(rows, self.granted.rows), max(context, self.granted.context), nodes)
-        keeps = self.room.by_pages or self.room.fits(larger)
-        self.granted = need = larger if keeps else Need(rows, context, nodes)
+        """The size of caches: what they have where that is enough and fits, else what is needed."""
+        larger = max(rows, self.granted.rows), max(context, self.granted.context)
+        chosen = larger if self.room.fits(*larger, nodes) else (rows, context)
+        self.granted = need = Need(*chosen, nodes)
         self.spare()
         layout = self.room.layout
         for role, lm in self.caches:
@@ -192,4 +179,4 @@ class Bounded(Waiting):
 
     def affords(self, tokens: int, nodes: int, rows: int = 1) -> bool:
         """Whether rows of so many tokens may have trees of so many nodes, with the root."""
-        return self.room.fits(Need(rows, tokens, nodes - 1))
+        return self.room.fits(rows, tokens, nodes - 1)

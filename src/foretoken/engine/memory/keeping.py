@@ -50,10 +50,9 @@ class Budget:
         models = dict(models_of(engine, draft))
         held = sum(weights_held(lm) for lm in models.values()) + self.layout.head
         layout = replace(self.layout, loaded=held)
-        by_pages = all(lm.device.type == "cpu" for lm in models.values())
-        room = Room(layout, self.bytes, self.nodes, not engine.drafter.traits.fixed, by_pages)
-        if not room.fits(Need(1, LEAST)):
-            raise too_small(self.bytes, held + layout.data, room.takes(Need(1, LEAST)))
+        room = Room(layout, self.bytes, self.nodes, not engine.drafter.traits.fixed)
+        if not room.fits(1, LEAST, 0):
+            raise too_small(self.bytes, held + layout.data, room.takes(1, LEAST, 0))
         for lm in models.values():
             in_few_sizes(lm.borrowing.kernels.copies)
             lm.grant(1, LEAST)

@@ -14,7 +14,7 @@ from typing import Any
 
 from foretoken.lm.footprint import LAWS, Footprint
 from foretoken.lm.kernels.linears import LISTED
-from foretoken.lm.runtime.cache import PARTS, TOUCHED, rounded
+from foretoken.lm.runtime.cache import PARTS, rounded
 
 # of generation memory for the allocator, and pages of libraries that any forward touches: measured
 # once (benchmarks/memory_plan.py)
@@ -38,17 +38,9 @@ class Need:
     """What is to be decoded together."""
 
     rows: int = 1
-    context: int = 1024  # tokens of the longest row, prompt and new ones
+    context: int = 1024  # tokens of a row, prompt and new ones
     nodes: int = 0  # guessed below the root, per row and step
     depth: int = 0
-    tokens: int | None = None  # of all rows, where they differ; None: as many in each
-
-    def columns(self, beside: int) -> int:
-        """Of all rows, with so many of each beside its tokens, in the pages that they touch."""
-        most = self.rows * rounded(self.context + beside)
-        if self.tokens is None:
-            return most
-        return min(most, self.tokens + self.rows * (beside + TOUCHED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,33 +116,34 @@ class Layout:
             Part(WEIGHTS, "datastore", self.data, "its files"),
         ]
 
-    def beside(self, need: Need) -> int:
-        """Columns of a row for the tree behind its last token."""
-        return self.ahead * need.nodes
-
-    def beside_draft(self, need: Need) -> int:
-        """Likewise in a draft's cache, which may have been fed nodes that were not proposed."""
-        return (2 if self.trees else 1) * self.ahead * need.nodes
-
     def columns(self, need: Need) -> int:
-        """Of the longest row."""
-        return need.context + self.beside(need)
+        """Of a row: all tokens, and the tree behind the last one."""
+        return need.context + self.ahead * need.nodes
 
     def draft_columns(self, need: Need) -> int:
-        """Likewise in a draft's cache."""
-        return need.context + self.beside_draft(need)
+        """Likewise in a draft's cache, which may have been fed nodes that were not proposed."""
+        return need.context + (2 if self.trees else 1) * self.ahead * need.nodes
 
     def caches(self, need: Need) -> list[Part]:
         """Keys and values, and what stays for as long as a row does."""
-        target, draft = self.target, self.draft
-        columns = need.columns(self.beside(need))
-        tables = target.tables(self.columns(need))
-        found = [Part(CACHE, "target's cache", columns * target.column, f"{columns} columns")]
+        rows, target, draft = need.rows, self.target, self.draft
+        columns = self.columns(need)
+        tables = target.tables(columns)
+        found = [
+            Part(
+                CACHE,
+                "target's cache",
+                rows * rounded(columns) * target.column,
+                f"{columns} columns",
+            )
+        ]
         if draft is not None:
-            own = need.columns(self.beside_draft(need))
-            tables += draft.tables(self.draft_columns(need))
-            found.append(Part(CACHE, "draft's cache", own * draft.column, f"{own} columns"))
-        kept = columns * self.head_column
+            own = self.draft_columns(need)
+            tables += draft.tables(own)
+            found.append(
+                Part(CACHE, "draft's cache", rows * rounded(own) * draft.column, f"{own} columns")
+            )
+        kept = rows * columns * self.head_column
         part = sum(one.bytes for one in found) // min(PARTS, target.layers)
         return [
             *found,

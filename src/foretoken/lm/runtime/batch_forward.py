@@ -110,10 +110,9 @@ class BatchForward:
         return [said.get(feed.memory.slot, none) for feed in feeds]
 
     def _fits_padded(self, feeds: list[Feed]) -> bool:
-        """Whether memory that was granted holds these as a padded batch."""
+        """Whether the cache was granted the columns that a padded batch of these would have."""
         width = max([len(feed.tokens) for feed in feeds])
-        padded = width - min([len(feed.tokens) for feed in feeds])
-        return self.cache.takes(max([feed.start for feed in feeds]) + width, padded)
+        return self.cache.takes(max([feed.start for feed in feeds]) + width)
 
     def _run_together(self, feeds: list[Feed], taps: Taps, part: Part | None) -> list[Scores]:
         """One forward over rows by ascending slot."""

@@ -8,8 +8,9 @@ On a CPU a page of a buffer takes memory once something is written to it, and gi
 slot has no row any more: what is resident follows the rows' own lengths, whatever the largest is.
 
 Layers are copied into new buffers one at a time, and their old memory is given back at once: no
-growth holds two whole caches. Where a plan of memory grants a size, that is the size; on devices
-without such pages layers then lie in several buffers, which are made anew one by one.
+growth holds two whole caches. Where a plan of memory grants a size, that is the size, all of it
+held from the first forward on, so that nothing is promised twice; on devices without such pages
+layers then lie in several buffers, which are made anew one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from foretoken.lm.runtime.pages import Pages, zeros
 
 Columns = tuple[Tensor, Tensor, Tensor, Tensor]  # keys and values to write, then to read
 WHOLE = 16  # columns of a granted size are a multiple of it
-TOUCHED = 2 * WHOLE  # columns of a row that lie in pages of which it has filled a part
 PARTS = 16  # buffers of the layers of one kind on a device, where the size is granted
 
 
@@ -170,10 +170,10 @@ class SlotCache(Cache):
         """
         self.exact, self.due = True, (slots, rounded(columns))
 
-    def takes(self, columns: int, padded: int = 0) -> bool:
-        """Whether rows may have so many columns, some of them padded, within what was granted."""
+    def takes(self, columns: int) -> bool:
+        """Whether rows may have so many columns without more than was granted."""
         granted = self.columns if self.due is None else self.due[1]
-        return not self.exact or (columns <= granted and padded <= WHOLE)
+        return not self.exact or columns <= granted
 
     def reserve(self, rows: Sequence[int], stops: Sequence[int]) -> None:
         """Room for rows in these slots, whose columns up to `stops` are about to be written; what
@@ -231,6 +231,8 @@ class SlotCache(Cache):
             taken += [(group, i) for i in range(len(group.layers))][: part - len(taken)]
         merged = self.blank([group.layers[i] for group, i in taken], first.keys[0], first.values[0])
         for at, (group, i) in enumerate(taken):
+            if self.exact:  # written, and held from now on
+                merged.keys[at].zero_(), merged.values[at].zero_()
             # the newest rows have a slot, but no buffer yet
             for slot in range(min(self.slots, group.keys.shape[1])):
                 columns = min(self.filled[slot], group.keys.shape[3], self.columns)
@@ -363,11 +365,11 @@ class SlotCache(Cache):
                 buffer[:, target, :, :columns] = buffer[:, source, :, :columns]
 
     def vacate(self, slot: int) -> None:
-        """Give back the memory of a slot that holds no row any more."""
+        """Give back the memory of a slot without a row, unless its size was granted."""
         if slot >= len(self.filled) or not self.filled[slot]:
             return
         self.filled[slot] = 0
-        for group in self.groups:
+        for group in () if self.exact else self.groups:
             for layer in range(len(group.layers)) if slot < group.keys.shape[1] else ():
                 group.give_back(layer, slot)
 

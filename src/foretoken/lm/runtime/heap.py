@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 # of glibc's mallopt: what is freed at the end of its memory and kept, and what is a large block
-KEPT = {-1: 1 << 20, -3: 2 << 20}
+KEPT = {-1: 1 << 20, -3: 128 << 10}
 
 PRODUCTS = 256  # that oneDNN keeps in a server; by itself 1,024, half a MiB each
 
