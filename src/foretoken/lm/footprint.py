@@ -22,6 +22,7 @@ from foretoken.lm.runtime.attention import MOST_FOLDED
 from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.cached import CHUNK, NARROW
 from foretoken.lm.runtime.family import describe
+from foretoken.lm.runtime.slot_attention import in_c
 
 # What model code raises that looks at numbers while it is built or run.
 RAISED = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, KeyError)
@@ -45,6 +46,7 @@ class Footprint:
     weights: int  # every parameter and buffer, tied ones once
     copies: int  # second copies that kernels may keep, all of them
     scored: bool  # attention by hand, with scores of all columns (soft caps, sinks)
+    in_c: bool  # attention over rows where they lie: no masks, no scores
     column: int  # keys and values of one token in all layers
     max_length: int | None
 
@@ -63,7 +65,7 @@ class Footprint:
 
     def prompt_mask(self, rows: int, context: int, columns: int) -> int:
         """Of a chunk of prompts, while it is being made."""
-        return 2 * self.chunk(rows, context) * columns * self.element
+        return 0 if self.in_c else 2 * self.chunk(rows, context) * columns * self.element
 
     def chunk(self, rows: int, context: int) -> int:
         """Tokens of prompts that are fed in one forward."""
@@ -83,7 +85,7 @@ class Footprint:
 
     def attention(self, rows: int, width: int, columns: int) -> int:
         """Keys and values repeated for every query head of one layer, where many tokens ask."""
-        if self.fold == 1 or self.fold * width <= MOST_FOLDED:
+        if self.in_c or self.fold == 1 or self.fold * width <= MOST_FOLDED:
             return 0
         return rows * columns * (self.column // self.layers) * self.fold
 
@@ -129,6 +131,8 @@ def of_modules(model: Any, place: torch.device, kind: torch.dtype) -> Footprint:
     linear = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
     heads = int(getattr(config, "num_attention_heads", 1))
     weights, copies = weight_bytes(model), sum(module.weight.nbytes for module in linear)
+    head_width = int(getattr(config, "head_dim", None) or family.hidden // heads)
+    scored = by_hand(model, config)
     widest = [module.weight.numel() // input_width(module) for module in linear
               if module is not head]  # fmt: skip
     return Footprint(
@@ -139,11 +143,15 @@ def of_modules(model: Any, place: torch.device, kind: torch.dtype) -> Footprint:
         inner=max(widest, default=family.hidden),
         fold=family.fold,
         heads=heads,
-        head=int(getattr(config, "head_dim", None) or family.hidden // heads),
+        head=head_width,
         element=kind.itemsize,
         weights=weights,
         copies=copies if packed else 0,
-        scored=by_hand(model, config),
+        scored=scored,
+        in_c=not scored
+        and place.type == "cpu"
+        and not any(window is not None for window in family.windows)
+        and in_c(kind, head_width) is not None,
         column=column_numbers(model.to(torch.bfloat16), family.layers) * kind.itemsize,
         max_length=family.max_length,
     )

@@ -50,6 +50,8 @@ class Budget:
         models = dict(models_of(engine, draft))
         held = sum(weights_held(lm) for lm in models.values()) + self.layout.head
         layout = replace(self.layout, loaded=held)
+        if models["target"].lean is None:  # its own modules run, with masks
+            layout = replace(layout, target=replace(layout.target, in_c=False))
         room = Room(layout, self.bytes, self.nodes, not engine.drafter.traits.fixed)
         if not room.fits(1, LEAST, 0):
             raise too_small(self.bytes, held + layout.data, room.takes(1, LEAST, 0))

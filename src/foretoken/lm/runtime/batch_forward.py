@@ -81,8 +81,12 @@ class BatchForward:
         self.in_slots = InSlots(self.cache, self.family.fold)
 
     def grant(self, slots: int, columns: int) -> None:
-        """Have a cache of this size and no more, from the next forward on (`SlotCache.grant`)."""
+        """Have a cache of this size and no more, from the next forward on (`SlotCache.grant`).
+
+        Attention is the one in C then, wherever it can be had: it needs no masks and no scores.
+        """
         self.cache.grant(slots, columns)
+        self.in_slots.always()
 
     @cached_property
     def stack(self) -> Stack:

@@ -131,6 +131,11 @@ class InSlots:
         self.layouts: dict[Any, _Layout] = {}
         self.tables: dict[Asks, Any] = {}
 
+    def always(self) -> None:
+        """From now on for any number of tokens, whatever was measured."""
+        if self.most != ENDLESS:
+            self.most, self.known = ENDLESS, None
+
     def over(self, rows: Sequence[Reading], kept: Sequence[Tensor] = ()) -> SlotAttention | None:
         """For these rows; None where torch's attention is to be asked."""
         tokens = max(row.last - row.first for row in rows)
@@ -148,22 +153,19 @@ class InSlots:
         """Addresses and steps of every layer's buffers, and how many tokens a row may bring."""
         slots = self.slots
         self.known, self.reach, self.layouts, self.tables = slots.made, 0, {}, {}
-        found, first = library(), slots.groups[0].keys
-        if not isinstance(found, Library) or not all(group.keys.is_cpu for group in slots.groups):
-            return
-        call = found.calls.get(("attend", first.dtype))
+        first = slots.groups[0].keys
         widths = [
             buffer.shape[4] for group in slots.groups for buffer in (group.keys, group.values)
         ]
-        whole = all(width % found.inputs == 0 for width in widths)
+        call = in_c(first.dtype, *widths)
+        if call is None or not all(group.keys.is_cpu for group in slots.groups):
+            return
         layers: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         for group in slots.groups:
             for layer, keys, values in zip(group.layers, group.keys, group.values, strict=True):
                 heads, width, wide = keys.shape[1], keys.shape[3], values.shape[3]
                 steps = (*keys.stride()[:2], *values.stride()[:2])
                 layers[id(layer)] = keys.data_ptr(), values.data_ptr(), (heads, width, wide, *steps)
-        if call is None or not whole:
-            return
         self.call = call
         self.layers = [layers[id(layer)] for layer in slots.rows_of]
         groups, width, wide = self.layers[0][2][:3]
@@ -195,6 +197,14 @@ class InSlots:
             groups, width, wide, *steps = of
             self.layouts[key] = _Layout(heads, groups, width, wide, *inner, *steps)
         return ctypes.addressof(self.layouts[key])
+
+
+def in_c(dtype: torch.dtype, *widths: int) -> Callable[..., None] | None:
+    """Attention in C for heads of these widths; None where it cannot be had."""
+    found = library()
+    if not isinstance(found, Library) or any(width % found.inputs for width in widths):
+        return None
+    return found.calls.get(("attend", dtype))
 
 
 @cache
