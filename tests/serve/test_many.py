@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from mixed_requests import CHATS, agrees, alone, ask, mixed
 import foretoken
 from foretoken import minis
 from foretoken.audit.fixtures import random_head
+from foretoken.coins import SeededCoins
 from foretoken.minis.tasks import FAMILIES, examples
 from foretoken.training.heads import run_training
 from foretoken.training.objectives.unrolled import UnrolledTraining
@@ -19,6 +21,7 @@ WORDS = ("the cat is in the ", "a", "on and on and on and on", "one two three fo
 SHORT = [("words", text, "the other one") for text in WORDS]
 HEAD = "auto-eagle3"  # the default with a trained head
 METHODS = ("chain", "tree", "auto", "token-recycling", HEAD, "eqspec", "exspec")
+ROUNDING = 5e-6  # of probabilities, by the company that a row has in a forward
 ALONE = 4  # the first requests are also written by the server when it has nothing else to do
 
 
@@ -35,9 +38,43 @@ async def ask_all(url: str, asked, together: int) -> list:
         return await asyncio.gather(*map(one, asked))
 
 
+@contextmanager
+def near_ties():
+    """Tells how near to another outcome the coins came that were used inside."""
+    draw, flip, nearest = SeededCoins.draw, SeededCoins.flip, [1.0]
+
+    def next_of(coins):
+        if not coins._ahead:
+            coins._ahead.append(coins._random.random())
+        return coins._ahead[0]
+
+    def drawn(coins, law):
+        total = law.double().cumsum(0)
+        nearest.append(float((total - next_of(coins) * total[-1]).abs().min()))
+        return draw(coins, law)
+
+    def flipped(coins, p):
+        nearest.append(abs(next_of(coins) - p))
+        return flip(coins, p)
+
+    SeededCoins.draw, SeededCoins.flip = drawn, flipped
+    try:
+        yield lambda: min(nearest)
+    finally:
+        SeededCoins.draw, SeededCoins.flip = draw, flip
+
+
 def compare(session, running, asked) -> None:
-    """Texts, ends and counts of a server are those that its session writes one by one."""
-    wanted = [alone(session, request) for request in asked]
+    """Texts, ends and counts of a server are those that its session writes one by one.
+
+    A coin that falls on a boundary of the law, up to the rounding of a batch, tells nothing.
+    """
+    wanted, ties = [], []
+    for request in asked:
+        with near_ties() as nearest:
+            wanted.append(alone(session, request))
+        ties.append(nearest() < ROUNDING)
+    assert sum(ties) <= max(2, 0.1 * len(asked))
     with running(session) as server:
         got = asyncio.run(ask_all(server.url, asked, together=32))
         wait_for(lambda: session.engine.idle and server.service.places == 0)
@@ -47,11 +84,12 @@ def compare(session, running, asked) -> None:
         quiet = asyncio.run(ask_all(server.url, asked[:ALONE], together=1))
     wrong = [
         (request.path, request.body, told, right)
-        for request, told, right in zip(asked, got, wanted, strict=True)
-        if not agrees(right, told)
+        for request, told, right, tie in zip(asked, got, wanted, ties, strict=True)
+        if not tie and not agrees(right, told)
     ]
     assert not wrong, f"{len(wrong)} of {len(asked)}: {wrong[:3]}"
-    assert all(agrees(*pair) for pair in zip(wanted[:ALONE], quiet, strict=True))
+    pairs = zip(wanted[:ALONE], quiet, ties[:ALONE], strict=True)
+    assert all(tie or agrees(right, told) for right, told, tie in pairs)
     refused = [request.body for request, right in zip(asked, wanted, strict=True) if right.refused]
     assert not refused, "every option is one that every method takes"
 
