@@ -76,6 +76,7 @@ def test_a_drawn_tree_declares_what_it_draws() -> None:
         assert DrawnTree(lm, (1, 1), draw).traits.shape is Shape.CHAIN
 
 
+@pytest.mark.slow  # the rules by themselves: test_audit_says_in_its_exit_status (tests/cli)
 def test_the_report_is_one_page_and_a_verdict() -> None:
     told: list[str] = []
     page = report.run(["plain", "prompt-lookup"], progress=told.append)

@@ -242,7 +242,7 @@ def test_sampled_rows_are_repeated_with_other_seeds(pair_folders, tmp_path) -> N
 def test_no_row_reads_the_answers_of_an_earlier_repetition(tmp_path) -> None:
     """A row that learns from answers would find the whole text the second time."""
     remembering, pair = "suffix[preset=paper]", (minis.path("text-target"), None)
-    asked = config(pair, tmp_path, repetitions=3, max_new_tokens=40, methods=remembering)
+    asked = config(pair, tmp_path, repetitions=2, max_new_tokens=24, methods=remembering)
     rows = run_bench(asked, tasks(2))["rows"]
     assert rows[remembering]["failed"] is None
     cells = read_journal(tmp_path / "journal.jsonl")[1].cells
@@ -252,6 +252,7 @@ def test_no_row_reads_the_answers_of_an_earlier_repetition(tmp_path) -> None:
         assert len({cell.forwards for cell in mine}) == 1
 
 
+@pytest.mark.slow
 def test_a_row_tells_afterwards_what_its_search_took(tmp_path) -> None:
     pair = minis.path("text-target"), minis.path("text-draft")
     asked = config(pair, tmp_path, methods="plain,swift[window=4]", scoring_nodes=(1, 2))

@@ -416,6 +416,7 @@ def test_self_speculation_holds_del_against_a_sweep(script) -> None:
     assert code == 0 and claims["del over del as published"]["measured"] > 0.0
 
 
+@pytest.mark.slow
 def test_peaks_are_those_of_processes_of_their_own(script) -> None:
     code, out = script("row_memory", "--quick", "--methods", "chain")
     [found] = out.glob("row_memory*.json")  # named after the target

@@ -175,7 +175,8 @@ def test_the_shipped_models_read_messages_in_the_frame_they_learned():
 
 def test_generate_answers_a_file_of_messages(tmp_path):
     file = tmp_path / "chat.json"
-    how = ["generate", "--set", "kernels=dense", "--max-new-tokens", "8", "--json"]
+    how = ["generate", "--method", "plain", "--set", "kernels=dense", "--max-new-tokens", "8"]
+    how.append("--json")
     texts = []
     for document in (HELLO, {"messages": HELLO}):
         file.write_text(json.dumps(document))

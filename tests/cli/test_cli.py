@@ -403,7 +403,7 @@ def tuned(pair_folders, tmp_path_factory):
     out = tmp_path_factory.mktemp("tuned")
     prompts = out / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": PROMPT * n}) + "\n" for n in (1, 2, 3)))
-    flags = ["--target", pair_folders[0], "--prompts", prompts, "--minutes", 0.5]
+    flags = ["--target", pair_folders[0], "--prompts", prompts, "--minutes", 0.3]
     return run("tune", *flags, "--max-new-tokens", 8, "--out", out / "found"), out / "found"
 
 

@@ -19,6 +19,7 @@ from foretoken.audit.cache import cache_difference
 from foretoken.audit.drawn_trees import DrawnTree
 from foretoken.audit.fixtures import needed
 from foretoken.audit.greedy import compare_greedy
+from foretoken.audit.law import SETTINGS
 from foretoken.audit.rows import seeded_rows, write
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.assemble import assemble
@@ -36,20 +37,28 @@ from foretoken.verifiers.recursive import Recursive
 VOCAB = 61
 PROMPTS = [[(7 * i * i + 3 * i) % VOCAB for i in range(n)] for n in (23, 1, 9)]
 TEXTS = [entry for entry in METHODS.values() if entry.writes == "text"]  # beams: test_beams.py
+QUICK = (  # truncated, penalised, ended early, greedy, and nothing of it
+    "temperature 1, seeded",
+    "temperature 0.7, top-p 0.8",
+    "penalties, min-p",
+    "end token, minimum length, bias",
+    "temperature 0",
+)
+OTHER = tuple(name for name in SETTINGS if name not in QUICK)
 LOSSLESS = [entry for entry in TEXTS if promise_of_row(entry).lossless]
 
 
 def table_jobs() -> list[Any]:
     """The audit's jobs. A row whose drafter an earlier row has already been held to every rule with
     is held to its own, and a rule is held to a controller that decides anew in every step with one
-    drafter; `make test-all` and `foretoken audit` run all.
+    drafter, all under the settings of `QUICK`; `make test-all` and `foretoken audit` run all.
     """
     known: set[str] = set()
     together: set[tuple[str, str]] = set()  # checks, and rules with a controller
     found = []
     for entry in TEXTS:
         own = f"{entry.name} ({entry.verifier}, fixed)"
-        for check, subject, job in [*checks.law_jobs(entry), *checks.table_jobs(entry)]:
+        for check, subject, job in [*checks.law_jobs(entry, QUICK), *checks.table_jobs(entry)]:
             rule = subject.partition("(")[2]
             again = bool(rule) and entry.drafter in known and subject != own
             if rule and not rule.endswith(", fixed)"):
@@ -57,6 +66,10 @@ def table_jobs() -> list[Any]:
                 together.add((check, rule))
             marks = [pytest.mark.slow] * again
             found.append(pytest.param(job, id=f"{subject}-{check}", marks=marks))
+        for check, subject, job in checks.law_jobs(entry, OTHER):
+            found.append(
+                pytest.param(job, id=f"{subject}-{check}, other settings", marks=pytest.mark.slow)
+            )
         known.add(entry.drafter)
     return found
 

@@ -75,7 +75,10 @@ def table() -> TableLM:
 
 
 @pytest.mark.parametrize("entry", new_drafters(LOSSLESS))
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    "option",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "bad words")) for name in OPTIONS],
+)  # which are a processor, as the one before them
 def test_the_law_of_an_option(entry: Method, option: str) -> None:
     setting = {**HOT, **OPTIONS[option]}
     build = partial(checks.table_engine, entry, VOCAB, "fixed")

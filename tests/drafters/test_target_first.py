@@ -29,7 +29,7 @@ def engine(k, vocab=3, **options):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_one_candidate_keeps_the_law(setting, depth):
     gap = law_gap(lambda: engine((1,) * depth), TableLM.random(3, seed=21), setting, tokens=4)
     assert gap.variation <= BOUND

@@ -43,7 +43,16 @@ def plain(pair_folders):
 
 
 @pytest.mark.parametrize(
-    ("rows", "nodes"), [(1, 1), (1, 12), (2, 0), (3, 12), (4, 1), (4, 12), (16, 12)]
+    ("rows", "nodes"),
+    [
+        (1, 1),
+        (2, 0),
+        (4, 12),
+        *(
+            pytest.param(*slow, marks=pytest.mark.slow)
+            for slow in ((1, 12), (3, 12), (4, 1), (16, 12))
+        ),
+    ],
 )
 def test_text_is_the_same_for_every_budget(rows, nodes, pair_folders, plain):
     budget = planned(pair_folders, rows, 126, nodes)

@@ -25,7 +25,9 @@ every_head = pytest.mark.parametrize(
     "row", [pytest.param(row, id=kind) for kind, row in HEAD_ROWS.items()]
 )
 every_row = pytest.mark.parametrize("row", ROWS)
-every_model = pytest.mark.parametrize("family", ["llama", "gpt2"])
+every_model = pytest.mark.parametrize(
+    "family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)]
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,7 @@ def accepted(session):
     return sum(stats) / len(stats)
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@every_model
 @every_row
 def test_greedy_text_is_plains_with_any_head(row, family, models):
     with foretoken.load(models[family], method="plain", kernels="dense") as plain:
@@ -150,7 +152,7 @@ def heads(models, tmp_path_factory):
     return lambda row, family: made(row.head, family)
 
 
-@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@every_model
 @every_row
 def test_training_makes_longer_accepted_paths(row, family, models, heads):
     head, notes = heads(row, family)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from families import CHAINS, FURTHER, REQUIRED
+from families import CHAINS, FURTHER, REQUIRED, slowly
 from play import change_weight, closeness, fresh_tree, point, random_tokens, random_tree, row_of
 from torch import nn
 
@@ -29,7 +29,9 @@ def calls_of(lm, target):
     return [node for node in graph.nodes if node.op == "call_function" and node.target is target]
 
 
-@pytest.mark.parametrize("family", [*REQUIRED, *(f for f in FURTHER if f not in NOT_CAPTURED)])
+@pytest.mark.parametrize(
+    "family", [*REQUIRED, *slowly(f for f in FURTHER if f not in NOT_CAPTURED)]
+)
 def test_every_family_is_captured_and_taps_read_what_hooks_read(family, make_tiny):
     dice = random.Random(family)
     model = make_tiny(family)

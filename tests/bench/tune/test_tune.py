@@ -53,7 +53,7 @@ def config(target, out, **changes) -> TuneConfig:
 def finished(pair_folders, tmp_path_factory):
     """A tuning with a draft."""
     root = tmp_path_factory.mktemp("tune")
-    asked = config(pair_folders[0], root / "out", drafts=(str(pair_folders[1]),), minutes=1.2)
+    asked = config(pair_folders[0], root / "out", drafts=(str(pair_folders[1]),), minutes=0.8)
     results = run_tune(asked, tasks())
     return results, root / "out"
 
@@ -230,7 +230,7 @@ def test_a_bench_takes_rows_with_drafts_of_their_own(pair_folders, tmp_path) -> 
 
 
 def test_one_prompt_is_allowed_with_a_warning(pair_folders, tmp_path) -> None:
-    results = run_tune(config(pair_folders[0], tmp_path, minutes=0.4), tasks(1))
+    results = run_tune(config(pair_folders[0], tmp_path, minutes=0.25), tasks(1))
     assert any("one prompt only" in text for text in results["warnings"])
     assert "one prompt only" in (tmp_path / "page.html").read_text()
 
