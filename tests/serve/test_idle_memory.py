@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from time import monotonic
 
 import psutil
 import pytest
@@ -43,6 +44,21 @@ def test_a_server_without_work_gives_back_once(make_session, running, monkeypatc
         assert server.post("/v1/completions", json=ask).status_code == 200
         wait_for(lambda: before - resident() > 0.8 * BLOCK * MANY)
         assert server.post("/v1/completions", json=ask).status_code == 200 and len(kept) == 20
+
+
+@pytest.mark.skipif(c_library() is None, reason="not glibc")
+def test_a_server_that_never_rests_gives_back_now_and_then(
+    make_session, running, monkeypatch
+) -> None:
+    monkeypatch.setattr(engine_thread, "BUSY", 0.05)
+    with make_session("chain", controller="fixed") as session, running(session) as server:
+        ask = {"prompt": "a", "max_tokens": 2}
+        kept, before = holes(), resident()
+        until = monotonic() + 10.0
+        while before - resident() < 0.8 * BLOCK * MANY:  # never without work for AFTER seconds
+            assert monotonic() < until
+            assert server.post("/v1/completions", json=ask).status_code == 200
+        assert len(kept) == 20
 
 
 MANY_SIZES = """

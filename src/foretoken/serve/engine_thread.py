@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from foretoken.engine.session import Session
 from foretoken.engine.tolerant import Tolerant
@@ -21,6 +22,7 @@ from foretoken.types import DecodeState
 
 LOG = logging.getLogger(__name__)
 AFTER = 5.0  # seconds without work until free memory goes back to the system
+BUSY = 60.0  # and with work: holes in the heap grow for an hour; this takes some ten milliseconds
 Deliver = Callable[[list[Piece]], None]
 
 
@@ -77,6 +79,7 @@ class EngineThread:
 
     def _run(self) -> None:
         """Steps while there is work, and sleep until there is."""
+        self.swept = monotonic()
         while not self.stopped:
             if not self.awake.wait(AFTER):
                 give_back()
@@ -92,6 +95,9 @@ class EngineThread:
     def _ready(self) -> bool:
         """Asked after each step: hands over what it added; whether there is nothing more to do."""
         self._hand_over()
+        if monotonic() - self.swept > BUSY:
+            give_back()
+            self.swept = monotonic()
         return self.stopped or self.engine.idle
 
     def _hand_over(self) -> None:
