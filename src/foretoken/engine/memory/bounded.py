@@ -1,8 +1,8 @@
 """A budget of memory kept at run time: who gets a place in the batch, and how large trees may be.
 
 Memory that gets short is saved in this order: less is kept of texts that are over; trees shrink,
-down to plain decoding; then fewer rows are decoded together, and others wait. A row that would not
-fit alone is refused with the numbers, while others go on.
+down to small ones; then fewer rows are decoded together, and others wait; then a lone row has no
+tree. A row that would not fit alone is refused with the numbers, while others go on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from foretoken.engine.memory.solver import most
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.prefixes import Prefixes
 from foretoken.types import DecodeState, Rows
+
+FEW = 4  # nodes: rows with smaller trees write less than one row fewer with what that leaves
 
 
 class Room:
@@ -144,8 +146,15 @@ class Bounded(Waiting):
             return self.room.nodes
         count, context = len(rows), max(map(wanted, rows))
         own = [self.alone(row) for row in rows if self.keeps(row)]
+        if count > 1:
+            own.append(min(FEW, max(map(self.wish, rows))))
         cap = self.room.cap(count, context)
         return None if cap is None or cap < max(own, default=0) else cap
+
+    def wish(self, row: DecodeState) -> int:
+        """Nodes of the trees that a row may have where memory is no matter."""
+        own = self.asked.get(row.uid, row.guesses)
+        return self.room.nodes if own is None else min(own, self.room.nodes)
 
     def keeps(self, row: DecodeState) -> bool:
         return self.room.steady and row.repeatable

@@ -13,7 +13,7 @@ from foretoken.engine.memory.plan import Layout, Need
 from foretoken.errors import CapabilityError
 from foretoken.lm.kernels.choosing import in_few_sizes
 from foretoken.lm.runtime.cached import CachedLM
-from foretoken.lm.runtime.heap import APART, TOGETHER, collect, large_blocks
+from foretoken.lm.runtime.heap import collect, large_blocks_apart
 from foretoken.lm.views.view import innermost
 
 LEAST = 64  # tokens of a text that a budget has to hold, at least
@@ -36,7 +36,7 @@ class Budget:
     ) -> Budget:  # fmt: skip
         """Of a request; nothing was loaded yet. CapabilityError where it can hold no text."""
         layout = layout_of(target, method, draft, config=config, **reading)
-        large_blocks(APART)
+        large_blocks_apart()
         return cls(given, layout, largest_draft(method, config)[1])
 
     def kernels(self, asked: str, max_rows: int) -> str:
@@ -59,7 +59,6 @@ class Budget:
             in_few_sizes(lm.borrowing.kernels.copies)
             lm.grant(1, LEAST)
         engine.waiting = Bounded(room, models.items())
-        large_blocks(TOGETHER)
         collect()
 
 

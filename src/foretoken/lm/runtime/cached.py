@@ -17,7 +17,7 @@ from torch import Tensor
 from foretoken.lm.runtime.batch_forward import BatchForward
 from foretoken.lm.runtime.captured import Captured, end_of
 from foretoken.lm.runtime.family import Family
-from foretoken.lm.runtime.heap import APART, swept
+from foretoken.lm.runtime.heap import give_back
 from foretoken.lm.runtime.layer_cache import SlotLayerCache
 from foretoken.lm.runtime.output_head import OutputHead
 from foretoken.lm.runtime.packing import (
@@ -301,8 +301,9 @@ class CachedLM(BatchForward):
         [score] = self._advance([row], [row.tokens[-1:]], [[-1]], ())
         memory.forget()
         keep = {"logits_to_keep": 1} if self._keep_accepted else {}
-        with swept(self.cache.exact, APART):
-            compare_with_fresh(self.model, row.tokens, score.logits[0], self.verified, **keep)
+        compare_with_fresh(self.model, row.tokens, score.logits[0], self.verified, **keep)
+        if self.cache.exact:
+            give_back()
         self.shared.verified = max(self.shared.verified, len(row.tokens))
 
     @property
@@ -340,9 +341,9 @@ class CachedLM(BatchForward):
                 feeds.append(committed_feed(memory, rows[i].tokens, stop))
             wanted = [last is None or feed.cached > stops[i] - last
                       for i, feed in zip(due, feeds, strict=True)]  # fmt: skip
-            wide = sum(len(feed.tokens) for feed in feeds) > NARROW
-            with swept(self.cache.exact and wide):
-                ran = self._run(feeds, taps if any(wanted) else ())
+            ran = self._run(feeds, taps if any(wanted) else ())
+            if self.cache.exact and sum(len(feed.tokens) for feed in feeds) > NARROW:
+                give_back()
             for i, score, keep in zip(due, ran, wanted, strict=True):
                 if keep and score.hidden is not None:
                     parts[i].append(score.hidden)

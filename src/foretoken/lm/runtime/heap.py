@@ -6,15 +6,11 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 # of glibc's mallopt: what is freed at the end of its memory and kept, and what is a large block
-TRIMMED, LARGE = -1, -3
-APART = {TRIMMED: 1 << 20, LARGE: 128 << 10}
-TOGETHER = {TRIMMED: 4 << 20, LARGE: 1 << 20}
+KEPT = {-1: 1 << 20, -3: 128 << 10}
 
 PRODUCTS = 256  # that oneDNN keeps in a server; by itself 1,024, half a MiB each
 
@@ -26,33 +22,14 @@ def c_library() -> Any:
     return library if hasattr(library, "malloc_trim") else None
 
 
-def large_blocks(options: dict[int, int]) -> bool:
-    """Which blocks the C library asks the system for, to give them back when they are freed:
-    `APART` or `TOGETHER`; whether it can be told.
+def large_blocks_apart() -> bool:
+    """Have the C library ask the system for each large block, and give it back when it is freed;
+    whether it can. From before a load on: else loading leaves holes that texts fill one by one.
 
     By itself it learns from the sizes it sees to keep up to 64 MiB, which no plan could count.
-    Apart is for loads, whose holes texts would fill one by one, and for a model's own modules over
-    a long text. While texts are written a mebibyte is large: each block from the system
-    comes as pages that are zeroed one by one, which took a sixth of the time of prompts.
     """
     library = c_library()
-    return library is not None and all(library.mallopt(*option) for option in options.items())
-
-
-@contextmanager
-def swept(counts: bool, blocks: dict[int, int] = TOGETHER) -> Iterator[None]:
-    """For work that would leave holes beside those that are there: none before it, none after;
-    nothing is done where nobody `counts` memory."""
-    if not counts:
-        yield
-        return
-    give_back()
-    large_blocks(blocks)
-    try:
-        yield
-    finally:
-        large_blocks(TOGETHER)
-        give_back()
+    return library is not None and all(library.mallopt(*option) for option in KEPT.items())
 
 
 def give_back() -> None:
