@@ -184,6 +184,15 @@ def test_memory_follows_the_rows_own_lengths_and_goes_with_them():
     cache.move(5, 1)
     cache.vacate(5)
     assert resident(pages_of(cache)) <= 2100 * column + pages
+    cache.reserve([2], [100])
+    cache.aim([2], [0], 100, 100, {}, CPU)
+    for layer in range(2):
+        cache.update(states[0], states[0], layer)
+    cache.move(2, 1)  # a short row in the place of a long one
+    cache.vacate(2)
+    assert resident(pages_of(cache)) <= 200 * column + 2 * pages
+    for layer in range(2):
+        assert all(torch.equal(kept, states[0][0]) for kept in cache.kept(layer, 1, 100))
     cache.vacate(1)
     assert resident(pages_of(cache)) <= 100 * column + pages
     for group in cache.groups:

@@ -27,6 +27,7 @@ from foretoken.lm.runtime.pages import Pages, zeros
 
 Columns = tuple[Tensor, Tensor, Tensor, Tensor]  # keys and values to write, then to read
 WHOLE = 16  # columns of a granted size are a multiple of it
+FEW = 64  # columns that stay in memory rather than be given back one by one
 PARTS = 16  # buffers of the layers of one kind on a device, where the size is granted
 
 
@@ -118,13 +119,14 @@ class Group:
         self.pages = ()
         self.attach()
 
-    def give_back(self, layer: int, slot: int | None = None) -> None:
-        """Memory of a layer, or of a slot in it, that nobody will read: it is zero again, but for
-        parts of pages at its ends."""
+    def give_back(self, layer: int, slot: int | None = None, first: int = 0) -> None:
+        """Memory of a layer, or of a slot's columns from the `first` on in it, that nobody will
+        read: it is zero again, but for parts of pages at its ends."""
         for buffer, pages in zip((self.keys, self.values), self.pages, strict=False):
             place = buffer[layer] if slot is None else buffer[layer, slot]
-            start = int(place.storage_offset()) * buffer.element_size()
-            pages.give_back(start, start + int(place.nbytes))
+            for part in place[:, first:] if first else (place,):  # columns of each head by itself
+                start = int(part.storage_offset()) * buffer.element_size()
+                pages.give_back(start, start + int(part.nbytes))
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -359,19 +361,22 @@ class SlotCache(Cache):
         if source >= self.slots:
             return  # nothing was fed to that row yet
         columns = self.filled[source]
+        if self.filled[target] > columns + FEW:
+            self.vacate(target, columns)
         self.filled[target] = max(self.filled[target], columns)
         for group in self.groups:
             for buffer in (group.keys, group.values):
                 buffer[:, target, :, :columns] = buffer[:, source, :, :columns]
 
-    def vacate(self, slot: int) -> None:
-        """Give back the memory of a slot without a row, unless its size was granted."""
-        if slot >= len(self.filled) or not self.filled[slot]:
+    def vacate(self, slot: int, columns: int = 0) -> None:
+        """Give back the memory of a slot without a row, or whose row has so many columns, unless
+        its size was granted."""
+        if slot >= len(self.filled) or self.filled[slot] <= columns:
             return
-        self.filled[slot] = 0
+        self.filled[slot] = columns
         for group in () if self.exact else self.groups:
             for layer in range(len(group.layers)) if slot < group.keys.shape[1] else ():
-                group.give_back(layer, slot)
+                group.give_back(layer, slot, columns)
 
 
 def rounded(columns: int) -> int:
