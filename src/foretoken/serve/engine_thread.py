@@ -22,7 +22,7 @@ from foretoken.types import DecodeState
 
 LOG = logging.getLogger(__name__)
 AFTER = 5.0  # seconds without work until free memory goes back to the system
-BUSY = 60.0  # and with work: holes in the heap grow for an hour; this takes some ten milliseconds
+BUSY = 5.0  # and with work, else prompts and bursts leave 200 MiB; a few milliseconds each
 Deliver = Callable[[list[Piece]], None]
 
 
