@@ -34,6 +34,7 @@ class EngineThread:
         self.scheduler, self.engine = session.scheduler, session.engine
         self.awake = threading.Event()
         self.stopped = False
+        self.swept = monotonic()  # when free memory went back last
         self.outbox: deque[Piece] = deque()
         self.thread: threading.Thread | None = None
 
@@ -79,7 +80,6 @@ class EngineThread:
 
     def _run(self) -> None:
         """Steps while there is work, and sleep until there is."""
-        self.swept = monotonic()
         while not self.stopped:
             if not self.awake.wait(AFTER):
                 give_back()

@@ -171,8 +171,7 @@ class Bounded(Waiting):
         self.seen = uids
         self.asked = {row.uid: self.asked.get(row.uid, row.guesses) for row in rows}
         for row in rows:
-            own, cap = self.asked[row.uid], self.alone(row) if self.keeps(row) else nodes
-            row.guesses = cap if own is None else min(own, cap)
+            row.guesses = min(self.wish(row), self.alone(row) if self.keeps(row) else nodes)
         self.grant(len(rows), max(map(wanted, rows)), nodes)
 
     def grant(self, rows: int, context: int, nodes: int) -> None:

@@ -16,8 +16,9 @@ INLINE int64_t block_of(int64_t rows, int64_t width) {
 /* factors: inputs as tiles take them, where they lie or in `room`; `apart` then becomes that of both.
  * tile: OUTS outputs of up to ROWS rows, while `lines` lines per step are fetched from `next`.
  * tiles: OUTS outputs of all rows; their weights come from memory for the first tile only, so
- *        those of a later one are fetched during all of them, a share in each. The last tile
- *        begins early enough to be whole: one of fewer rows is over before its share is here. */
+ *        those of a later one are fetched during all of them, a share in each; of three and more
+ *        the first is spared: it waits for its own weights, behind whatever else is under way. The
+ *        last begins early enough to be whole: one of fewer rows is over before its share is here. */
 #define DEFINE(T)                                                                               \
   INLINE const T *factors_##T(T *room, const T *x, int64_t rows, int64_t width,                 \
                               int64_t *apart) {                                                 \
@@ -31,15 +32,15 @@ INLINE int64_t block_of(int64_t rows, int64_t width) {
     floats sums[ROWS][OUTS];                                                                    \
     float made[ROWS * OUTS];                                                                    \
     memset(sums, 0, sizeof sums);                                                               \
-    for (int64_t k = 0; k < width; k += STEP_##T) {                                             \
+    for (const T *end = w + width; w < end; w += STEP_##T, x += STEP_##T) {                     \
       held_##T held[OUTS];                                                                      \
-      for (int o = 0; o < OUTS; o++) held[o] = load_##T(w + o * width + k);                     \
+      UNROLLED for (int o = 0; o < OUTS; o++) held[o] = load_##T(w + o * width);                \
       for (int i = 0; i < lines; i++) FETCH(next + i * LINE);                                   \
       next += lines * LINE;                                                                     \
-      for (int r = 0; r < rows; r++) {                                                          \
-        held_##T row = load_##T(x + r * apart + k);                                             \
+      UNROLLED for (int r = 0; r < rows; r++) {                                                 \
+        held_##T row = load_##T(x + r * apart);                                                 \
         HELD(row);                                                                              \
-        for (int o = 0; o < OUTS; o++) sums[r][o] = add_##T(sums[r][o], held[o], row);          \
+        UNROLLED for (int o = 0; o < OUTS; o++) sums[r][o] = add_##T(sums[r][o], held[o], row); \
       }                                                                                         \
     }                                                                                           \
     total(made, sums, rows);                                                                    \
@@ -52,15 +53,17 @@ INLINE int64_t block_of(int64_t rows, int64_t width) {
                                                                                                 \
   INLINE void tiles_##T(const T *x, const T *w, const T *bias, T *y, int64_t rows,              \
                         int64_t width, int64_t apart, int64_t stride, float *kept) {            \
-    const int64_t count = (rows + ROWS - 1) / ROWS, steps = width / STEP_##T;                   \
+    const int count = (rows + ROWS - 1) / ROWS, spared = count > 2;                             \
+    const int64_t steps = width / STEP_##T;                                                     \
     const int ahead = sizeof(float) / sizeof(T); /* tiles: as many bytes of either type */      \
     const char *next = (const char *)(w + ahead * OUTS * width);                                \
     (void)kept;                                                                                 \
-    for (int64_t i = 0; i < count; i++) {                                                       \
+    for (int i = 0, due = 0; i < count; i++) {                                                  \
       const int64_t r = i + 1 < count ? i * ROWS : rows > ROWS ? rows - ROWS : 0;               \
-      const int lines = OUTS * (i + 1) / count - OUTS * i / count;                              \
       const T *from = x + r * apart;                                                            \
       T *to = y + r * stride;                                                                   \
+      int lines = 0;                                                                            \
+      for (due += i < spared ? 0 : OUTS; due >= count - spared; due -= count - spared) lines++; \
       switch (rows) {                                                                           \
         case 1: tile_##T(from, w, bias, to, width, apart, stride, 1, lines, next); break;       \
         case 2: tile_##T(from, w, bias, to, width, apart, stride, 2, lines, next); break;       \

@@ -33,6 +33,7 @@ enum { LINE = 64 }; /* bytes that come from memory at once */
 #define REST (void)0
 #endif
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 8") /* else arrays of registers are stored and loaded again */
 
 typedef float floats __attribute__((vector_size(LANES * 4)));
 typedef uint32_t words __attribute__((vector_size(LANES * 4)));
@@ -230,7 +231,7 @@ INLINE __m512 fours(__m512 a, __m512 b) {
 
 INLINE void total(float *to, floats sums[][OUTS], const int rows) {
   __m512 four[ROWS]; /* of one row: within every four numbers, one sum of each output */
-  for (int r = 0; r < rows; r++) {
+  UNROLLED for (int r = 0; r < rows; r++) {
     const __m512 a = (__m512)sums[r][0], b = (__m512)sums[r][1];
     const __m512 c = (__m512)sums[r][2], d = (__m512)sums[r][3];
     const __m512 low = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
