@@ -84,6 +84,7 @@ class EngineThread:
             if not self.awake.wait(AFTER):
                 give_back()
                 self.awake.wait()
+                self.swept = monotonic()  # nothing is left of before: not again with the first step
             self.awake.clear()
             try:
                 self.scheduler.wait(self._ready)

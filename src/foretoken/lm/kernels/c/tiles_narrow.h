@@ -50,8 +50,7 @@ INLINE int64_t block_of(int64_t rows, int64_t width) {
     floats SUMS(0), SUMS(1), SUMS(2);                                                             \
     for (int64_t k = 0; k < width; k += STEP) {                                                   \
       for (int i = 0; i < lines; i++, next += LINE) FETCH(next);                                  \
-      _Pragma("GCC unroll 8")                                                                     \
-      for (int64_t i = k; i < k + STEP; i += LANES) {                                             \
+      UNROLLED for (int64_t i = k; i < k + STEP; i += LANES) {                                    \
         const floats x0 = load_f32(x + i);                                                        \
         const floats x1 = rows > 1 ? load_f32(x + apart + i) : x0;                                \
         const floats x2 = rows > 2 ? load_f32(x + 2 * apart + i) : x0;                            \

@@ -34,13 +34,13 @@ INLINE int64_t block_of(int64_t rows, int64_t width) {
     memset(sums, 0, sizeof sums);                                                               \
     for (const T *end = w + width; w < end; w += STEP_##T, x += STEP_##T) {                     \
       held_##T held[OUTS];                                                                      \
-      UNROLLED for (int o = 0; o < OUTS; o++) held[o] = load_##T(w + o * width);                \
+      for (int o = 0; o < OUTS; o++) held[o] = load_##T(w + o * width);                         \
       for (int i = 0; i < lines; i++) FETCH(next + i * LINE);                                   \
       next += lines * LINE;                                                                     \
-      UNROLLED for (int r = 0; r < rows; r++) {                                                 \
+      for (int r = 0; r < rows; r++) {                                                          \
         held_##T row = load_##T(x + r * apart);                                                 \
         HELD(row);                                                                              \
-        UNROLLED for (int o = 0; o < OUTS; o++) sums[r][o] = add_##T(sums[r][o], held[o], row); \
+        for (int o = 0; o < OUTS; o++) sums[r][o] = add_##T(sums[r][o], held[o], row);          \
       }                                                                                         \
     }                                                                                           \
     total(made, sums, rows);                                                                    \
@@ -53,17 +53,16 @@ INLINE int64_t block_of(int64_t rows, int64_t width) {
                                                                                                 \
   INLINE void tiles_##T(const T *x, const T *w, const T *bias, T *y, int64_t rows,              \
                         int64_t width, int64_t apart, int64_t stride, float *kept) {            \
-    const int count = (rows + ROWS - 1) / ROWS, spared = count > 2;                             \
+    const int count = (rows + ROWS - 1) / ROWS, spared = count > 2, turns = count - spared;     \
     const int64_t steps = width / STEP_##T;                                                     \
     const int ahead = sizeof(float) / sizeof(T); /* tiles: as many bytes of either type */      \
     const char *next = (const char *)(w + ahead * OUTS * width);                                \
     (void)kept;                                                                                 \
-    for (int i = 0, due = 0; i < count; i++) {                                                  \
+    for (int i = 0, turn = -spared; i < count; i++, turn++) {                                   \
       const int64_t r = i + 1 < count ? i * ROWS : rows > ROWS ? rows - ROWS : 0;               \
       const T *from = x + r * apart;                                                            \
       T *to = y + r * stride;                                                                   \
-      int lines = 0;                                                                            \
-      for (due += i < spared ? 0 : OUTS; due >= count - spared; due -= count - spared) lines++; \
+      const int lines = turn < 0 ? 0 : OUTS * (turn + 1) / turns - OUTS * turn / turns;         \
       switch (rows) {                                                                           \
         case 1: tile_##T(from, w, bias, to, width, apart, stride, 1, lines, next); break;       \
         case 2: tile_##T(from, w, bias, to, width, apart, stride, 2, lines, next); break;       \

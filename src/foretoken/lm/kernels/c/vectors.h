@@ -33,7 +33,7 @@ enum { LINE = 64 }; /* bytes that come from memory at once */
 #define REST (void)0
 #endif
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLLED _Pragma("GCC unroll 8") /* else arrays of registers are stored and loaded again */
+#define UNROLLED _Pragma("GCC unroll 8") /* so that what each turn makes may stay in registers */
 
 typedef float floats __attribute__((vector_size(LANES * 4)));
 typedef uint32_t words __attribute__((vector_size(LANES * 4)));
