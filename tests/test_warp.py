@@ -22,7 +22,7 @@ from foretoken.coins import SeededCoins
 from foretoken.errors import ConfigError
 from foretoken.trees.build import from_paths
 from foretoken.types import SamplingParams
-from foretoken.warp import Warp, cuts
+from foretoken.warp import Warp, best_tokens, cuts
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 
 
@@ -181,3 +181,31 @@ def test_bad_tokens_and_impossible_texts_are_refused() -> None:
     params = SamplingParams(banned_tokens=frozenset({0, 1, 2}), min_new_tokens=2, eos={3})
     with pytest.raises(ConfigError, match="forbid every token"):
         Warp(params, 1, 4).law([1], torch.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shift", [0.0, -100.0])
+def test_the_best_token_is_the_first_of_the_largest(dtype: torch.dtype, shift: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = (torch.randn(9, 500, generator=generator).round() + shift).to(dtype)  # many ties
+    scores[3] = scores[3].clamp(max=0.0)
+    scores[3, :5] = -0.0
+    scores[4] = -math.inf
+    scores[5, 77] = math.inf
+    wide = scores.float()
+    first = [int((row == row.max()).nonzero()[0]) for row in wide]
+    assert best_tokens(scores) == first
+    assert best_tokens(scores[1]) == first[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_no_number_is_never_a_token(dtype: torch.dtype, sign: float) -> None:
+    scores = torch.arange(300.0).repeat(3, 1).to(dtype)
+    scores[1, 20] = math.nan
+    bits = scores.view(torch.int16 if dtype is torch.bfloat16 else torch.int32)
+    if sign < 0:
+        bits[1, 20] |= torch.iinfo(bits.dtype).min  # what products of infinities leave
+    assert scores[1, 20].isnan() and bool(scores[1, 20].signbit()) == (sign < 0)
+    with pytest.raises(ConfigError):
+        best_tokens(scores)

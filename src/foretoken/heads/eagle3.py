@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from foretoken.heads.decoder_layer import EPS, DecoderLayer
 from foretoken.heads.llama import as_llama, llama_of
@@ -83,8 +84,7 @@ class Eagle3(nn.Module):
         self, tokens: Int[Tensor, "*n"], before: Float[Tensor, "*n W"], _: Any = None
     ) -> Float[Tensor, "*n W"]:
         """What enters the layers at tokens, with what was made of the states before them."""
-        found: Tensor = self.embedding(tokens) + before
-        return found
+        return F.embedding(tokens, self.embedding.weight) + before
 
     def forward(
         self,

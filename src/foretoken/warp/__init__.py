@@ -43,6 +43,7 @@ class Warp:
         "params",
         "path_dependent",
         "prompt_len",
+        "uncut",
         "vocab_size",
     )
 
@@ -60,6 +61,8 @@ class Warp:
             or params.grammar
         )
         self.bare = self._bias is None and not self.path_dependent  # the best logit is the choice
+        # the law is the softmax of logits over the temperature
+        self.uncut = self.bare and not (params.top_k or params.top_p < 1.0 or params.min_p)
         # Options that, with others, may leave no token at all somewhere in the text.
         self._forbids = bool(
             params.processors or params.grammar or (params.min_new_tokens and self._eos)
@@ -332,16 +335,38 @@ def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
     if not scores.is_cpu or not scores.numel():
         return scores.argmax(-1).tolist()
     rows = scores.detach().reshape(-1, scores.shape[-1])
+    best = best_by_bits(rows) if rows.dtype is torch.bfloat16 else None
+    best = best_by_numbers(rows) if best is None else best
+    return best if scores.ndim > 1 else best[0]
+
+
+def best_by_numbers(rows: Float[Tensor, "n V"]) -> list[int]:
+    """What numpy cannot read is widened in blocks that stay in the processor's cache."""
     best: list[int] = []
-    # what numpy cannot read is widened in blocks that stay in the processor's cache
-    few = len(rows) if scores.dtype in FIT else max(ALL_AT_ONCE // scores.shape[-1], 1)
+    few = len(rows) if rows.dtype in FIT else max(ALL_AT_ONCE // rows.shape[-1], 1)
     for block in torch.split(rows, few):
-        numbers = (block if scores.dtype in FIT else block.float()).numpy()
+        numbers = (block if rows.dtype in FIT else block.float()).numpy()
         found = numbers.argmax(-1).tolist()  # the first NaN counts as the largest
         if any(math.isnan(numbers.item(row, token)) for row, token in enumerate(found)):
             raise no_law()
         best += found
-    return best if scores.ndim > 1 else best[0]
+    return best
+
+
+def best_by_bits(rows: Float[Tensor, "n V"]) -> list[int] | None:
+    """Of numbers in bfloat16 without widening them: above zero they have the order of their bits.
+
+    None where the largest of a row is not above zero, or one of them may be no number.
+    """
+    bits = rows.view(torch.int16).numpy()
+    found = bits.argmax(-1)
+    largest = bits[range(len(bits)), found]
+    infinite = 0x7F80  # bits of it; what is no number lies beyond, and below zero likewise
+    if largest.min() <= 0 or largest.max() > infinite:
+        return None
+    if bits.view("uint16").max() > infinite + 0x8000:
+        return None
+    return list(found.tolist())
 
 
 def point_mass(token: int, like: Float[Tensor, "V"]) -> Float[Tensor, "V"]:

@@ -13,12 +13,11 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from foretoken.contract import DraftModel, StoppingRule
 from foretoken.drafters.growers.grower import Grower, Growth
 from foretoken.drafters.growers.tree_growth import TreeGrowth
 from foretoken.errors import check_values
+from foretoken.lm.kernels.best_columns import best_columns
 from foretoken.trees.build import parents_among
 from foretoken.trees.templates import Form, Template
 from foretoken.trees.worth import Calibration, Decline, cheapest, paying
@@ -78,14 +77,16 @@ class BestFirstGrowth(TreeGrowth):
         self.kept = [0]  # the nodes that were proposed
 
     def take(self, score: Scores, stop: StoppingRule | None) -> bool:
-        # Few columns are enough where nobody asks which tokens they are: no option, no rule.
-        few = score.few if stop is None and self.warp.bare else None
-        nodes, laws = self.read(score.logits if few is None else few.logits)
-        go = self.ask(stop, nodes, laws, score)
-        if go is Go.STOP:
-            return False
-        born = len(self.tokens)
-        self.spawn(nodes, laws, None if few is None else few.tokens)
+        born, go = len(self.tokens), Go.ON
+        if stop is None and self.warp.uncut:  # nobody asks for whole laws
+            self.spawn(self.frontier, *self.best_of(score))
+        else:
+            nodes, laws = self.read(score.logits)
+            go = self.ask(stop, nodes, laws, score)
+            if go is Go.STOP:
+                return False
+            top, ids = laws.topk(self.ranker.width(laws.shape[-1], self.budget))
+            self.spawn(nodes, ids.tolist(), top.tolist())
         last, before = self.gain, self.worth
         self.paid, self.worth = paying([-value for value, _ in self.best], self.prices)
         self.gain = self.worth - before
@@ -118,16 +119,21 @@ class BestFirstGrowth(TreeGrowth):
             ranker.decline.update(last, self.gain)
         return self.gain * ranker.decline.share >= self.level_price
 
-    def spawn(self, nodes: list[int], laws: Tensor, columns: Tensor | None = None) -> None:
-        """Candidates below `nodes` that can still be among the best; one law may hold for all.
+    def best_of(self, score: Scores) -> tuple[list[list[int]], list[list[float]]]:
+        """The likeliest tokens after each node just fed, best first, and their probabilities."""
+        few = score.few  # all that is finite, where that is little
+        logits = score.logits if few is None else few.logits
+        width = self.ranker.width(logits.shape[-1], self.budget)
+        names = None if few is None else few.tokens
+        return best_columns(logits, width, self.warp.params.temperature, names)
 
-        `columns` are the tokens of the laws' columns, where these are not all that there are.
+    def spawn(
+        self, nodes: Sequence[int], tokens: list[list[int]], chances: list[list[float]]
+    ) -> None:
+        """Candidates below `nodes` that can still be among the best: of the likeliest tokens after
+        each, best first, with their probabilities. One list may hold for all nodes.
         """
-        ranker, chance, values = self.ranker, self.chance, self.values
-        template = ranker.template
-        top, ids = laws.topk(ranker.width(laws.shape[-1], self.budget))
-        ids = ids if columns is None else columns[ids]
-        chances, tokens = top.tolist(), ids.tolist()
+        chance, values, template = self.chance, self.values, self.ranker.template
         if len(chances) < len(nodes):
             chances, tokens = chances * len(nodes), tokens * len(nodes)
         best, least = self.best, self.least()

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from foretoken.contract import (
     BlockModel,
     DraftModel,
@@ -191,4 +193,7 @@ class Grower(ModelDrafter):
 
 def _of_text(score: Scores, verdict: Verdict) -> Features | None:
     """Hidden states of the root and of every accepted node, in a step that was asked for them."""
-    return None if score.hidden is None else score.hidden[[0, *verdict.path]]
+    hidden = score.hidden
+    if hidden is None:
+        return None
+    return hidden.index_select(0, torch.tensor([0, *verdict.path], device=hidden.device))

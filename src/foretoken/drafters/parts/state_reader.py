@@ -8,7 +8,7 @@ decoder's own output in an open tree, whose nodes are forgotten when the tree is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -67,7 +67,7 @@ class Followed:
 
     own: DecodeState  # what the decoder is asked of: the row, or one without its first token
     entering: Float[Tensor, "n W"]  # at committed tokens that it has not cached yet, the root last
-    outputs: list[Tensor] = field(default_factory=list)  # [W] at each node of the open tree
+    outputs: Float[Tensor, "N W"] | None = None  # at each node of the open tree
 
 
 class StateReader(TrainedHead):
@@ -122,14 +122,14 @@ class StateReader(TrainedHead):
     @torch.inference_mode()
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         """Laws after new nodes; a root is fed with the committed tokens before it."""
-        inside = [parent for above in parents for parent in above if parent >= 0]
-        if inside:
-            before = torch.stack([
-                row.private[self].outputs[parent]
-                for row, above in zip(rows, parents, strict=True) for parent in above if parent >= 0
-            ])  # fmt: skip
-            below = [new for new, above in zip(tokens, parents, strict=True) if above[0] >= 0]
-            entering = self.read([token for new in below for token in new], before)
+        deeper = [
+            (new, self.output_of(row, above))
+            for row, new, above in zip(rows, tokens, parents, strict=True) if above[0] >= 0
+        ]  # fmt: skip
+        if deeper:
+            below, before = [new for new, _ in deeper], [states for _, states in deeper]
+            together = before[0] if len(before) == 1 else torch.cat(before)
+            entering = self.read([token for new in below for token in new], together)
             parts = iter(torch.split(entering, [len(new) for new in below]))
         for row, above in zip(rows, parents, strict=True):
             known: Followed = row.private[self]
@@ -140,10 +140,16 @@ class StateReader(TrainedHead):
         scores, outputs = self.said(asked, tokens, parents, taps)
         for row, above, own in zip(rows, parents, outputs, strict=True):
             known = row.private[self]
-            if above[0] < 0:  # what was fed before the root is cached now
-                known.entering, known.outputs = known.entering[-1:], []
-            known.outputs += own
+            if known.outputs is None or above[0] < 0:  # what was fed before the root is cached now
+                known.entering, known.outputs = known.entering[-1:], own
+            else:
+                known.outputs = torch.cat([known.outputs, own])
         return scores
+
+    def output_of(self, row: DecodeState, nodes: Sequence[int]) -> Float[Tensor, "n W"]:
+        """What came out at these nodes of a row's open tree."""
+        outputs: Tensor = row.private[self].outputs
+        return outputs.index_select(0, torch.tensor(nodes, device=outputs.device))
 
     def said(
         self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps
@@ -181,7 +187,7 @@ class StateReader(TrainedHead):
         for row, path, part in zip(rows, paths, parts, strict=True):
             known: Followed = row.private[self]
             known.entering = part if path is not None else torch.cat([known.entering, part])
-            known.outputs = []
+            known.outputs = None
 
     def close(self, row: DecodeState) -> None:
         known = row.private.get(self)

@@ -38,6 +38,7 @@ SOURCES = tuple(
         "product.c",
         "attention.c",
         "rows.c",
+        "best.c",
         "segment.c",
     )
 )
@@ -50,6 +51,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "attend": (*[_WORD] * 8, _COUNT, _REAL, _INT),
     "norm": (_WORD, _WORD, _WORD, _COUNT, _COUNT, _COUNT, _REAL),
     "rotate": (*[_WORD] * 4, *[_COUNT] * 6),
+    "best": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _WORD),
     "segment": (_WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD, _COUNT, _INT),
     "between": (_WORD, _COUNT, _WORD, _COUNT, _INT),
 }

@@ -173,19 +173,27 @@ class BatchForward:
             scores.append(Scores(part, None if hidden is None else hidden[first:stop]))
         return scores
 
-    def _attention(self, batch: Batch, sights: Sights) -> Attention:
+    def _attention(self, batch: Batch) -> Attention:
         """How one row, or a padded batch, attends."""
-        lean, windows = self.lean, self.family.windows
-        if lean is not None and lean.plain_scores and len(batch.feeds) == 1:
-            [feed] = batch.feeds
-            mask = None
-            if not feed.in_order:
-                mask = sights.masks[windows[0]][0, 0, :, feed.base :]
-            rows = [Reading.of(feed.memory.slot, 0, batch.width, feed.start, mask)]
-            found = self.in_slots.over(rows, () if mask is None else (mask,))
+        lean, feeds, windows = self.lean, batch.feeds, self.family.windows
+        alone = lean is not None and lean.plain_scores and len(feeds) == 1
+        if alone and not window_bounds(feeds, windows):
+            self._aim(batch, {})
+            found = self._attention_in_slots(feeds, [0], [batch.width])
             if found is not None:
                 return found
-        return CacheAttention(self.cache, sights, windows)
+        return CacheAttention(self.cache, self._sights(batch), windows)
+
+    def _sights(self, batch: Batch) -> Sights:
+        """What a batch sees in the cache, which is pointed at its rows."""
+        sights = self.masks.sights(batch, self.family, self.plan)
+        self._aim(batch, sights.lows(self.family))
+        return sights
+
+    def _aim(self, batch: Batch, lows: dict[int, int]) -> None:
+        slots = [feed.memory.slot for feed in batch.feeds]
+        starts = [feed.start for feed in batch.feeds]
+        self.cache.aim(slots, starts, batch.width, batch.longest, lows, self.device)
 
     def _attention_apart(
         self, feeds: list[Feed], starts: list[int], stops: list[int], ids: Tensor, positions: Tensor
@@ -270,18 +278,16 @@ class BatchForward:
             replayed = self.graphs.logits(batch)
             if replayed is not None:
                 return replayed, None
-        feeds, width, family = batch.feeds, batch.width, self.family
-        slots, starts = [feed.memory.slot for feed in feeds], [feed.start for feed in feeds]
-        self.cache.reserve(slots, [start + width for start in starts])
+        feeds, family = batch.feeds, self.family
+        slots = [feed.memory.slot for feed in feeds]
+        self.cache.reserve(slots, [feed.start + batch.width for feed in feeds])
         if not self.plan.tree:
-            self.cache.aim(slots, starts, width, batch.longest, {}, self.device)
+            self._aim(batch, {})
             arguments = {"attention_mask": self.masks.places(batch, family, self.plan)}
             return self._call(batch, arguments, taps, part)
-        sights = self.masks.sights(batch, family, self.plan)
-        self.cache.aim(slots, starts, width, batch.longest, sights.lows(family), self.device)
         lean = self.lean
         if lean is not None:
-            attend = self._attention(batch, sights)
+            attend = self._attention(batch)
             call = Call(batch, self._last(batch), attend, taps)
             if part is not None:
                 *tapped, logits = part.run(lean, call)
@@ -291,7 +297,7 @@ class BatchForward:
                 *tapped, last = call.run(lean, prompt_cut(taps))
                 logits = last.new_zeros(len(feeds), batch.kept, 0)
             return logits, torch.stack(tapped, dim=2) if taps else None
-        arguments = sights.arguments(family)
+        arguments = self._sights(batch).arguments(family)
         if self.span is not None:
             arguments["order"] = self.span.order_of(feeds, batch.key_positions())
         return self._call(batch, arguments, taps, part)

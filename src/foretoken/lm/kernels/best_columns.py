@@ -1,0 +1,41 @@
+"""The likeliest columns of rows of logits: what trees of guesses grow by, in one pass over them."""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_float, c_int64
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foretoken.lm.kernels.native import operation
+
+NARROW = 256  # columns below which torch's operations do as well
+MOST = 64  # columns asked for: those found so far are gone through for every one that is better
+
+
+def best_columns(
+    logits: Float[Tensor, "n V"],
+    count: int,
+    temperature: float = 1.0,
+    names: Int[Tensor, "V"] | None = None,
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Of every row the `count` likeliest columns, best first, and their probabilities in its law.
+
+    `names` are the ids of the columns, where these are not their numbers.
+    """
+    rows, width = logits.shape
+    call = None
+    if logits.is_cpu and width >= NARROW and count <= MOST and logits.stride(1) == 1:
+        call = operation("best", logits.dtype)
+    if call is None:
+        scores = logits if logits.dtype is torch.float64 else logits.float()
+        top, at = (scores / temperature).softmax(-1).topk(count)
+        return (at if names is None else names[at]).tolist(), top.tolist()
+    chances, ids = (c_float * (rows * count))(), (c_int64 * (rows * count))()
+    call(
+        logits.data_ptr(), rows, width, logits.stride(0), 1.0 / temperature,
+        None if names is None else names.data_ptr(), count, addressof(chances), addressof(ids),
+    )  # fmt: skip
+    starts = range(0, rows * count, count)
+    return [ids[at : at + count] for at in starts], [chances[at : at + count] for at in starts]

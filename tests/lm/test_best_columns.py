@@ -1,0 +1,64 @@
+"""The likeliest columns of rows of logits: those of torch's softmax and topk, wherever they lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.lm.kernels import best_columns as module
+from foretoken.lm.kernels.best_columns import MOST, NARROW, best_columns
+
+TYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [12, NARROW, NARROW + 129, 5000])
+@pytest.mark.parametrize(("rows", "count", "temperature"), [(1, 8, 1.0), (5, 12, 0.7), (3, 1, 2.0)])
+def test_they_are_those_of_softmax_and_topk(dtype, width, rows, count, temperature):
+    torch.manual_seed(width + rows)
+    logits = (4 * torch.randn(rows, width + 7)).to(dtype)[:, :width]  # rows lie apart
+    ids, chances = best_columns(logits, count, temperature)
+    law = (logits.double() / temperature).softmax(-1)
+    best = law.topk(count).values
+    torch.testing.assert_close(torch.tensor(chances).double(), best, rtol=1e-4, atol=1e-7)
+    found = law.gather(1, torch.tensor(ids))  # equal logits may come in any order
+    torch.testing.assert_close(found, best, rtol=1e-4, atol=1e-7)
+    assert all(len(set(row)) == count for row in ids)
+
+
+@pytest.mark.parametrize("width", [12, 4096])
+def test_columns_are_told_by_their_names(width):
+    logits = torch.arange(width).float()[None]
+    names = 3 * torch.arange(width)
+    ids, _ = best_columns(logits, 4, names=names)
+    assert ids == [[3 * (width - 1 - i) for i in range(4)]]
+
+
+def test_the_first_of_equals_comes_first():
+    logits = torch.zeros(1, 2 * NARROW)
+    logits[0, [300, 40, 7]] = 1.0
+    ids, _ = best_columns(logits, 5)
+    assert ids == [[7, 40, 300, 0, 1]]
+
+
+@pytest.mark.parametrize("dtype", TYPES[:2])
+@pytest.mark.parametrize("odd", [float("nan"), -float("nan"), float("inf")])
+def test_nothing_is_likely_where_there_is_no_law(dtype, odd):
+    logits = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[1, 3] = odd
+    _, (sound, none) = best_columns(logits, 3)
+    assert all(chance > 0 for chance in sound)
+    assert not any(chance > 0 for chance in none)
+    _, [forbidden] = best_columns(torch.full((1, 1000), -float("inf"), dtype=dtype), 3)
+    assert not any(chance > 0 for chance in forbidden)
+
+
+def test_what_cannot_be_had_in_c_is_left_to_torch(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "operation", lambda *what: asked.append(what))
+    turned = torch.randn(1000, 2).t()  # columns lie apart
+    for logits, count in ((torch.randn(2, 1000), MOST + 1), (turned, 3), (torch.randn(2, 9), 3)):
+        best_columns(logits, count)
+    assert not asked
+    ids, _ = best_columns(torch.randn(2, 1000), 3)
+    assert asked and len(ids) == 2
