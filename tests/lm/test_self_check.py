@@ -9,6 +9,7 @@ from families import COMMON, tiny
 from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
+from foretoken.engine.lengths import check_ahead
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.probe import late_lengths
@@ -87,3 +88,20 @@ def test_windows_and_switches_are_read_from_a_configuration():
         "rope_parameters": {"full": {"original_max_position_embeddings": 40, "factor": 8}},
     }
     assert late_lengths(config) == [40, 128, 512]
+
+
+def test_a_server_checks_lengths_before_there_are_texts(caplog):
+    sound = open_lm(tiny("llama"), kernels="dense")
+    engine = assemble("plain", sound)
+    check_ahead(engine, last=200)
+    assert sound.verified == 200 and sound.rows_held == 0 and not caplog.records
+    turning = open_lm(late(), kernels="dense")
+    check_ahead(assemble("plain", turning), last=200)
+    assert turning.verified == 32 and turning.rows_held == 0  # texts of 65 tokens are right
+    assert "texts of 128 tokens are likely to be refused" in caplog.text
+
+
+def test_a_slow_model_is_checked_less_far():
+    lm = open_lm(tiny("llama"), kernels="dense")
+    check_ahead(assemble("plain", lm), seconds=0.0)
+    assert lm.verified == 128

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from foretoken.engine.lengths import check_ahead
+from foretoken.engine.scheduling import held
 from foretoken.engine.session import Session
 from foretoken.engine.timings import timed_before
 from foretoken.errors import CapabilityError, ConfigError, ForetokenError
@@ -37,6 +39,8 @@ class Service:
         check_session(session)
         self.session, self.settings = session, settings
         session.prepare(batches=True)
+        with held(session.scheduler.turns):
+            check_ahead(session.engine)
         dismiss()  # steps are made by another thread
         self.counts = Counts(PlainSteps(timed_before(session.target)))
         self.metrics = Metrics(session, self.counts)
