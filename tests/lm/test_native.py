@@ -76,12 +76,17 @@ def test_a_dimension_of_one_may_have_any_stride():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_row_has_the_same_bits_however_many_are_multiplied_with_it(dtype):
+@pytest.mark.parametrize("width", [160, 4224])  # the second is taken in parts that stay in a cache
+def test_a_row_has_the_same_bits_however_many_are_multiplied_with_it(dtype, width):
     torch.manual_seed(1)
-    weight = torch.randn(40, 160).to(dtype)
-    places, x = native.places([(weight, None)]), torch.randn(1, 32, 160).to(dtype)
+    weights = [torch.randn(outs, width).to(dtype) for outs in (40, 36)]
+    bias = torch.randn(36).to(dtype)
+    places = native.places([(weights[0], None), (weights[1], bias)])
+    x = torch.randn(1, 40, width).to(dtype)
     whole = places.multiply(x)
-    for rows in range(1, 33):
+    exact = torch.cat([F.linear(x, weights[0]), F.linear(x, weights[1], bias)], -1)
+    near(whole / width**0.5, exact / width**0.5, dtype)
+    for rows in range(1, 41):
         assert torch.equal(places.multiply(x[:, :rows]), whole[:, :rows])
 
 
@@ -241,11 +246,13 @@ def test_max_is_an_error_where_auto_would_fall_back(tmp_path):
     "without", ["-mno-avx512f", pytest.param("-mno-avx", marks=pytest.mark.slow)]
 )
 def test_registers_of_any_width_do(tmp_path, without):
-    """The tests of attention, norms and products once more, as on an older processor."""
+    """The tests of attention, norms, products and likeliest columns once more, as on an older
+    processor."""
     compiler, *options = native.find_compiler()
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     env["CC"] = shlex.join([compiler, *options, without])
-    few, here = Path(__file__).with_name("test_few_tokens.py"), Path(__file__)
+    names = ("test_few_tokens.py", "test_best_columns.py", "test_native.py")
+    few, best, here = (Path(__file__).with_name(name) for name in names)
     products = "products_of_every or in_blocks or same_bits or are_none"
     command = [
         sys.executable,
@@ -257,8 +264,9 @@ def test_registers_of_any_width_do(tmp_path, without):
         "-n",
         "0",
         "-k",
-        f"test_few_tokens or {products}",
+        f"test_few_tokens or test_best_columns or {products}",
         str(few),
+        str(best),
         str(here),
     ]
     done = subprocess.run(command, env=env, capture_output=True, text=True)

@@ -24,13 +24,16 @@
       const int64_t some = rows - first < most ? rows - first : most;                             \
       int64_t between = apart;                                                                    \
       const factor_##T *from = factors_##T(room, x + first * apart, some, width, &between);       \
+      const int64_t at_once = outputs_of(some, width, sizeof(T));                                 \
       T *to = y + first * stride;                                                                 \
       for (int64_t p = 0; p < count; to += parts[p++].outs) {                                     \
         const T *w = parts[p].weight, *bias = parts[p].bias;                                      \
         _Pragma("omp for schedule(static) nowait")                                                \
-        for (int64_t o = 0; o < parts[p].outs; o += OUTS)                                         \
-          tiles_##T(from, w + o * width, bias ? bias + o : 0, to + o, some, width, between,       \
+        for (int64_t o = 0; o < parts[p].outs; o += at_once) {                                    \
+          const int64_t left = parts[p].outs - o, outs = left < at_once ? left : at_once;         \
+          tiles_##T(from, w + o * width, bias ? bias + o : 0, to + o, outs, some, width, between, \
                     stride, kept);                                                                \
+        }                                                                                         \
       }                                                                                           \
     }                                                                                             \
   }                                                                                               \

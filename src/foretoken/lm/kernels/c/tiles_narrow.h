@@ -14,6 +14,11 @@ INLINE int64_t block_of(int64_t rows, int64_t width) {
   return rows <= most ? rows : most ? most : TALL;
 }
 
+INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) { /* at once */
+  (void)rows, (void)width, (void)size;
+  return OUTS;
+}
+
 /* Sums stay in registers only where each has a name and the order of its operands is ours. */
 #if defined(__FMA__)
 #define ADD(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
@@ -76,11 +81,13 @@ DEFINE(bf16)
  *        which keeps them for the others; those of later outputs are fetched during all tiles, a
  *        share in each. */
 #define DEFINE(T)                                                                                 \
-  INLINE void tiles_##T(const float *x, const T *w, const T *bias, T *y, int64_t rows,            \
-                        int64_t width, int64_t apart, int64_t stride, float *kept) {              \
+  INLINE void tiles_##T(const float *x, const T *w, const T *bias, T *y, int64_t outs,            \
+                        int64_t rows, int64_t width, int64_t apart, int64_t stride,               \
+                        float *kept) {                                                            \
     const int64_t count = (rows + TALL - 1) / TALL;                                               \
     const int all = OUTS * STEP * sizeof(T) / LINE, ahead = sizeof(float) / sizeof(T);            \
     const char *next = (const char *)(w + ahead * OUTS * width);                                  \
+    (void)outs;                                                                                   \
     for (int64_t i = 0; i < count; i++) {                                                         \
       const int64_t first = rows * i / count, some = rows * (i + 1) / count - first;              \
       const int lines = all * (i + 1) / count - all * i / count;                                  \
