@@ -4,6 +4,7 @@
 #include "operations.h"
 
 enum { FEW = 64 }; /* rows that are multiplied at once: their inputs are as good as in the cache */
+enum { SHORT = 3, TALL = 6 }; /* rows of the one tile of at most so many */
 typedef f32 factor_f32; /* what inputs are multiplied as */
 typedef bf16 factor_bf16;
 #define ROOM(T, numbers) 1
@@ -22,10 +23,11 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
 }
 
 /* factors: inputs as tiles take them, where they lie or in `room`; `apart` then becomes that of both.
- * tile: OUTS outputs of up to ROWS rows, while `lines` lines per step are fetched from `next`; of
+ * tile: OUTS outputs of some rows, while `lines` lines per step are fetched from `next`; of
  *       `some` of the inputs, with sums that are `kept` between those that begin and those that end.
  *       Rows behind the `last` one are that one again: one row and two are multiplied as three,
- *       which costs nothing behind the memory, and compilers make faster code of it.
+ *       five as six, which costs nothing behind the memory, and compilers make faster code of it.
+ *       Sums are set one by one: whatever takes their address keeps them in memory.
  * each: OUTS outputs of all rows; their weights come from memory for the first tile only, so
  *       those of a later one are fetched during all of them, a share in each; of three and more
  *       the first is spared: it waits for its own weights, behind whatever else is under way. The
@@ -45,10 +47,11 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
                        int64_t width, int64_t apart, int64_t stride, const int rows,           \
                        const int last, const int lines, const char *next, floats *kept,         \
                        const int begins, const int ends) {                                      \
-    floats sums[ROWS][OUTS];                                                                    \
-    float made[ROWS * OUTS];                                                                    \
-    if (begins) memset(sums, 0, sizeof sums);                                                   \
-    else memcpy(sums, kept, sizeof sums);                                                       \
+    floats sums[TALL][OUTS];                                                                    \
+    float made[2 * ROWS * OUTS];                                                                \
+    UNROLLED for (int r = 0; r < rows; r++)                                                     \
+      UNROLLED for (int o = 0; o < OUTS; o++)                                                   \
+        sums[r][o] = begins ? (floats){0} : kept[r * OUTS + o];                                 \
     for (const T *end = w + some; w < end; w += STEP_##T, x += STEP_##T) {                      \
       held_##T held[OUTS];                                                                      \
       for (int o = 0; o < OUTS; o++) held[o] = load_##T(w + o * width);                         \
@@ -61,10 +64,12 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
       }                                                                                         \
     }                                                                                           \
     if (!ends) {                                                                                \
-      memcpy(kept, sums, sizeof sums);                                                          \
+      UNROLLED for (int r = 0; r < rows; r++)                                                   \
+        UNROLLED for (int o = 0; o < OUTS; o++) kept[r * OUTS + o] = sums[r][o];                \
       return;                                                                                   \
     }                                                                                           \
-    total(made, sums, rows);                                                                    \
+    total(made, sums, rows < ROWS ? rows : ROWS);                                               \
+    if (rows > ROWS) total(made + ROWS * OUTS, sums + ROWS, rows - ROWS);                       \
     for (int r = 0; r < rows; r++) {                                                            \
       if (bias)                                                                                 \
         for (int o = 0; o < OUTS; o++) made[r * OUTS + o] += wide_##T(bias[o]);                 \
@@ -76,15 +81,19 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
                               int64_t some, int64_t width, int64_t apart, int64_t stride,       \
                               const char *next, floats (*kept)[ROWS * OUTS], const int begins,  \
                               const int ends) {                                                 \
-    const int count = (rows + ROWS - 1) / ROWS, spared = count > 2, turns = count - spared;     \
+    const int tall = kept || rows == ROWS || rows > TALL ? ROWS : rows < ROWS ? SHORT : TALL;   \
+    const int count = (rows + tall - 1) / tall, spared = count > 2, turns = count - spared;     \
     for (int i = 0, turn = -spared; i < count; i++, turn++) {                                   \
-      const int64_t r = i + 1 < count ? i * ROWS : rows > ROWS ? rows - ROWS : 0;               \
+      const int64_t r = i + 1 < count ? i * tall : rows > tall ? rows - tall : 0;               \
       const T *from = x + r * apart;                                                            \
       T *to = y + r * stride;                                                                   \
       floats *own = kept ? kept[i] : 0;                                                         \
       const int lines = turn < 0 ? 0 : OUTS * (turn + 1) / turns - OUTS * turn / turns;         \
-      if (kept || rows > 3) TILE(T, ROWS, ROWS, lines);                                         \
-      else TILE(T, 3, rows - 1, OUTS);                                                          \
+      switch (tall) {                                                                           \
+        case SHORT: TILE(T, SHORT, rows - 1, OUTS); break;                                      \
+        case TALL: TILE(T, TALL, rows - 1, OUTS); break;                                        \
+        default: TILE(T, ROWS, ROWS, lines);                                                    \
+      }                                                                                         \
       next += lines * (some / STEP_##T) * LINE;                                                 \
     }                                                                                           \
     return next;                                                                                \
