@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from foretoken.engine.engine import Engine
-from foretoken.engine.measure import ScratchRow
+from foretoken.engine.measure import ScratchRow, longest_text
 from foretoken.errors import CapabilityError
 
 LOG = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ def check_ahead(engine: Engine, last: int = LAST, seconds: float = SECONDS) -> N
     whose forwards are slow is checked less far, in about `seconds`, as are one of fewer positions
     and one short of memory. What is found wrong is left to the texts that come as far.
     """
-    rooms = [one for one in (engine.target.max_length, engine.waiting.longest) if one is not None]
-    last = min([last, *rooms])
+    room = longest_text(engine)
+    last = last if room is None else min(last, room)
     tokens = min(FIRST, last)
     while tokens > engine.target.verified and engine.waiting.affords(tokens, 1):
         began = perf_counter()

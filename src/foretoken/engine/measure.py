@@ -54,8 +54,7 @@ def measure_costs(
     trees and large batches, which correct the table as they run. What forwards of the target cost
     is measured once for all methods around it.
     """
-    rooms = [one for one in (engine.target.max_length, engine.waiting.longest) if one is not None]
-    room = min(rooms, default=None)
+    room = longest_text(engine)
     if room is not None:
         context = max(1, min(context, room // 2))
     known = {
@@ -89,6 +88,12 @@ def measure_costs(
     timed_before(engine.target).update(table.target)
     target = dict(sorted({**known, **table.target}.items()))
     return replace(table, target=target, cached=context)
+
+
+def longest_text(engine: Engine) -> int | None:
+    """Tokens that a text may have, by the target's positions and the memory; None: any number."""
+    rooms = (engine.target.max_length, engine.waiting.longest)
+    return min([one for one in rooms if one is not None], default=None)
 
 
 def teach_costs(engine: Engine, lone: bool, batches: bool) -> None:

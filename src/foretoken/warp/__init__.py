@@ -341,8 +341,9 @@ def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
 
 
 def best_by_numbers(rows: Float[Tensor, "n V"]) -> list[int]:
-    """What numpy cannot read is widened in blocks that stay in the processor's cache."""
+    """Of numbers of any type, by numpy; ConfigError where one of them is NaN."""
     best: list[int] = []
+    # what numpy cannot read is widened in blocks that stay in the processor's cache
     few = len(rows) if rows.dtype in FIT else max(ALL_AT_ONCE // rows.shape[-1], 1)
     for block in torch.split(rows, few):
         numbers = (block if rows.dtype in FIT else block.float()).numpy()
