@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from foretoken import shipped
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+from foretoken.lm.runtime.pages import into_large_pages
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SAFE = ("*.safetensors",)
@@ -71,6 +72,7 @@ def load_model(
             "use a complete checkpoint of a causal language model.",
         )
     loaded: PreTrainedModel = (model if device_map is not None else model.to(place)).eval()
+    into_large_pages(loaded)
     return loaded
 
 
