@@ -21,6 +21,7 @@ LAYERS = (
         "trees",
         "shipped",
         "values",
+        "native",
         "config_comments",
     },
     {"lm", "heads", "datastore"},  # a datastore knows ids and files, neither models nor drafters

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
+from foretoken.native.laws import drawn
 
 T = TypeVar("T")
 
@@ -53,8 +54,12 @@ class SeededCoins:
         return self._next() < p
 
     def draw(self, law: Tensor) -> int:
+        coin = self._next()
+        found = in_c(law, coin)
+        if found is not None:
+            return found
         total = law.double().cumsum(0)
-        point = torch.tensor([self._next()], dtype=torch.float64, device=law.device)
+        point = torch.tensor([coin], dtype=torch.float64, device=law.device)
         index = int(torch.searchsorted(total, point * total[-1], right=True))
         if index < law.shape[0]:
             return index
@@ -70,6 +75,9 @@ class SeededCoins:
         """
         while len(self._ahead) <= max(turns):
             self._ahead.append(self._random.random())
+        columns = [in_c(law, self._ahead[turn]) for law, turn in zip(laws, turns, strict=True)]
+        if None not in columns:
+            return torch.tensor(columns)
         total = laws.double().cumsum(-1)
         points = [[self._ahead[turn]] for turn in turns]
         where = torch.tensor(points, dtype=torch.float64, device=laws.device) * total[:, -1:]
@@ -80,6 +88,14 @@ class SeededCoins:
     def _next(self) -> float:
         self.used += 1
         return self._ahead.popleft() if self._ahead else self._random.random()
+
+
+def in_c(law: Tensor, coin: float) -> int | None:
+    """The index that a coin falls on; None where that is left to torch. ConfigError of NaN."""
+    found = drawn(law, coin)
+    if found is not None and found < 0:
+        raise no_law()
+    return found
 
 
 def no_law() -> ConfigError:

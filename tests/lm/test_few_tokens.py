@@ -6,13 +6,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foretoken.lm.kernels import few_tokens, native
+from foretoken.lm.kernels import few_tokens
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import slot_attention
 from foretoken.lm.runtime.attention import attend
 from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.probe import probe_row, some_tokens
 from foretoken.lm.runtime.slot_attention import InSlots, Reading
+from foretoken.native import library as native
 from foretoken.types import Draft, Draw, TokenTree
 
 pytestmark = pytest.mark.skipif(

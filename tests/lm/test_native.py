@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from foretoken.lm.kernels import choosing, linears, measuring, native
+from foretoken.lm.kernels import choosing, linears, measuring
 from foretoken.lm.kernels.linears import DENSE, NATIVE, PACKED, PADDED, Product, can_pack
 from foretoken.lm.kernels.measuring import IN_ONE_CALL, choose, measure
 from foretoken.lm.kernels.merged import Merged
+from foretoken.native import library as native
 
 pytestmark = pytest.mark.skipif(
     not can_pack(torch.float32) or isinstance(native.library(), native.Unavailable),
@@ -185,7 +186,7 @@ def fresh(code: str, tmp_path, **environment) -> str:
     return told.stdout.strip()
 
 
-ASK = "from foretoken.lm.kernels import native; print(type(native.library()).__name__)"
+ASK = "from foretoken.native import library as native; print(type(native.library()).__name__)"
 
 
 def test_a_library_is_compiled_once_and_made_anew_where_it_is_broken(tmp_path):
@@ -246,13 +247,13 @@ def test_max_is_an_error_where_auto_would_fall_back(tmp_path):
     "without", ["-mno-avx512f", pytest.param("-mno-avx", marks=pytest.mark.slow)]
 )
 def test_registers_of_any_width_do(tmp_path, without):
-    """The tests of attention, norms, products and likeliest columns once more, as on an older
-    processor."""
+    """The tests of attention, norms, products, laws and likeliest columns once more, as on an
+    older processor."""
     compiler, *options = native.find_compiler()
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     env["CC"] = shlex.join([compiler, *options, without])
-    names = ("test_few_tokens.py", "test_best_columns.py", "test_native.py")
-    few, best, here = (Path(__file__).with_name(name) for name in names)
+    here = Path(__file__)
+    files = (here.with_name("test_few_tokens.py"), here, here.parents[1] / "native")
     products = "products_of_every or in_blocks or same_bits or are_none"
     command = [
         sys.executable,
@@ -264,10 +265,8 @@ def test_registers_of_any_width_do(tmp_path, without):
         "-n",
         "0",
         "-k",
-        f"test_few_tokens or test_best_columns or {products}",
-        str(few),
-        str(best),
-        str(here),
+        f"test_few_tokens or test_best_columns or test_laws or {products}",
+        *map(str, files),
     ]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]

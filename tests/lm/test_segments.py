@@ -14,13 +14,14 @@ import torch
 import transformers as hf
 from play import change_weight, closeness, point, random_tokens, random_tree, row_of
 
-from foretoken.lm.kernels import choosing, native, position_tables, segmented, segments
+from foretoken.lm.kernels import choosing, position_tables, segmented, segments
 from foretoken.lm.kernels.linears import NATIVE, PACKED, can_pack
 from foretoken.lm.kernels.lowering import KIND, Place, Step
 from foretoken.lm.kernels.position_tables import PositionTable
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import slot_attention
 from foretoken.lm.runtime.captured import Cut, Sublayer
+from foretoken.native import library as native
 from foretoken.types import Embedding, FinalNorm, Layer
 
 pytestmark = pytest.mark.skipif(

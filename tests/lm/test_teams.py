@@ -11,9 +11,10 @@ import torch
 
 import foretoken
 from foretoken import shipped
-from foretoken.lm.kernels import native, teams
+from foretoken.lm.kernels import teams
 from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.slot_attention import InSlots, Reading
+from foretoken.native import library as native
 
 pytestmark = pytest.mark.skipif(
     teams.openmp() is None or not os.path.isdir("/proc/self/task"), reason="no OpenMP that pauses"

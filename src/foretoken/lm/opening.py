@@ -16,7 +16,6 @@ from foretoken.lm.kernels.borrowed import Borrowing
 from foretoken.lm.kernels.capture import refusal
 from foretoken.lm.kernels.graphs import Graphs
 from foretoken.lm.kernels.lean import LeanForward
-from foretoken.lm.kernels.native import Unavailable, library
 from foretoken.lm.placing import check_placed, is_split
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.family import describe
@@ -25,6 +24,7 @@ from foretoken.lm.token_map import TokenMap
 from foretoken.lm.views.few_rows import FewRows
 from foretoken.lm.views.mapped_tokens import MappedTokens
 from foretoken.lm.views.sorted_exits import SortedExits
+from foretoken.native.library import Unavailable, library
 
 COMPILE = ("auto", "max", "off")
 FORWARD_OPTIONS = ("kernels", "compile")  # what a draft model takes as well
@@ -41,7 +41,7 @@ def open_lm(
     """A language model over a transformers model, or CapabilityError with what it lacks.
 
     `kernels` is a mode of `choose_kernels`; `compile` captures the model's forward (`kernels.lean`)
-    and runs its operations in C (`kernels.native`), each where that can be; 'max' refuses a model
+    and runs its operations in C (`foretoken.native`), each where that can be; 'max' refuses a model
     or a machine where one of them cannot be; 'off' does not capture. `exact_bits` promises logits
     and cache whose bits do not depend on what is scored together (`kernels.bits`), or refuses with
     the reason. A refused model is given back as it was.

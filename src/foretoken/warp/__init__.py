@@ -21,6 +21,7 @@ from foretoken.errors import ConfigError
 from foretoken.types import Ragged, SamplingParams, TokenTree
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
+from foretoken.warp.plain import law_of
 
 FIT = frozenset({torch.float32, torch.float64})  # dtypes that laws may have
 ALL_AT_ONCE = 1 << 18  # laws of a whole tree are computed together up to this many numbers
@@ -79,6 +80,8 @@ class Warp:
         """Probabilities of the next token after `tokens + path`; at temperature 0 a point mass."""
         if self.greedy:
             return point_mass(self.choose(tokens, logits, path), logits)
+        if self.uncut:
+            return law_of(logits[None], self.params.temperature)[0]
         scores = self._processed(tokens, (path,), logits[None])
         if self._forbids and impossible(scores):
             raise nothing_left(len(tokens) + len(path))
@@ -282,8 +285,11 @@ class WarpedLaws:
     def _law(self, node: int) -> Tensor:
         if self.greedy:
             return point_mass(self.choice(node), self._logits[node])
-        nodes = self._together(node)
-        laws = self._warp.probabilities(self._scores(nodes))
+        nodes, warp = self._together(node), self._warp
+        if warp.uncut:
+            laws = law_of(self._said(nodes), warp.params.temperature)
+        else:
+            laws = warp.probabilities(self._scores(nodes))
         if len(nodes) == 1:
             return laws[0]
         self._all = laws
@@ -299,9 +305,13 @@ class WarpedLaws:
         each = params.processors or params.grammar
         return range(len(self._tree)) if few and not each else (node,)
 
-    def _scores(self, nodes: Sequence[int]) -> Float[Tensor, "n V"]:
+    def _said(self, nodes: Sequence[int]) -> Float[Tensor, "n V"]:
+        """Logits of all nodes, or of one."""
         whole = len(nodes) == len(self._tree)
-        logits = self._logits if whole else self._logits[nodes[0] : nodes[0] + 1]
+        return self._logits if whole else self._logits[nodes[0] : nodes[0] + 1]
+
+    def _scores(self, nodes: Sequence[int]) -> Float[Tensor, "n V"]:
+        logits = self._said(nodes)
         scores = self._warp._processed(self._tokens, self._paths(nodes), logits)
         if self._warp._forbids:
             self._dead.update(nodes[row] for row in impossible(scores))

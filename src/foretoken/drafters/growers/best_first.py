@@ -17,7 +17,7 @@ from foretoken.contract import DraftModel, StoppingRule
 from foretoken.drafters.growers.grower import Grower, Growth
 from foretoken.drafters.growers.tree_growth import TreeGrowth
 from foretoken.errors import check_values
-from foretoken.lm.kernels.best_columns import best_columns
+from foretoken.native.best_columns import best_columns
 from foretoken.trees.build import parents_among
 from foretoken.trees.templates import Form, Template
 from foretoken.trees.worth import Calibration, Decline, cheapest, paying

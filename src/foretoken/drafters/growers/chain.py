@@ -8,15 +8,16 @@ at all is asked first: dropping a token after its draw would change the law.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
 
 from torch import Tensor
 
 from foretoken.contract import StoppingRule
 from foretoken.drafters.growers.grower import Grower, Growth
 from foretoken.errors import ConfigError
+from foretoken.native.best_columns import best_columns
 from foretoken.trees.build import chain
 from foretoken.types import Budget, DecodeState, Draft, Draw, Go, Level, Scores, Traits
+from foretoken.warp.plain import law_of
 
 
 class ChainGrowth(Growth):
@@ -28,6 +29,7 @@ class ChainGrowth(Growth):
         self.scored = 0  # nodes fed to the model
         self.tokens: list[int] = []
         self.laws: list[Tensor | None] = []
+        self.certainty: float | None = None  # of the last token by the draft, where that is known
 
     def feed(self) -> tuple[Sequence[int], Sequence[int]]:
         return (self.tokens[-1] if self.tokens else self.row.tokens[-1],), (self.scored - 1,)
@@ -52,31 +54,42 @@ class ChainGrowth(Growth):
 
     def sure(self, score: Scores) -> float:
         """The probability of the last token, before any sampling option."""
-        chosen = float(score.logits[0, self.tokens[-1]])
-        told = score.logits if score.few is None else score.few.logits  # the others have none
-        return exp(chosen - float(told[0].float().logsumexp(-1)))
+        if self.certainty is not None:
+            return self.certainty
+        return float(law_of(score.said)[0, self.tokens[-1]])
 
     def draw(self, score: Scores, stop: StoppingRule | None) -> Go:
         """One more token unless the rule, asked before any coin, says no: the argmax or a draw."""
-        row, logits, go = self.row, score.logits[0], Go.ON
-        if self.greedy:
-            if stop is not None:
-                go = stop.after(row, Level(score.logits.softmax(-1), score.hidden))
-            if go is not Go.STOP:
-                few = score.few if row.warp.bare else None
-                if few is not None:
-                    best = row.warp.choose(row.tokens, few.logits[0])
-                    self.tokens.append(int(few.tokens[best]))
-                else:
-                    self.tokens.append(row.warp.choose(row.tokens, logits, self.tokens))
-            return go
-        law = row.warp.law(row.tokens, logits, self.tokens)
+        row, go = self.row, Go.ON
+        law = None if self.greedy else self.law(score)
         if stop is not None:
-            go = stop.after(row, Level(law[None], score.hidden))
-        if go is not Go.STOP:
+            level = Level(law_of(score.said) if law is None else law[None], score.hidden)
+            go = stop.after(row, level)
+        if go is Go.STOP:
+            return go
+        if law is not None:
             self.laws.append(law)
             self.tokens.append(row.coins.draw(law))
+            plain = row.warp.uncut and row.params.temperature == 1.0
+            self.certainty = float(law[self.tokens[-1]]) if plain else None
+        elif row.warp.bare:
+            few = score.few
+            given = (score.logits, None) if few is None else (few.logits, few.tokens)
+            [[token]], [[self.certainty]] = best_columns(given[0], 1, names=given[1])
+            if not self.certainty > 0.0:  # the draft's logits are no numbers
+                return Go.STOP
+            self.tokens.append(token)
+        else:
+            self.tokens.append(row.warp.choose(row.tokens, score.logits[0], self.tokens))
         return go
+
+    def law(self, score: Scores) -> Tensor:
+        """The row's own law after the tokens so far."""
+        row = self.row
+        if row.warp.uncut:
+            return law_of(score.said, row.params.temperature)[0]
+        law: Tensor = row.warp.law(row.tokens, score.logits[0], self.tokens)
+        return law
 
     def draft(self) -> Draft:
         tree = chain(self.row.tokens[-1], self.tokens)

@@ -35,7 +35,7 @@ from foretoken.lm.kernels.linears import (
 )
 from foretoken.lm.kernels.measuring import IN_ONE_CALL, choose, measure
 from foretoken.lm.kernels.merged import Site
-from foretoken.lm.kernels.native import Unavailable, library
+from foretoken.native.library import Unavailable, library
 
 MODES = ("auto", "inplace", "dense", "packed", "lean")
 BY_MKL = (DENSE, TRANSPOSED)  # in float32: other types go to oneDNN

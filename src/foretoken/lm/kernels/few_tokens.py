@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.lm.kernels.native import evenly_apart, operation
+from foretoken.native.library import evenly_apart, operation
 
 FEW = 64  # tokens of a forward; beyond, torch shares the work out among threads
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.lm.kernels import native
+from foretoken.native import library as native
 
 DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED, NATIVE, BLOCKS = range(7)
 KERNELS = ("dense", "transposed", "onednn", "packed", "padded", "native", "blocks")

@@ -20,7 +20,7 @@ from foretoken.lm.kernels.linears import (
     TRANSPOSED,
     can_pack,
 )
-from foretoken.lm.kernels.native import Places
+from foretoken.native.library import Places
 
 # row counts that are measured, the telling ones first, since the time to measure is bounded
 ROWS = (1, 16, 64, 4, 32, 8, 2, 256, 24, 3, 12, 6)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.lm.kernels import native
 from foretoken.lm.kernels.linears import (
     BLOCKS,
     DENSE,
@@ -21,6 +20,7 @@ from foretoken.lm.kernels.linears import (
     multiply_padded,
     onednn,
 )
+from foretoken.native import library as native
 
 
 class Merged:

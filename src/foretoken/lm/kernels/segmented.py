@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, fx
 
 from foretoken.lm.kernels.lowering import Lowering
-from foretoken.lm.kernels.native import operation
 from foretoken.lm.kernels.position_tables import PositionTable, by_position
 from foretoken.lm.kernels.rewrites import A, value
 from foretoken.lm.kernels.segments import Between, Segment, Stretch
 from foretoken.lm.kernels.straight_line import ATTEND, EXTRA, Program, Writer
+from foretoken.native.library import operation
 
 
 @dataclass(frozen=True, slots=True)

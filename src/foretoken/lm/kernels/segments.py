@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from foretoken.lm.kernels.lowering import KIND, Form, Lowering, Step
-from foretoken.lm.kernels.native import Call, Places, by_token, together
 from foretoken.lm.runtime.slot_attention import SlotAttention
+from foretoken.native.library import Call, Places, by_token, together
 
 AT_LEAST = 16  # tokens that memory is made for: trees of a few sizes share it
 

@@ -1,4 +1,4 @@
-"""Attention of new tokens over the slot cache, in C (`kernels.native`).
+"""Attention of new tokens over the slot cache, in C (`foretoken.native`).
 
 One call per layer writes the new keys and values and reads every row's own columns, however long
 its neighbours are; nothing is padded, and no view of the cache is made.
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from foretoken.lm.kernels.native import Library, library
 from foretoken.lm.runtime.attention import attend
 from foretoken.lm.runtime.cache import SlotCache
+from foretoken.native.library import Library, library
 
 TRIED = (1, 8, 32, 128, 512)  # tokens of a row for which both ways are timed
 PROMPT = 128  # from so many tokens on: a prompt, alone in its columns

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.lm.kernels import best_columns as module
-from foretoken.lm.kernels.best_columns import MOST, NARROW, best_columns
+from foretoken.native import best_columns as module
+from foretoken.native.best_columns import MOST, NARROW, best_columns
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 

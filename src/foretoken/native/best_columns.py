@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foretoken.lm.kernels.native import operation
+from foretoken.native.library import operation
 
 NARROW = 256  # columns below which torch's operations do as well
 MOST = 64  # columns asked for: those found so far are gone through for every one that is better
@@ -30,7 +30,8 @@ def best_columns(
         call = operation("best", logits.dtype)
     if call is None:
         scores = logits if logits.dtype is torch.float64 else logits.float()
-        top, at = (scores / temperature).softmax(-1).topk(count)
+        law = (scores / temperature).softmax(-1)
+        top, at = law.max(-1, keepdim=True) if count == 1 else law.topk(count)
         return (at if names is None else names[at]).tolist(), top.tolist()
     chances, ids = (c_float * (rows * count))(), (c_int64 * (rows * count))()
     call(

@@ -39,6 +39,7 @@ SOURCES = tuple(
         "attention.c",
         "rows.c",
         "best.c",
+        "laws.c",
         "segment.c",
     )
 )
@@ -52,6 +53,8 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "norm": (_WORD, _WORD, _WORD, _COUNT, _COUNT, _COUNT, _REAL),
     "rotate": (*[_WORD] * 4, *[_COUNT] * 6),
     "best": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _WORD),
+    "law": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD),
+    "drawn": (_WORD, _COUNT, ctypes.c_double, _WORD),
     "segment": (_WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD, _COUNT, _INT),
     "between": (_WORD, _COUNT, _WORD, _COUNT, _INT),
 }

@@ -1,0 +1,57 @@
+"""Laws of logits, and draws from them: in C, one pass where torch's operations make several."""
+
+from __future__ import annotations
+
+from ctypes import addressof, c_int64
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from foretoken.native.library import Call, operation
+
+NARROW = 256  # columns below which torch's operations do as well
+
+
+def softmax(
+    logits: Float[Tensor, "n V"],
+    temperature: float = 1.0,
+    names: Int[Tensor, "V"] | None = None,
+    width: int | None = None,
+) -> Float[Tensor, "n W"]:
+    """exp(logits / temperature) over their sum, row by row, in float32 (float64 of float64).
+
+    With `names` the columns are those of `width` that are named, and the others are zero.
+    """
+    rows, count = logits.shape
+    whole = count if width is None else width
+    call = _in_c("law", logits)
+    if call is None:
+        scores = logits if logits.dtype is torch.float64 else logits.float()
+        law = (scores if temperature == 1.0 else scores / temperature).softmax(-1)
+        return law if names is None else law.new_zeros(rows, whole).index_copy_(1, names, law)
+    law = torch.empty(rows, whole)
+    call(
+        logits.data_ptr(), rows, count, logits.stride(0), 1.0 / temperature,
+        None if names is None else names.data_ptr(), whole, law.data_ptr(),
+    )  # fmt: skip
+    return law
+
+
+def drawn(law: Float[Tensor, "V"], coin: float) -> int | None:
+    """The column where the running sum of a law first exceeds the share `coin` of its whole.
+
+    Minus one where that is no law; None where this cannot be had in C.
+    """
+    call = _in_c("drawn", law)
+    if call is None:
+        return None
+    column = c_int64()
+    call(law.data_ptr(), law.shape[0], coin, addressof(column))
+    return column.value
+
+
+def _in_c(name: str, numbers: Tensor) -> Call | None:
+    """The operation for numbers that it can read."""
+    fits = numbers.is_cpu and numbers.shape[-1] >= NARROW and numbers.stride(-1) == 1
+    return operation(name, numbers.dtype) if fits else None

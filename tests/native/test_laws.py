@@ -1,0 +1,113 @@
+"""Laws of logits and draws from them: those of torch, wherever the numbers lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foretoken.coins import SeededCoins
+from foretoken.errors import ConfigError
+from foretoken.native import laws as module
+from foretoken.native.laws import NARROW, drawn, softmax
+from foretoken.native.library import Library, library
+
+TYPES = [torch.float32, torch.bfloat16, torch.float64]
+in_c = pytest.mark.skipif(not isinstance(library(), Library), reason="no operations in C here")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [5, NARROW, NARROW + 133, 49152])
+@pytest.mark.parametrize(("rows", "temperature"), [(1, 1.0), (3, 0.7), (2, 3.0)])
+def test_a_law_is_the_softmax(dtype, width, rows, temperature):
+    torch.manual_seed(width)
+    logits = (5 * torch.randn(rows, width + 3)).to(dtype)[:, :width]  # rows lie apart
+    logits[0, 2] = -float("inf")
+    law = softmax(logits, temperature)
+    assert law.dtype is (torch.float64 if dtype is torch.float64 else torch.float32)
+    wanted = (logits.double() / temperature).softmax(-1)
+    torch.testing.assert_close(law.double(), wanted, rtol=2e-6, atol=1e-12)
+    assert law[0, 2] == 0.0
+    torch.testing.assert_close(law.double().sum(-1), torch.ones(rows).double(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("width", [9, 700])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_columns_lie_at_their_names_and_the_others_are_zero(width, dtype):
+    logits = torch.randn(2, width, generator=torch.Generator().manual_seed(1)).to(dtype)
+    names = 3 * torch.arange(width) + 1
+    law = softmax(logits, 0.9, names, 4 * width)
+    assert law.shape == (2, 4 * width)
+    torch.testing.assert_close(law[:, names], softmax(logits, 0.9))
+    rest = law.clone()
+    rest[:, names] = 0.0
+    assert not rest.any()
+
+
+@in_c
+@pytest.mark.parametrize("width", [NARROW, 511, 512, 513, 8193])
+def test_a_coin_falls_where_the_running_sum_exceeds_its_share(width):
+    torch.manual_seed(width)
+    law = torch.randn(width).mul(3).softmax(-1)
+    law[torch.rand(width) < 0.5] = 0.0
+    law[-3:] = 0.0
+    total = law.double().cumsum(0)
+    for coin in [0.0, *torch.rand(300).double().tolist(), 1.0 - 2**-53]:
+        found = drawn(law, coin)
+        assert law[found] > 0.0
+        before = float(total[found] - law[found].double())
+        assert before - 1e-12 <= coin * float(total[-1]) <= float(total[found]) + 1e-12
+
+
+@in_c
+def test_rounding_never_pushes_a_coin_off_the_end():
+    """A coin at the very end takes the last token that can be, however far before it lies."""
+    law = torch.zeros(5000)
+    law[7] = 1.0
+    assert drawn(law, 1.0 - 2**-53) == drawn(law, 0.0) == drawn(law, 1.0) == 7
+    law[4900] = 1e-30
+    assert drawn(law, 1.0) == 4900
+
+
+@in_c
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_is_no_law_is_told(odd):
+    logits = torch.zeros(1, 1000)
+    logits[0, 5] = odd
+    [law] = softmax(logits)
+    for chances in (law, torch.zeros(1000)):
+        assert drawn(chances, 0.5) == -1
+        with pytest.raises(ConfigError, match="NaN"):
+            SeededCoins(0).draw(chances)
+        with pytest.raises(ConfigError, match="NaN"):
+            SeededCoins(0).draw_many(chances[None], [0])
+
+
+def test_draws_follow_the_law():
+    """Pearson's statistic of 40,000 draws over 300 columns, and the same by torch's operations."""
+    law = torch.linspace(0.2, 1.8, 300)
+    law /= law.sum()
+    for kind in (law, law.double()):
+        coins = SeededCoins(11)
+        seen = torch.zeros(300)
+        for _ in range(40_000):
+            seen[coins.draw(kind)] += 1
+        expected = 40_000 * law
+        assert ((seen - expected) ** 2 / expected).sum() < 299 + 4 * (2 * 299) ** 0.5
+
+
+@pytest.mark.parametrize("width", [40, 3000])
+def test_one_draw_and_many_agree(width):
+    laws = torch.randn(6, width, generator=torch.Generator().manual_seed(2)).softmax(-1)
+    one, many = SeededCoins(5), SeededCoins(5)
+    assert [one.draw(law) for law in laws] == many.draw_many(laws, range(6)).tolist()
+
+
+def test_what_cannot_be_had_in_c_is_left_to_torch(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "operation", lambda *what: asked.append(what))
+    logits = torch.randn(2, 1000)
+    torch.testing.assert_close(softmax(logits), logits.softmax(-1))
+    assert asked == [("law", torch.float32)] and drawn(logits[0], 0.5) is None
+    turned = torch.randn(1000, 2).t()  # columns lie apart
+    torch.testing.assert_close(softmax(turned), turned.softmax(-1))
+    assert len(asked) == 2
