@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretoken.native import best_columns as module
-from foretoken.native.best_columns import MOST, NARROW, best_columns
+from foretoken.native.best_columns import MOST, NARROW, best_columns, first_columns
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 
@@ -62,3 +62,30 @@ def test_what_cannot_be_had_in_c_is_left_to_torch(monkeypatch):
     assert not asked
     ids, _ = best_columns(torch.randn(2, 1000), 3)
     assert asked and len(ids) == 2
+
+
+@pytest.mark.parametrize("dtype", TYPES[:2])
+@pytest.mark.parametrize("width", [NARROW, NARROW + 77, 49152])
+def test_the_first_of_the_largest_is_that_of_argmax(dtype, width):
+    logits = torch.randn(5, width + 3, generator=torch.Generator().manual_seed(width))
+    logits = logits.to(dtype)[:, :width]
+    logits[1, width - 1] = logits[1].max() + 1  # the last of all
+    logits[2] -= 100  # none above zero
+    logits[3, [200, 31, width - 2]] = 50.0  # equals
+    logits[4] = -float("inf")
+    logits[0, 3], logits[0, 7] = -float("inf"), float("inf")  # their sum is no number
+    found = first_columns(logits)
+    if found is None:
+        pytest.skip("no operations in C here")
+    assert found == [row.argmax().item() for row in logits[:4].double()] + [0]
+    assert found[3] == 31
+
+
+@pytest.mark.parametrize("place", [0, 100, 299])
+@pytest.mark.parametrize("odd", [float("nan"), -float("nan")])
+def test_no_column_is_the_largest_where_a_number_is_none(place, odd):
+    for dtype in TYPES[:2]:
+        logits = torch.zeros(2, 300, dtype=dtype)
+        logits[1, place] = odd
+        found = first_columns(logits)
+        assert found in (None, [0, -1])

@@ -1,4 +1,5 @@
-/* The likeliest columns of rows of logits, and their probabilities: what trees of guesses grow by. */
+/* The likeliest columns of rows of logits: the best one, which greedy text takes, or several with
+ * their probabilities, which trees of guesses grow by. */
 #include <math.h>
 
 #include "operations.h"
@@ -13,9 +14,37 @@ INLINE int64_t put(float value, int64_t column, float *best, int64_t *at, int64_
   return held < most ? held + 1 : most;
 }
 
-/* best: of each row the `most` largest logits' columns, and exp(scale z) over the sum of all. Columns
+/* first: of each row the first of its largest numbers; minus one where one of them is no number.
+ * best: of each row the `most` largest logits' columns, and exp(scale z) over the sum of all. Columns
  * are told by their names, if they have some. `apart`: logits between rows. */
 #define DEFINE(T)                                                                                 \
+  void first_##T(const T *z, int64_t rows, int64_t width, int64_t apart, int64_t *at) {           \
+    for (int64_t r = 0; r < rows; r++, z += apart) {                                              \
+      float most = -INFINITY;                                                                     \
+      int none = 0;                                                                               \
+      int64_t k = 0, from = 0; /* where the first of the largest is, or close behind */           \
+      for (; k + TRIED <= width; k += TRIED) {                                                    \
+        floats top = (floats){0} - INFINITY, all = {0};                                           \
+        for (int64_t i = k; i < k + TRIED; i += LANES) {                                          \
+          const floats x = widened_##T(z + i);                                                    \
+          top = larger(x, top);                                                                   \
+          all += x;                                                                               \
+        }                                                                                         \
+        const float x = largest(top), sum = summed(all);                                          \
+        if (x > most) most = x, from = k;                                                         \
+        if (sum != sum) /* or infinities of both signs */                                         \
+          for (int64_t i = k; i < k + TRIED; i++) none |= wide_##T(z[i]) != wide_##T(z[i]);       \
+      }                                                                                           \
+      for (; k < width; k++) {                                                                    \
+        const float x = wide_##T(z[k]);                                                           \
+        none |= x != x;                                                                           \
+        if (x > most) most = x, from = k;                                                         \
+      }                                                                                           \
+      while (!none && wide_##T(z[from]) != most) from++;                                          \
+      at[r] = none ? -1 : from;                                                                   \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
   INLINE int64_t found_##T(const T *z, int64_t width, float *best, int64_t *at, int64_t most) {   \
     int64_t held = 0, k = 0;                                                                      \
     for (; k < width; k += TRIED) {                                                               \
