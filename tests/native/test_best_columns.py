@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from foretoken.native import best_columns as module
-from foretoken.native.best_columns import MOST, NARROW, best_columns, first_columns
+from foretoken.native import library as module
+from foretoken.native.best_columns import MOST, best_columns, first_columns
+from foretoken.native.library import NARROW
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 

@@ -7,9 +7,9 @@ import torch
 
 from foretoken.coins import SeededCoins
 from foretoken.errors import ConfigError
-from foretoken.native import laws as module
-from foretoken.native.laws import NARROW, drawn, softmax
-from foretoken.native.library import Library, library
+from foretoken.native import library as module
+from foretoken.native.laws import drawn, softmax
+from foretoken.native.library import NARROW, Library, library
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 in_c = pytest.mark.skipif(not isinstance(library(), Library), reason="no operations in C here")
@@ -111,3 +111,9 @@ def test_what_cannot_be_had_in_c_is_left_to_torch(monkeypatch):
     turned = torch.randn(1000, 2).t()  # columns lie apart
     torch.testing.assert_close(softmax(turned), turned.softmax(-1))
     assert len(asked) == 2
+
+
+def test_gradients_go_through_a_law():
+    logits = torch.randn(1, 1000, requires_grad=True)
+    softmax(logits)[0, 3].backward()
+    assert logits.grad is not None and logits.grad[0, 3] > 0

@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foretoken.native.library import operation
+from foretoken.native.library import over_columns
 
-NARROW = 256  # columns below which torch's operations do as well
 MOST = 64  # columns asked for: those found so far are gone through for every one that is better
 
 
@@ -18,8 +17,7 @@ def first_columns(logits: Float[Tensor, "n V"]) -> list[int] | None:
     """Of every row the first of its largest columns, minus one where a number is none; None where
     this cannot be had in C."""
     rows, width = logits.shape
-    fits = logits.is_cpu and width >= NARROW and logits.stride(1) == 1
-    call = operation("first", logits.dtype) if fits else None
+    call = over_columns("first", logits)
     if call is None:
         return None
     found = (c_int64 * rows)()
@@ -38,9 +36,7 @@ def best_columns(
     `names` are the ids of the columns, where these are not their numbers.
     """
     rows, width = logits.shape
-    call = None
-    if logits.is_cpu and width >= NARROW and count <= MOST and logits.stride(1) == 1:
-        call = operation("best", logits.dtype)
+    call = over_columns("best", logits) if count <= MOST else None
     if call is None:
         scores = logits if logits.dtype is torch.float64 else logits.float()
         law = (scores / temperature).softmax(-1)

@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foretoken.native.library import Call, operation
-
-NARROW = 256  # columns below which torch's operations do as well
+from foretoken.native.library import over_columns
 
 
 def softmax(
@@ -25,7 +23,7 @@ def softmax(
     """
     rows, count = logits.shape
     whole = count if width is None else width
-    call = _in_c("law", logits)
+    call = over_columns("law", logits)
     if call is None:
         scores = logits if logits.dtype is torch.float64 else logits.float()
         law = (scores if temperature == 1.0 else scores / temperature).softmax(-1)
@@ -43,15 +41,9 @@ def drawn(law: Float[Tensor, "V"], coin: float) -> int | None:
 
     Minus one where that is no law; None where this cannot be had in C.
     """
-    call = _in_c("drawn", law)
+    call = over_columns("drawn", law)
     if call is None:
         return None
     column = c_int64()
     call(law.data_ptr(), law.shape[0], coin, addressof(column))
     return column.value
-
-
-def _in_c(name: str, numbers: Tensor) -> Call | None:
-    """The operation for numbers that it can read."""
-    fits = numbers.is_cpu and numbers.shape[-1] >= NARROW and numbers.stride(-1) == 1
-    return operation(name, numbers.dtype) if fits else None

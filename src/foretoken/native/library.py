@@ -60,6 +60,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "between": (_WORD, _COUNT, _WORD, _COUNT, _INT),
 }
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+NARROW = 256  # columns below which torch's operations do as well
 PATIENCE = 120  # seconds for a compiler that takes two
 Call = Callable[..., None]
 _own: list[tempfile.TemporaryDirectory[str]] = []  # folders gone with the process
@@ -158,6 +159,12 @@ def operation(name: str, dtype: torch.dtype) -> Call | None:
     """One of CALLS for a type, where it can be had."""
     found = library()
     return found.calls.get((name, dtype)) if isinstance(found, Library) else None
+
+
+def over_columns(name: str, numbers: Tensor) -> Call | None:
+    """One of CALLS for the rows [.., V] of these numbers, where it can be had and can read them."""
+    fits = numbers.is_cpu and numbers.shape[-1] >= NARROW and numbers.stride(-1) == 1
+    return operation(name, numbers.dtype) if fits and not numbers.requires_grad else None
 
 
 def together() -> int:
