@@ -43,6 +43,14 @@ def test_columns_lie_at_their_names_and_the_others_are_zero(width, dtype):
     assert not rest.any()
 
 
+@pytest.mark.parametrize("dtype", TYPES[:2])
+def test_the_hottest_and_the_coldest_of_temperatures_have_laws(dtype):
+    logits = torch.randn(1, 1003, generator=torch.Generator().manual_seed(3)).to(dtype)
+    logits[0, 500] = 9.0
+    torch.testing.assert_close(softmax(logits, 1e308), torch.full((1, 1003), 1 / 1003))
+    assert softmax(logits, 1e-30)[0, 500] == 1.0
+
+
 @in_c
 @pytest.mark.parametrize("width", [NARROW, 511, 512, 513, 8193])
 def test_a_coin_falls_where_the_running_sum_exceeds_its_share(width):

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from foretoken.native.library import over_columns
 
+LEAST = torch.finfo(torch.float32).tiny  # scale of logits: less would be zero, times -inf no number
+
 
 def softmax(
     logits: Float[Tensor, "n V"],
@@ -30,7 +32,7 @@ def softmax(
         return law if names is None else law.new_zeros(rows, whole).index_copy_(1, names, law)
     law = torch.empty(rows, whole)
     call(
-        logits.data_ptr(), rows, count, logits.stride(0), 1.0 / temperature,
+        logits.data_ptr(), rows, count, logits.stride(0), max(1.0 / temperature, LEAST),
         None if names is None else names.data_ptr(), whole, law.data_ptr(),
     )  # fmt: skip
     return law
