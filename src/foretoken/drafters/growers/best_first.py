@@ -17,7 +17,6 @@ from foretoken.contract import DraftModel, StoppingRule
 from foretoken.drafters.growers.grower import Grower, Growth
 from foretoken.drafters.growers.tree_growth import TreeGrowth
 from foretoken.errors import check_values
-from foretoken.native.best_columns import best_columns
 from foretoken.trees.build import parents_among
 from foretoken.trees.templates import Form, Template
 from foretoken.trees.worth import Calibration, Decline, cheapest, paying
@@ -34,6 +33,7 @@ from foretoken.types import (
     Traits,
     Verdict,
 )
+from foretoken.warp.plain import likeliest_of
 
 FEED = 0.25  # share of a forward's price that feeding one more node to it may cost
 
@@ -122,10 +122,9 @@ class BestFirstGrowth(TreeGrowth):
     def best_of(self, score: Scores) -> tuple[list[list[int]], list[list[float]]]:
         """The likeliest tokens after each node just fed, best first, and their probabilities."""
         few = score.few  # all that is finite, where that is little
-        logits = score.logits if few is None else few.logits
-        width = self.ranker.width(logits.shape[-1], self.budget)
-        names = None if few is None else few.tokens
-        return best_columns(logits, width, self.warp.params.temperature, names)
+        columns = (score.logits if few is None else few.logits).shape[-1]
+        width = self.ranker.width(columns, self.budget)
+        return likeliest_of(score.said, width, self.warp.params.temperature)
 
     def spawn(
         self, nodes: Sequence[int], tokens: list[list[int]], chances: list[list[float]]

@@ -14,10 +14,9 @@ from torch import Tensor
 from foretoken.contract import StoppingRule
 from foretoken.drafters.growers.grower import Grower, Growth
 from foretoken.errors import ConfigError
-from foretoken.native.best_columns import best_columns
 from foretoken.trees.build import chain
 from foretoken.types import Budget, DecodeState, Draft, Draw, Go, Level, Scores, Traits
-from foretoken.warp.plain import law_of
+from foretoken.warp.plain import law_of, likeliest_of
 
 
 class ChainGrowth(Growth):
@@ -73,9 +72,7 @@ class ChainGrowth(Growth):
             plain = row.warp.uncut and row.params.temperature == 1.0
             self.certainty = float(law[self.tokens[-1]]) if plain else None
         elif row.warp.bare:
-            few = score.few
-            given = (score.logits, None) if few is None else (few.logits, few.tokens)
-            [[token]], [[self.certainty]] = best_columns(given[0], 1, names=given[1])
+            [[token]], [[self.certainty]] = likeliest_of(score.said, 1)
             if not self.certainty > 0.0:  # the draft's logits are no numbers
                 return Go.STOP
             self.tokens.append(token)
