@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.fingerprints import Fingerprint
-from foretoken.lm.runtime.plan import ALLOWED
+from foretoken.lm.runtime.rounding import allowed
 
 LEAST = 32  # rows: a model is probed by the spread of its logits, which a few do not show
 
@@ -68,7 +68,7 @@ def with_few_rows(model: Any, rows: Int[Tensor, "n"]) -> tuple[Any, RowsOfOutput
     after = some_logits(copied)
     wanted = before[:, rows]
     error = float((after - wanted).abs().max()) if after.shape == wanted.shape else float("inf")
-    if not error <= ALLOWED.get(model.dtype, 2e-1) * float(wanted.std().clamp(min=1e-6)):
+    if not error <= allowed(model.dtype) * float(wanted.std().clamp(min=1e-6)):
         raise refusal(model, "logits of some rows alone are not those beside all others")
     return copied, part
 

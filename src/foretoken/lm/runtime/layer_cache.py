@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.family import decoder_layers, decoder_of
-from foretoken.lm.runtime.plan import ALLOWED
+from foretoken.lm.runtime.rounding import allowed
 from foretoken.types import DecodeState
 
 TOKENS, MOVED = 5, 11  # of the text that is tried, and by how much it is moved
@@ -65,9 +65,9 @@ class SlotLayerCache:
         except RAISED as error:
             said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise unreadable(model, self.layer, f"its rotation cannot be called ({said})") from None
-        allowed = ALLOWED.get(here.dtype, 2e-1) * float(there.float().std())
+        most = allowed(here.dtype) * float(there.float().std())
         for rotated, keys in ((True, moved), (False, here)):
-            if float((keys.float() - there.float()).square().mean().sqrt()) <= allowed:
+            if float((keys.float() - there.float()).square().mean().sqrt()) <= most:
                 return rotated
         raise unreadable(model, self.layer, "its keys are not those of its rotation")
 

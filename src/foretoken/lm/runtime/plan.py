@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from foretoken.lm.runtime.attention import NAME
-
-# largest error of logits that counts as rounding, relative to how much they differ
-ALLOWED = {torch.float64: 1e-6, torch.float32: 3e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from foretoken.errors import CapabilityError
 from foretoken.lm.runtime import attention
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.finite import check_finite, check_logits
-from foretoken.lm.runtime.plan import ALLOWED, Plan
+from foretoken.lm.runtime.plan import Plan
+from foretoken.lm.runtime.rounding import allowed, error_of
 from foretoken.types import Caps, DecodeState, Draft, Draw, SamplingParams, TokenTree
 
 LENGTHS = (9, 4)  # tokens of the two rows
@@ -41,20 +42,20 @@ def choose_plan(lm: CachedLM) -> Truth:
     check_finite(lm.model, lm.name)
     truth, lm.vocab_size = fresh_logits(lm.model)
     check_logits(lm.model, lm.name, [logits for row in truth.logits for logits in row])
-    allowed = ALLOWED.get(lm.model.dtype, 2e-1)
+    most = allowed(lm.model.dtype)
     late: list[Truth] | None = None
     reason = ""
     for plan in plans(lm):
         lm.plan = plan if not reason or plan.tree else replace(plan, why=reason)
         try:
             error = trial(lm, truth)
-            if error <= allowed:
+            if error <= most:
                 late = late_truths(lm) if late is None else late
                 error = max([error, *(trial(lm, one) for one in late)])
         except RAISED as raised:
             reason = reason or f"{lm.family.name} refuses: {str(raised).splitlines()[0][:120]}"
             continue
-        if error <= allowed:
+        if error <= most:
             tree = "mask" if lm.plan.tree else "chain"
             lm.caps = Caps(tree, lm.plan.ragged, bool(lm._layers), lm.plan.why)
             longest = max((len(one.prompts[0]) for one in late or ()), default=0)
@@ -204,12 +205,12 @@ def trial(lm: CachedLM, truth: Truth) -> float:
 
 def disagreement(lm: CachedLM, truth: Truth) -> str:
     """Why what runs now is not the forward that `truth` came from; nothing where it is."""
-    allowed = ALLOWED.get(lm.model.dtype, 2e-1)
     try:
         error = max(trial(lm, truth), lone_trial(lm, truth))
     except RAISED as raised:
         return f"its captured forward raised {str(raised).splitlines()[0][:120]}"
-    return "" if error <= allowed else f"its captured logits are off by {error:.0%} of their spread"
+    rounding = error <= allowed(lm.model.dtype)
+    return "" if rounding else f"its captured logits are off by {error:.0%} of their spread"
 
 
 def lone_trial(lm: CachedLM, truth: Truth) -> float:
@@ -230,7 +231,7 @@ def chain_of(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
 
 
 def difference(logits: Tensor, right: Tensor) -> float:
-    """Root mean square error over the spread of logits between nodes; NaN counts as infinite."""
+    """Largest error of a node over the spread of logits between nodes; NaN counts as infinite."""
     spread = (right - right.mean(0)).square().mean().sqrt()
-    error = (logits.float() - right).square().mean(-1).sqrt().max() / spread.clamp_min(1e-12)
+    error = error_of(logits, right).max() / spread.clamp_min(1e-12)
     return float(error) if bool(torch.isfinite(error)) else float("inf")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import CapabilityError
-from foretoken.lm.runtime.plan import ALLOWED
+from foretoken.lm.runtime.rounding import allowed, error_of
 
 
 def compare_with_fresh(
@@ -17,8 +17,8 @@ def compare_with_fresh(
     """CapabilityError where `cached` [V] are not the logits that follow `tokens`."""
     ids = torch.tensor([tokens], device=model.device)
     right = model(input_ids=ids, use_cache=False, **options).logits[0, -1].float()
-    error = float((cached.float() - right).square().mean().sqrt() / right.std())
-    if not error <= ALLOWED.get(model.dtype, 2e-1):
+    error = float(error_of(cached, right) / right.std())
+    if not error <= allowed(model.dtype):
         raise CapabilityError(
             f"{model.config.model_type} was asked to write on after {len(tokens)} tokens.",
             f"logits from its cache are off by {error:.0%} of their spread there; up to "

@@ -20,8 +20,8 @@ from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.packing import Memory, tree_feed
 from foretoken.lm.runtime.partial_forwards import Stage
-from foretoken.lm.runtime.plan import ALLOWED
 from foretoken.lm.runtime.probe import difference, probe_row, some_tokens
+from foretoken.lm.runtime.rounding import allowed
 from foretoken.lm.runtime.sharing import exclusive
 from foretoken.lm.views.layer_predictions import LayerPredictions
 from foretoken.lm.views.view import TargetView
@@ -80,7 +80,7 @@ class EarlyExits(TargetView):
                 "cannot be split between two calls.",
                 "use method chain, prompt-lookup or plain.",
             )
-        if (error := probe(self)) > ALLOWED.get(self.base.model.dtype, 2e-1):
+        if (error := probe(self)) > allowed(self.base.model.dtype):
             raise CapabilityError(
                 f"early exits of {family.name} were asked for.",
                 f"its layers run in two parts are off by {error:.0%} of the logits' spread.",
