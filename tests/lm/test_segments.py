@@ -22,7 +22,7 @@ from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import slot_attention
 from foretoken.lm.runtime.captured import Cut, Sublayer
 from foretoken.native import library as native
-from foretoken.types import Embedding, FinalNorm, Layer
+from foretoken.types import Embedding, FinalNorm, Layer, TokenTree
 
 pytestmark = pytest.mark.skipif(
     not can_pack(torch.float32) or isinstance(native.library(), native.Unavailable),
@@ -46,13 +46,13 @@ def made(monkeypatch):
 
     monkeypatch.setattr(segments.Stretch, "__init__", init)
 
-    def make(family, dtype=torch.float32):
+    def make(family, dtype=torch.float32, **more):
         kind, changes = families.FAMILIES[family]
         wide = {key: WIDER[key] for key in WIDER if key in {**families.COMMON, **changes}}
         wide |= {"num_attention_heads": 4, "sliding_window": None} if "window" in family else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            config = kind(**{**families.COMMON, **changes, **wide})
+            config = kind(**{**families.COMMON, **changes, **wide, **more})
             model = hf.AutoModelForCausalLM.from_config(config).to(dtype).eval()
         lm = open_lm(model)
         assert lm.lean is not None, lm.kernels.uncaptured
@@ -129,7 +129,7 @@ def test_a_whole_model_is_one_segment(dtype, threads, made):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        lm, found = made("llama", dtype)
+        lm, found = made("llama", dtype, vocab_size=128)
         for site in lm.lean.sites:
             site.kernels = [NATIVE] * len(site.kernels)
         row = row_of(random_tokens(dice, 40))
@@ -140,10 +140,24 @@ def test_a_whole_model_is_one_segment(dtype, threads, made):
             near = 1e-5 if dtype is torch.float32 else 0.05
             assert all(closeness(mine.logits, their.logits) < near for mine in ours)
         whole = [one for one in found if type(one) is segments.Segment]
-        assert {one.count for one in whole} == {4 * 13 + 1}  # a layer's steps, and the last norm
+        # embeddings and two angles, a layer's steps, the last norm, the states wanted and the head
+        assert {one.count for one in whole} == {3 + 4 * 13 + 3}
         assert len(whole) == 4  # one for each number of nodes: `without_segments` forgets them
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_before_anything_runs(made):
+    lm, found = made("llama", vocab_size=128)
+    row = row_of([3, 4, 5])
+    lm.prefill([row])
+    [right] = lm.score([row], [point(TokenTree((5,), (-1,)))])
+    for token in (128, -1, 1 << 40):
+        with pytest.raises(IndexError, match=rf"\[{token}\]\] are not all below 128"):
+            lm.score([row], [point(TokenTree((token,), (-1,)))])
+    assert any(type(one) is segments.Segment for one in found)
+    [again] = lm.score([row], [point(TokenTree((5,), (-1,)))])
+    assert torch.equal(again.logits, right.logits)
 
 
 def test_layers_left_out_and_early_exits_run_in_segments(made):

@@ -56,13 +56,14 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "best": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _WORD),
     "law": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD),
     "drawn": (_WORD, _COUNT, ctypes.c_double, _WORD),
-    "segment": (_WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD, _COUNT, _INT),
+    "segment": (_WORD, _COUNT, _WORD, *[_COUNT] * 2, *[_WORD] * 5, _COUNT, _INT),
     "between": (_WORD, _COUNT, _WORD, _COUNT, _INT),
 }
+RESULTS = {"segment": _COUNT}  # of the others: none
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 NARROW = 256  # columns below which torch's operations do as well
 PATIENCE = 120  # seconds for a compiler that takes two
-Call = Callable[..., None]
+Call = Callable[..., Any]
 _own: list[tempfile.TemporaryDirectory[str]] = []  # folders gone with the process
 
 
@@ -261,7 +262,7 @@ def load(path: Path) -> Library:
     for name, arguments in CALLS.items():
         for dtype, ending in TYPES.items():
             call: Any = getattr(code, f"{name}_{ending}")
-            call.restype, call.argtypes = None, arguments
+            call.restype, call.argtypes = RESULTS.get(name), arguments
             calls[name, dtype] = call
     sizes = []
     for name in ("whole_outputs", "whole_inputs", "together"):

@@ -7,7 +7,7 @@ of heads and transposes, so views cost nothing. What has no rule here stays an o
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,18 @@ from torch import fx
 from foretoken.lm.kernels.few_tokens import rms_norm, rotated
 from foretoken.lm.kernels.linears import Product
 from foretoken.lm.kernels.merged import Merged, Site
-from foretoken.lm.kernels.rewrites import A, value
+from foretoken.lm.kernels.rewrites import A, at_places, value
 from foretoken.lm.kernels.straight_line import attention_node
 
 KINDS = (
     "product", "norm", "rotate", "attend", "add", "times", "scale", "silu", "gelu", "relu", "copy",
+    "pick", "look up",
 )  # fmt: skip
 KIND = {name: number for number, name in enumerate(KINDS)}
 MAPS = {A.add.Tensor: "add", A.mul.Tensor: "times", A.silu.default: "silu", A.relu.default: "relu"}
 VIEWS = (A.view.default, A.reshape.default)
 TURN = A.transpose.int
+IDS, POSITIONS, PLACES = range(3)  # inputs of a forward
 WHOLE = 32  # numbers of a token are a multiple of it
 
 
@@ -46,6 +48,7 @@ class Form:
     shape: tuple[int, ...]  # without rows and tokens
     axis: int
     behind: bool  # all other dimensions are behind the tokens'
+    of: int  # which of the numbers of tokens: of all, or of those that logits are wanted of
 
     @property
     def count(self) -> int:
@@ -66,6 +69,15 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class LookUp:
+    """A value of which each token has one row of a table."""
+
+    by: int  # the input of the forward that holds the rows' numbers
+    table: Callable[[], torch.Tensor]  # the rows as they are now, one behind another
+    grow: Callable[[int], None] | None = None  # have at least so many, where that can be done
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One operation: `width` numbers of each token are read from the first place."""
 
@@ -73,9 +85,10 @@ class Step:
     width: int
     places: tuple[Place, ...]  # read, at most three
     to: Place
-    what: Any = None  # the linear layers, or the node of a norm's weight
+    what: Any = None  # the linear layers, the node of a norm's weight, or a LookUp
     count: int = 0  # width of a norm or a head; layer of the cache
     real: float = 0.0
+    of: int = 0  # as in Form
 
 
 class Lowering:
@@ -83,14 +96,16 @@ class Lowering:
 
     def __init__(
         self,
-        tokens: Any,  # the graph's symbol for their number
+        counts: Sequence[Any],  # the graph's symbols for numbers of tokens, as in Form
         dtype: torch.dtype,
         settled: Collection[fx.Node],
         place: Callable[[fx.Node], fx.Node | str],  # what is read where a node is asked for
         whole: bool = True,  # products and attention are steps, too
+        look_ups: Mapping[fx.Node, LookUp] | None = None,
     ) -> None:
-        self.whole = whole
-        self.tokens, self.dtype, self.settled, self.place = str(tokens), dtype, settled, place
+        self.whole, self.look_ups = whole, look_ups or {}
+        self.counts, self.dtype = [str(count) for count in counts], dtype
+        self.settled, self.place = settled, place
         self.at: dict[fx.Node | str, Place] = {}
         self.inputs: list[Given] = []
         self.buffers: list[int] = []  # numbers per token
@@ -119,22 +134,27 @@ class Lowering:
             return None
         sizes = list(known.shape[1:])  # the first counts rows: one here
         symbols = [i for i, size in enumerate(sizes) if not isinstance(size, int)]
-        if len(symbols) != 1 or str(sizes[symbols[0]]) != self.tokens:
+        if len(symbols) != 1 or (count := str(sizes[symbols[0]])) not in self.counts:
             return None
         axis = symbols[0]
         rest = tuple(size for i, size in enumerate(sizes) if i != axis)
-        found = Form(rest, axis, all(size == 1 for size in sizes[:axis]))
+        behind = all(size == 1 for size in sizes[:axis])
+        found = Form(rest, axis, behind, self.counts.index(count))
         inside = self.place(node) in self.at
         return found if found.count % WHOLE == 0 and (inside or found.behind) else None
 
     def read(self, node: fx.Node) -> Place:
-        """Where a value is that has a form; one from outside becomes an input."""
+        """Where a value is that has a form; one from outside is looked up, or becomes an input."""
         given = self.place(node)
         if given not in self.at:
             form = self.form(node)
             assert form is not None
-            self.at[given] = self.room(form.count)
-            self.inputs.append(Given(given, self.at[given].buffer, 1 + form.axis, form.count))
+            to = self.at[given] = self.room(form.count)
+            look_up = self.look_ups.get(given) if isinstance(given, fx.Node) else None
+            if look_up is None:
+                self.inputs.append(Given(given, to.buffer, 1 + form.axis, form.count))
+            else:
+                self.steps.append(Step(KIND["look up"], form.count, (), to, look_up, of=form.of))
         return self.at[given]
 
     def look_through(self, node: Any) -> None:
@@ -165,8 +185,17 @@ class Lowering:
         assert form is not None
         places = tuple(self.read(given) for given in read)
         self.at[node] = self.room(count)
+        more.setdefault("of", form.of)
         self.steps.append(Step(KIND[kind], form.count, places, self.at[node], *how, **more))
         return True
+
+    def pick(self, node: Any) -> bool:
+        """States of the tokens that logits are wanted of."""
+        form = self.form(node.args[0]) if self.whole else None
+        wanted = self.form_of_view(node)
+        if form is None or wanted is None or not form.behind or form.count != wanted.count:
+            return False
+        return self.put(node, "pick", [node.args[0]], form.count, of=wanted.of)
 
     def product(self, node: fx.Node, site: Site) -> bool:
         form = self.form(node.args[0])
@@ -287,6 +316,7 @@ RULES: dict[Any, Callable[[Lowering, fx.Node], bool]] = {
     rms_norm: Lowering.norm,
     rotated: Lowering.rotation,
     attention_node: Lowering.attention,
+    at_places: Lowering.pick,
     A.gelu.default: Lowering.gelu,
     TURN: Lowering.turned,
     operator.getitem: Lowering.part,

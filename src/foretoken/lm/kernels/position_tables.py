@@ -71,7 +71,14 @@ class PositionTable:
         return cls(compute, axes)
 
     def grow(self, positions: int) -> None:
-        self.tables = self.compute(torch.arange(positions)[None])
+        """Have at least so many, and twice as many as before."""
+        longest = self.tables[0].shape[self.axes[0]] if self.tables else 0
+        if positions > longest:
+            self.tables = self.compute(torch.arange(max(2 * longest, positions))[None])
+
+    def rows(self, which: int) -> Tensor:
+        """One of the tables, whose positions lie one behind another."""
+        return self.tables[which].movedim(self.axes[which], 0).contiguous()
 
     def __call__(self, positions: Tensor) -> list[Any]:
         """The nodes' values at `positions` [1, Q]."""
@@ -82,6 +89,5 @@ class PositionTable:
                 for table, axis in zip(self.tables, self.axes, strict=True)
             ]
         except IndexError:
-            longest = self.tables[0].shape[self.axes[0]]
-            self.grow(max(2 * longest, int(wanted.max()) + 1))
+            self.grow(int(wanted.max()) + 1)
             return self(positions)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from foretoken.lm.kernels.lowering import Lowering
+from foretoken.lm.kernels.lowering import IDS, POSITIONS, LookUp, Lowering
 from foretoken.lm.kernels.position_tables import PositionTable, by_position
 from foretoken.lm.kernels.rewrites import A, value
 from foretoken.lm.kernels.segments import Between, Segment, Stretch
@@ -51,44 +51,86 @@ class Segmented:
                 self.readers.setdefault(given, []).append(node)
         self.lines: list[Line] = []
         self.parts: list[Any] = []  # what the lines call
-        self.look_up()
+        self.tables: list[tuple[Sequence[fx.Node], PositionTable]] = []
+        self.look_ups: dict[fx.Node, LookUp] = {}  # written where they are read, or in front
+        self.by_position()
+        self.by_token()
         self.write()
         said = [self.writer.said(node) for node in results]
         self.lines.append(Line(f"return [{', '.join(said)}]", said, ()))
+        self.look_up()
 
-    def look_up(self) -> None:
-        """Read from tables what depends on positions alone."""
+    def by_position(self) -> None:
+        """Have what depends on positions alone read from tables."""
         known, read = by_position(self.program, self.order)
         tables, key = self.program.tables, tuple(read)
         if read and key not in tables:
             tables[key] = PositionTable.of(self.program, read)
         table = tables.get(key)
-        if table is not None:
-            kept = [node for node in known if node.target is A.sym_size.int]
-            self.order = [node for node in self.order if node not in known or node in kept]
-            self.emit(read, table, [self.program.label[self.program.capture.inputs[1]]])
+        if table is None:
+            return
+        self.order = [node for node in self.order if node not in known or self.is_size(node)]
+        self.tables.append((read, table))
+        for i, node in enumerate(read):
+            self.look_ups[node] = LookUp(POSITIONS, partial(table.rows, i), table.grow)
+
+    def by_token(self) -> None:
+        """Have embeddings of the tokens read where they are wanted."""
+        capture = self.program.capture
+        for node in self.order:
+            if node.target is A.embedding.default and node.args[1] is capture.inputs[IDS]:
+                weight: Any = node.args[0]
+                if weight in capture.weights:
+                    self.look_ups[node] = LookUp(IDS, partial(self.weight, weight))
+
+    def weight(self, node: fx.Node) -> Tensor:
+        """As it lies now."""
+        found: Tensor = self.program.names[self.program.label[node]]
+        return found.contiguous()
+
+    def look_up(self) -> None:
+        """Look up in front of all lines what one of them reads, and the inputs' sizes."""
+        behind, self.lines = self.lines, []
+        label, inputs = self.program.label, self.program.capture.inputs
+        read = {name for line in behind for name in line.reads}
+        for nodes, table in self.tables:
+            if any(label[node] in read for node in nodes):
+                self.emit(nodes, table, [label[inputs[POSITIONS]]])
+        for node in self.order:
+            if label[node] in read and (node in self.look_ups or self.is_size(node)):
+                self.operation(node)
+        self.lines += behind
+
+    def is_size(self, node: fx.Node) -> bool:
+        """Whether it is how many rows or tokens an input has."""
+        return node.target is A.sym_size.int and node.args[0] in self.program.capture.inputs
+
+    def operation(self, node: fx.Node) -> None:
+        """Write one of torch's operations."""
+        label = self.program.label
+        reads = [label[given] for given in self.writer.inputs(node)]
+        self.lines.append(Line(f"{label[node]} = {self.writer.call(node)}", reads, [label[node]]))
 
     def write(self) -> None:
         """Operations in their order; one that is no step, and waits for none, goes ahead."""
-        tokens, dtype = value(self.program.capture.inputs[0]).shape[1], self.dtype
-        settled, label = self.program.settled, self.program.label
         made: Lowering | None = None
         for node in self.order:
-            made = made or Lowering(tokens, dtype, settled, self.writer.place, self.whole)
-            if made.add(node):
+            made = made or self.begun()
+            if node in self.look_ups or self.is_size(node) or made.add(node):
                 continue
             if any(given in made.nodes for given in self.writer.inputs(node)):
                 self.close(made)
                 made = None
-            reads = [label[given] for given in self.writer.inputs(node)]
-            text = f"{label[node]} = {self.writer.call(node)}"
-            self.lines.append(Line(text, reads, [label[node]]))
+            self.operation(node)
         if made is not None and made.steps:
             self.close(made)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(iter(self.program.capture.root.parameters())).dtype
+    def begun(self) -> Lowering:
+        """A stretch that has no steps yet."""
+        ids, _, places = map(value, self.program.capture.inputs)
+        counts, settled = (ids.shape[1], places.shape[0]), self.program.settled
+        dtype, look_ups = weights_type(self.program), self.look_ups if self.whole else {}
+        return Lowering(counts, dtype, settled, self.writer.place, self.whole, look_ups)
 
     def close(self, made: Lowering) -> None:
         """Write the call of a segment."""
@@ -96,9 +138,10 @@ class Segmented:
         read = [node for node in self.order if node in made.nodes]
         read = [node for node in read if any(r not in made.nodes for r in readers.get(node, []))]
         wanted = [step.what for step in made.steps if isinstance(step.what, fx.Node)]
-        weights = {node: self.program.names[label[node]].contiguous() for node in wanted}
+        weights = {node: self.weight(node) for node in wanted}
         given = [one.node if isinstance(one.node, str) else label[one.node] for one in made.inputs]
-        self.emit(read, self.stretch(made, read, weights), [ATTEND, *given])
+        inputs = [label[node] for node in self.program.capture.inputs] if self.whole else []
+        self.emit(read, self.stretch(made, read, weights), [ATTEND, *inputs, *given])
 
     def emit(self, results: Sequence[fx.Node], part: Any, given: Sequence[str]) -> None:
         makes = [self.program.label[node] for node in results]
@@ -120,6 +163,10 @@ class Segmented:
         return text
 
 
+def weights_type(program: Program) -> torch.dtype:
+    return next(iter(program.capture.root.parameters())).dtype
+
+
 def segmented(
     program: Program,
     results: Sequence[fx.Node],
@@ -129,8 +176,7 @@ def segmented(
     """As `Program.variant`, for tokens of one batch laid end to end, with segments wherever
     operations can be steps (`whole`: products and attention too, for few tokens); None where there
     are no operations in C."""
-    dtype = next(iter(program.capture.root.parameters())).dtype
-    call = operation("segment" if whole else "between", dtype)
+    call = operation("segment" if whole else "between", weights_type(program))
     if call is None:
         return None
     stretch = partial(Segment if whole else Between, call=call)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from foretoken.lm.kernels.lowering import KIND, Form, Lowering, Step
+from foretoken.lm.kernels.lowering import KIND, Form, LookUp, Lowering, Step
 from foretoken.lm.runtime.slot_attention import SlotAttention
 from foretoken.native.library import Call, Places, by_token, together
 
@@ -35,6 +35,8 @@ class _Step(ctypes.Structure):
         ("what", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("real", ctypes.c_double),
+        ("of", ctypes.c_int64),
+        ("by", ctypes.c_int64),
     )
 
 
@@ -68,8 +70,7 @@ class Stretch:
         self, made: Lowering, results: Sequence[fx.Node], weights: Mapping[Any, Tensor], call: Call
     ) -> None:
         self.dtype, self.call, self.forms = made.dtype, call, made.forms
-        self.given = made.inputs
-        self.width = made.buffers[self.given[0].buffer]
+        self.given, self.tables = made.inputs, dict[int, Tensor]()  # of steps that look up
         self.results: list[tuple[int, Form]] = []
         steps = [*made.steps]
         taken = {given.buffer for given in self.given}
@@ -79,14 +80,24 @@ class Stretch:
             to = made.read(node)
             if to.buffer in taken or (to.offset, to.apart) != (0, form.count):
                 to = made.room(form.count)
-                steps.append(Step(KIND["copy"], form.count, (made.read(node),), to))
+                steps.append(Step(KIND["copy"], form.count, (made.read(node),), to, of=form.of))
             taken.add(to.buffer)
             self.results.append((to.buffer, form))
         self.slots, self.sizes = shared_memory(steps, made.buffers, taken)
+        self.steps = steps
         self.table = (_Step * len(steps))(*(bound(step, weights) for step in steps))
         self.kept = [weights.get(step.what, step.what) for step in steps]  # what they point into
+        for at, step in enumerate(steps):
+            if isinstance(step.what, LookUp):
+                self.read_table(at, step.what.table())
         self.address, self.count = ctypes.addressof(self.table), len(steps)
         self.idle: list[Arena] = []
+
+    def read_table(self, at: int, table: Tensor) -> None:
+        """Have a step look up in these rows."""
+        self.kept.append(table)  # another thread may be reading the one before
+        self.table[at].what, width = table.data_ptr(), self.steps[at].width
+        self.table[at].count = table.numel() // width
 
     def arena(self, tokens: int) -> Arena:
         """Memory for so many tokens that nobody uses."""
@@ -103,24 +114,39 @@ class Segment(Stretch):
 
     entry = ctypes.c_void_p
 
-    def __call__(self, attend: SlotAttention, *given: Tensor) -> list[Tensor]:
-        """The results [1, Q, ...] for inputs [1, Q, ...]; `attend` knows the cache."""
-        tokens = given[0].numel() // self.width
-        arena = self.arena(tokens)
+    def __call__(
+        self, attend: SlotAttention, ids: Tensor, positions: Tensor, places: Tensor, *given: Tensor
+    ) -> list[Tensor]:
+        """The results [1, Q, ...] of tokens [1, Q], or [1, P, ...] at some places, for inputs
+        [1, Q, ...]; `attend` knows the cache."""
+        inputs = ids.contiguous(), positions.contiguous(), places.contiguous()
+        counts = ids.shape[1], places.shape[0]
+        arena = self.arena(max(counts))
         bases, held = arena.bases, [states.contiguous() for states in given]
         for one, states in zip(self.given, held, strict=True):
             bases[one.buffer] = states.data_ptr()
         made = []
         for buffer, form in self.results:
-            result = torch.empty((1, tokens, *form.shape), dtype=self.dtype)
+            result = torch.empty((1, counts[form.of], *form.shape), dtype=self.dtype)
             bases[buffer] = result.data_ptr()
             made.append(result.movedim(1, 1 + form.axis) if form.axis else result)
-        self.call(
-            self.address, self.count, arena.address, tokens,
+        asked = (
+            self.address, self.count, arena.address, *counts, *map(Tensor.data_ptr, inputs),
             attend.owner.layers_of(self), attend.address, attend.count, attend.threads,
         )  # fmt: skip
+        while (short := self.call(*asked)) >= 0:
+            self.lengthen(short, inputs)
         self.idle.append(arena)
         return made
+
+    def lengthen(self, at: int, inputs: Sequence[Tensor]) -> None:
+        """Grow the table of a step that was asked for rows beyond it; IndexError if it cannot."""
+        look_up = self.steps[at].what
+        wanted = inputs[look_up.by]
+        if look_up.grow is None or int(wanted.min()) < 0:
+            raise IndexError(f"{wanted.tolist()} are not all below {self.table[at].count}")
+        look_up.grow(int(wanted.max()) + 1)
+        self.read_table(at, look_up.table())
 
 
 class Between(Stretch):
@@ -130,7 +156,7 @@ class Between(Stretch):
 
     def __call__(self, attend: SlotAttention, *given: Tensor) -> list[Tensor]:
         """The results [1, Q, ...] for inputs [1, Q, ...], each token by itself."""
-        tokens = given[0].numel() // self.width
+        tokens = given[0].shape[self.given[0].axis]
         arena = self.arena(together() * attend.threads)
         bases, held = arena.bases, []
         for one, states in zip(self.given, given, strict=True):
@@ -149,15 +175,18 @@ class Between(Stretch):
 
 def bound(step: Step, weights: Mapping[Any, Tensor]) -> _Step:
     """A step with the addresses of its weights."""
+    to = _Place(step.to.buffer, step.to.offset, step.to.apart)
     places = [_Place(place.buffer, place.offset, place.apart) for place in step.places]
-    places += [places[0]] * (3 - len(places))
-    what, count = None, step.count
+    places += [*places[:1], to] * (3 - len(places))
+    what, count, by = None, step.count, 0
     if isinstance(step.what, Places):
         what, count = step.what.address, step.what.count
+    elif isinstance(step.what, LookUp):
+        by = step.what.by
     elif step.what is not None:
         what = weights[step.what].data_ptr()
-    to = _Place(step.to.buffer, step.to.offset, step.to.apart)
-    return _Step(step.kind, step.width, (_Place * 3)(*places), to, what, count, step.real)
+    three = (_Place * 3)(*places[:3])
+    return _Step(step.kind, step.width, three, to, what, count, step.real, step.of, by)
 
 
 def shared_memory(

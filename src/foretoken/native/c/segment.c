@@ -2,10 +2,12 @@
  * that meets after every step: waking a team for each product costs more than the small operations
  * between products. Over many tokens only what lies between products and attention is, where each
  * token is by itself: a thread takes some tokens through all steps while they are in its cache. */
+#include <string.h>
+
 #include "operations.h"
 
-enum { TOGETHER = 16 };
-enum kind { PRODUCT, NORM, ROTATE, ATTEND, ADD, TIMES, SCALE, SILU, GELU, RELU, COPY };
+enum { TOGETHER = 16, PLACES = 2 };
+enum kind { PRODUCT, NORM, ROTATE, ATTEND, ADD, TIMES, SCALE, SILU, GELU, RELU, COPY, PICK, LOOK_UP };
 
 struct place { /* the numbers of token t begin at t * apart */
   int64_t buffer, offset, apart;
@@ -14,9 +16,11 @@ struct place { /* the numbers of token t begin at t * apart */
 struct step {
   int64_t kind, width; /* `width`: numbers of a token that are read from a */
   struct place a, b, c, y;
-  const void *what; /* linear layers, or the weight of a norm */
-  int64_t count;    /* layers; width of a norm or of a head; layer of the cache */
+  const void *what; /* linear layers, the weight of a norm, or a table */
+  int64_t count;    /* layers; width of a norm or of a head; layer of the cache; rows of a table */
   double real;      /* added to mean squares; scale */
+  int64_t of;       /* which number of tokens: of all, or of those that logits are wanted of */
+  int64_t by;       /* which of the forward's inputs has the rows to look up */
 };
 
 struct buffer { /* its numbers; elements between tokens of one from outside, else zero */
@@ -54,6 +58,14 @@ INLINE struct part_of { int64_t first, last; } my_part(int64_t count) {
     keep_##T(y + t * s->y.apart + k, EXPRESSION);                                                 \
     if ((k += LANES) == s->width) k = 0, t++;                                                     \
   }
+
+INLINE int64_t beyond_a_table(const struct step *steps, int64_t count, int64_t tokens,
+                              const int64_t *const *inputs) {
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t t = 0; steps[i].kind == LOOK_UP && t < tokens; t++)
+      if ((uint64_t)inputs[steps[i].by][t] >= (uint64_t)steps[i].count) return i;
+  return -1;
+}
 
 INLINE int64_t items(const struct step *s, int64_t tokens) {
   return tokens * (s->width / (s->kind == NORM || s->kind == ROTATE ? s->count : LANES));
@@ -93,9 +105,20 @@ INLINE int64_t items(const struct step *s, int64_t tokens) {
     else map_##T(s, a, b, y, of.first, of.last);                                                  \
   }                                                                                               \
                                                                                                   \
-  void segment_##T(const struct step *steps, int64_t count, void *const *buffers, int64_t tokens, \
-                   const struct cached *layers, const struct row *rows, int64_t row_count,        \
-                   int threads) {                                                                 \
+  INLINE void rows_##T(const T *from, int64_t apart, const int64_t *which, T *y, int64_t width,   \
+                       struct part_of of) {                                                       \
+    for (int64_t t = of.first; t < of.last; t++)                                                  \
+      memcpy(y + t * width, from + which[t] * apart, width * sizeof(T));                          \
+  }                                                                                               \
+                                                                                                  \
+  /* minus one, or the step that was asked for a row beyond its table: nothing is done then */    \
+  int64_t segment_##T(const struct step *steps, int64_t count, void *const *buffers, int64_t all, \
+                      int64_t wanted, const int64_t *ids, const int64_t *positions,               \
+                      const int64_t *places, const struct cached *layers, const struct row *rows, \
+                      int64_t row_count, int threads) {                                           \
+    const int64_t counts[] = {all, wanted}, *inputs[] = {ids, positions, places};                 \
+    const int64_t beyond = beyond_a_table(steps, count, all, inputs);                             \
+    if (beyond >= 0) return beyond;                                                               \
     struct meeting at = {0};                                                                      \
     _Pragma("omp parallel num_threads(threads)")                                                  \
     for (const struct step *s = steps; s < steps + count; s++) {                                  \
@@ -103,6 +126,7 @@ INLINE int64_t items(const struct step *s, int64_t tokens) {
       const T *b = (const T *)buffers[s->b.buffer] + s->b.offset;                                 \
       const T *c = (const T *)buffers[s->c.buffer] + s->c.offset;                                 \
       T *y = (T *)buffers[s->y.buffer] + s->y.offset;                                             \
+      const int64_t tokens = counts[s->of];                                                       \
       switch (s->kind) {                                                                          \
         case PRODUCT:                                                                             \
           product_share_##T(a, y, tokens, s->width, s->a.apart, s->what, s->count);               \
@@ -111,10 +135,17 @@ INLINE int64_t items(const struct step *s, int64_t tokens) {
           attend_share_##T(a, b, c, y, layers[s->count].keys, layers[s->count].values,            \
                            layers[s->count].of, rows, row_count, s->real, &at);                   \
           break;                                                                                  \
+        case PICK:                                                                                \
+          rows_##T(a, s->a.apart, inputs[PLACES], y, s->width, my_part(tokens));                  \
+          break;                                                                                  \
+        case LOOK_UP:                                                                             \
+          rows_##T(s->what, s->width, inputs[s->by], y, s->width, my_part(tokens));               \
+          break;                                                                                  \
         default: small_##T(s, a, b, c, y, my_part(items(s, tokens)));                             \
       }                                                                                           \
       meet(&at);                                                                                  \
     }                                                                                             \
+    return -1;                                                                                    \
   }                                                                                               \
                                                                                                   \
   /* where the numbers of token `first` are, of a buffer from outside or of this thread's own */  \
