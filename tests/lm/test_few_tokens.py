@@ -214,8 +214,8 @@ def test_a_captured_model_gives_the_logits_of_its_modules(dtype, monkeypatch):
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval().to(dtype)
     used = []
-    over = InSlots.over
-    monkeypatch.setattr(InSlots, "over", lambda *a: used.append(over(*a)) or used[-1])
+    takes = InSlots.takes
+    monkeypatch.setattr(InSlots, "takes", lambda *a: used.append(takes(*a)) or used[-1])
     tree = TokenTree((5, 6, 7, 8), (-1, 0, 0, 1))
     said = {}
     for way in ("auto", "off"):
@@ -228,7 +228,7 @@ def test_a_captured_model_gives_the_logits_of_its_modules(dtype, monkeypatch):
             lm.free(rows[:1])  # the last row takes its slot
             one = lm.score(rows[2:], drafts[2:])
             said[way] = [*three, *one]
-            assert bool([x for x in used if x is not None]) is (way == "auto")
+            assert any(used) is (way == "auto")
     for own, theirs in zip(said["auto"], said["off"], strict=True):
         spread = float(theirs.logits.float().std())
         error = 1e-4 if dtype is torch.float32 else 0.15

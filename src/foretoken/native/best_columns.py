@@ -21,7 +21,8 @@ def first_columns(logits: Float[Tensor, "n V"]) -> list[int] | None:
     if call is None:
         return None
     found = (c_int64 * rows)()
-    call(logits.data_ptr(), rows, width, logits.stride(0), addressof(found))
+    threads = torch.get_num_threads()
+    call(logits.data_ptr(), rows, width, logits.stride(0), addressof(found), threads)
     return list(found)
 
 

@@ -345,7 +345,8 @@ def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
     """
     if not scores.is_cpu or not scores.numel():
         return scores.argmax(-1).tolist()
-    rows = scores.detach().reshape(-1, scores.shape[-1])
+    flat = scores.ndim == 2 and not scores.requires_grad
+    rows = scores if flat else scores.detach().reshape(-1, scores.shape[-1])
     best = first_columns(rows)
     if best is None:
         best = best_by_numpy(rows)

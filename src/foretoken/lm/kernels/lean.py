@@ -2,13 +2,13 @@
 
 Linear layers that read the same input become one product, its kernel measured at load; attention
 is asked of the caller, who knows the cache. The model itself is not changed, and its weights stay
-where they are: changed ones are followed (`renew`), or noticed by their versions in every call.
+where they are: changed ones are followed (`renew`), or noticed by their versions (`Variant`).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -35,6 +35,22 @@ class Way(Enum):
     MANY = auto()  # products of libraries, segments in C between them
 
 
+class Variant:
+    """The code that gives certain results, and what of the weights it knows by a copy."""
+
+    __slots__ = ("made_of", "run", "versions")
+
+    def __init__(self, run: Callable[..., list[Tensor]], made_of: Sequence[Tensor]) -> None:
+        self.run = run
+        self.made_of = [weight for weight in made_of if not weight.is_inference()]
+        self.versions = [weight._version for weight in self.made_of]
+
+    def changed(self) -> bool:
+        """Whether a weight was written to since. Some hundred of them, which lie far apart, take a
+        tenth of a millisecond: those read where they lie are not looked at."""
+        return self.versions != [weight._version for weight in self.made_of]
+
+
 class LeanForward:
     """A captured model, run without its modules."""
 
@@ -46,13 +62,12 @@ class LeanForward:
         self.program = Program(captured, settled)
         self.plain_scores = plain_scores(captured.graph)
         self.layers = sum(isinstance(mark, Layer) for mark in captured.marks)
-        self.variants: dict[tuple[Taps, Cut, Way, bool], Callable[..., list[Tensor]]] = {}
+        self.variants: dict[tuple[Taps, Cut, Way, bool], Variant] = {}
         self.reach = 0  # tokens of a forward for which products in C are the faster way
         width = value(captured.states[Embedding()]).shape[-1]
         weight = next(captured.root.parameters())
         self.nothing = weight.new_zeros(1, 1, width, requires_grad=False)
         self.watched: list[Tensor] = []
-        self.versions: list[int] = []
         self.traced = seams(captured.root)
         self.settle()
 
@@ -78,19 +93,21 @@ class LeanForward:
         `entering` [B, Q, H] is what enters layer `cut.start`; None: the tokens' embeddings, which
         enter the first.
         """
-        if self.versions != [weight._version for weight in self.watched]:
-            self.follow_versions()
         way = Way.TORCH
         if type(attend) is SlotAttention and len(ids) == 1:
             way = Way.FEW if ids.shape[1] <= self.reach else Way.MANY
         entered = entering is not None
-        run = self.variants.get((taps, cut, way, entered)) or self.write(taps, cut, way, entered)
+        key = taps, cut, way, entered
+        found = self.variants.get(key) or self.write(*key)
+        if found.changed():
+            self.follow_versions()
+            found = self.variants.get(key) or self.write(*key)
         if not entered and not cut.without:
-            return run(ids, positions, places, attend)
+            return found.run(ids, positions, places, attend)
         nothing = self.nothing.expand(*ids.shape, -1)
-        return run(ids, positions, places, attend, entering=entering, nothing=nothing)
+        return found.run(ids, positions, places, attend, entering=entering, nothing=nothing)
 
-    def write(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Callable[..., list[Tensor]]:
+    def write(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Variant:
         """The code that gives these results and no others."""
         states = self.capture.states
         stop = self.layers if cut.stop is None else cut.stop
@@ -109,12 +126,12 @@ class LeanForward:
             results.append(last_attention(self.capture.graph, states[Layer(stop - 1)]))
         else:
             results.append(self.capture.logits if cut.head else states[Layer(stop - 1)])
-        run = None
+        written = None
         if way is not Way.TORCH:
-            run = segmented(self.program, results, instead, way is Way.FEW)
-        run = run or self.program.variant(results, instead)
-        self.variants[taps, cut, way, entered] = run
-        return run
+            written = segmented(self.program, results, instead, way is Way.FEW)
+        run, made_of = written or (self.program.variant(results, instead), self.watched)
+        found = self.variants[taps, cut, way, entered] = Variant(run, made_of)
+        return found
 
     def known(self, tap: Tap) -> Tap:
         """The tap as the capture names it: layers counted from the first."""
@@ -136,11 +153,8 @@ class LeanForward:
         """Take all weights as they are now."""
         self.program.settle()
         self.program.tables.clear()
-        for key in [key for key in self.variants if key[2] is not Way.TORCH]:
-            del self.variants[key]  # segments know where the weights were
-        parts = (weight.now() for weight in self.capture.weights.values())
-        self.watched = [weight for weight in parts if not weight.is_inference()]
-        self.versions = [weight._version for weight in self.watched]
+        self.variants.clear()  # segments know where the weights were
+        self.watched = [weight.now() for weight in self.capture.weights.values()]
 
 
 def seams(model: nn.Module) -> list[tuple[int, ...]]:

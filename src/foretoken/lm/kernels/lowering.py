@@ -214,6 +214,8 @@ class Lowering:
         known = value(weight)
         if form is None or known.dtype is not self.dtype or form.shape[-1] % WHOLE:
             return False
+        if not known.is_contiguous():
+            return False
         return self.put(node, "norm", [states], form.count, weight, form.shape[-1], eps)
 
     def rotation(self, node: Any) -> bool:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from foretoken.lm.kernels.linears import Product
 from foretoken.lm.kernels.lowering import IDS, POSITIONS, LookUp, Lowering
+from foretoken.lm.kernels.merged import Merged
 from foretoken.lm.kernels.position_tables import PositionTable, by_position
 from foretoken.lm.kernels.rewrites import A, value
 from foretoken.lm.kernels.segments import Between, Segment, Stretch
@@ -49,6 +51,7 @@ class Segmented:
         for node in self.order:
             for given in self.writer.inputs(node):
                 self.readers.setdefault(given, []).append(node)
+        self.by_torch: list[fx.Node] = []
         self.lines: list[Line] = []
         self.parts: list[Any] = []  # what the lines call
         self.tables: list[tuple[Sequence[fx.Node], PositionTable]] = []
@@ -71,6 +74,7 @@ class Segmented:
             return
         self.order = [node for node in self.order if node not in known or self.is_size(node)]
         self.tables.append((read, table))
+        self.by_torch += known
         for i, node in enumerate(read):
             self.look_ups[node] = LookUp(POSITIONS, partial(table.rows, i), table.grow)
 
@@ -80,13 +84,34 @@ class Segmented:
         for node in self.order:
             if node.target is A.embedding.default and node.args[1] is capture.inputs[IDS]:
                 weight: Any = node.args[0]
-                if weight in capture.weights:
+                if weight in capture.weights and value(weight).is_contiguous():
                     self.look_ups[node] = LookUp(IDS, partial(self.weight, weight))
 
     def weight(self, node: fx.Node) -> Tensor:
-        """As it lies now."""
+        """Where it lies now."""
         found: Tensor = self.program.names[self.program.label[node]]
-        return found.contiguous()
+        assert found.is_contiguous(), "as all weights that segments read"
+        return found
+
+    def made_of(self) -> list[Tensor]:
+        """Weights that torch's operations may know by a copy, of single ones or of several; in C
+        all are read where they lie."""
+        weights, settled = self.program.capture.weights, self.program.settled
+        found: list[Tensor] = []
+        waiting = [given for node in self.by_torch for given in self.writer.inputs(node)]
+        waiting = [node for node in waiting if node in settled and node not in weights]
+        for node in self.by_torch:
+            site = getattr(node.target, "__self__", None)
+            if isinstance(site, Product | Merged):
+                found += [module.weight for module in site.modules]
+                found += [module.bias for module in site.modules if module.bias is not None]
+        seen = set[fx.Node]()
+        while waiting:
+            node = waiting.pop()
+            if node not in seen:
+                seen.add(node)
+                waiting += node.all_input_nodes
+        return found + [weights[node].now() for node in seen if node in weights]
 
     def look_up(self) -> None:
         """Look up in front of all lines what one of them reads, and the inputs' sizes."""
@@ -107,6 +132,7 @@ class Segmented:
 
     def operation(self, node: fx.Node) -> None:
         """Write one of torch's operations."""
+        self.by_torch.append(node)
         label = self.program.label
         reads = [label[given] for given in self.writer.inputs(node)]
         self.lines.append(Line(f"{label[node]} = {self.writer.call(node)}", reads, [label[node]]))
@@ -172,10 +198,10 @@ def segmented(
     results: Sequence[fx.Node],
     instead: Mapping[fx.Node, fx.Node | str],
     whole: bool,
-) -> Callable[..., list[Tensor]] | None:
+) -> tuple[Callable[..., list[Tensor]], list[Tensor]] | None:
     """As `Program.variant`, for tokens of one batch laid end to end, with segments wherever
-    operations can be steps (`whole`: products and attention too, for few tokens); None where there
-    are no operations in C."""
+    operations can be steps (`whole`: products and attention too, for few tokens), and the weights
+    that it may know by a copy; None where there are no operations in C."""
     call = operation("segment" if whole else "between", weights_type(program))
     if call is None:
         return None
@@ -184,4 +210,4 @@ def segmented(
     inputs = [program.label[node] for node in program.capture.inputs]
     extra = [f"{name}=None" for name in EXTRA] if instead else []
     run = program.compile("run", ["parts", *inputs, ATTEND, *extra], made.code())
-    return partial(run, made.parts)
+    return partial(run, made.parts), made.made_of()

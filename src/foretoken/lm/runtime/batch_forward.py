@@ -25,10 +25,10 @@ from foretoken.lm.runtime.cache_attention import (
 from foretoken.lm.runtime.captured import FILLING, HEADLESS, WHOLE, Call, Captured, Cut
 from foretoken.lm.runtime.family import Family, attention_configs, decoder_layers, decoder_of
 from foretoken.lm.runtime.masks import Masks, Sights, window_bounds
-from foretoken.lm.runtime.packing import Batch, Feed
+from foretoken.lm.runtime.packing import Batch, Feed, Numbers
 from foretoken.lm.runtime.partial_forwards import Part, Stack
 from foretoken.lm.runtime.plan import Plan
-from foretoken.lm.runtime.slot_attention import InSlots, Reading
+from foretoken.lm.runtime.slot_attention import InSlots, Reading, SlotAttention
 from foretoken.lm.runtime.taps import tapping
 from foretoken.types import Scores, Taps
 
@@ -67,6 +67,7 @@ class BatchForward:
         self.empty_cache()
         self.span: Any = None  # of exact sums (`kernels.bits`); None where bits are not promised
         self.graphs: Replays | None = None
+        self.numbers = Numbers() if self.device.type == "cpu" else None
         self._places: dict[tuple[int, int], Tensor] = {}
         self._layers = decoder_layers(model, family.layers)
         self._decoder = decoder_of(model)
@@ -236,23 +237,26 @@ class BatchForward:
                 mask = self.masks.behind(feed, b - a)
                 kept.append(mask)
             rows.append(Reading.of(feed.memory.slot, a, b, feed.start, mask))
-        return self.in_slots.over(rows, kept)
+        return SlotAttention(self.in_slots, rows, kept)
 
     def _run_one(self, feed: Feed, taps: Taps, part: Part | None) -> Scores:
         """The forward of a lone row, which a draft model makes once per token."""
         width = count = len(feed.tokens)
         if self.plan.ordered and count == 1:
             width = 2  # products of a single row round differently from all others
-        numbers = [[_padded(feed.tokens, width)], [_padded(feed.positions, width)]]
-        ids, positions = torch.tensor(numbers, device=self.device).unbind()
+        tokens, positions = _padded(feed.tokens, width), _padded(feed.positions, width)
+        if self.numbers is not None:
+            both = self.numbers.of(tokens, positions)
+        else:
+            both = torch.tensor([[tokens], [positions]], device=self.device).unbind()
         kept = width - count + feed.scored if feed.scored else 1
-        batch = Batch([feed], width, feed.stop, kept, ids, positions)
+        batch = Batch([feed], width, feed.stop, kept, *both)
         if feed.embedded is not None:
             batch.embedded = _repeated(feed.embedded, width)[None]
         logits, hidden = self._forward(batch, taps, part)
         feed.settle()
         if hidden is None and logits.shape[1] == feed.scored:
-            return Scores(logits[0])
+            return Scores(logits.squeeze(0))
         skipped, start = width - logits.shape[1], count - feed.scored
         features = None if hidden is None else hidden[0, feed.tapped : count]
         return Scores(logits[0, start - skipped : count - skipped], features)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -118,6 +119,29 @@ class Batch:
         for row, feed in zip(columns, self.feeds, strict=True):
             row[feed.base : feed.stop] = torch.tensor(feed.key_positions, device=device)
         return columns
+
+
+class Numbers:
+    """Ids and positions of a lone row, in memory that all its forwards on a CPU share: a tensor of
+    a few numbers costs more to make than to read."""
+
+    MOST = 64
+
+    def __init__(self) -> None:
+        self.memory = (ctypes.c_int64 * (2 * self.MOST))()
+        self.whole = torch.frombuffer(self.memory, dtype=torch.long).view(2, 1, self.MOST)
+        self.views: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def of(self, ids: list[int], positions: list[int]) -> tuple[Int[Tensor, "1 Q"], ...]:
+        """Both as tensors, to be read before the next ones are asked for."""
+        width = len(ids)
+        if width > self.MOST:
+            return torch.tensor([[ids], [positions]]).unbind()
+        if width not in self.views:
+            self.views[width] = self.whole[0, :, :width], self.whole[1, :, :width]
+        self.memory[:width] = ids  # type: ignore[assignment]
+        self.memory[self.MOST : self.MOST + width] = positions  # type: ignore[assignment]
+        return self.views[width]
 
 
 def committed_feed(memory: Memory, tokens: Sequence[int], stop: int) -> Feed:

@@ -18,8 +18,11 @@ INLINE int64_t put(float value, int64_t column, float *best, int64_t *at, int64_
  * best: of each row the `most` largest logits' columns, and exp(scale z) over the sum of all. Columns
  * are told by their names, if they have some. `apart`: logits between rows. */
 #define DEFINE(T)                                                                                 \
-  void first_##T(const T *z, int64_t rows, int64_t width, int64_t apart, int64_t *at) {           \
-    for (int64_t r = 0; r < rows; r++, z += apart) {                                              \
+  void first_##T(const T *all_rows, int64_t rows, int64_t width, int64_t apart, int64_t *at,      \
+                   int threads) {                                                                 \
+    _Pragma("omp parallel for num_threads(threads) if (rows > 1)")                                \
+    for (int64_t r = 0; r < rows; r++) {                                                          \
+      const T *z = all_rows + r * apart;                                                          \
       float most = -INFINITY;                                                                     \
       int none = 0;                                                                               \
       int64_t k = 0, from = 0; /* where the first of the largest is, or close behind */           \
