@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import _signal  # `signal` makes enums of handlers: ten microseconds, in every step
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ def uninterrupted() -> Iterator[Callable[[], bool]]:
 
     A second one does not wait: what is running may be a caller's own code that never ends.
     """
-    handler = signal.getsignal(signal.SIGINT)
+    handler = _signal.getsignal(_signal.SIGINT)
     noted: list[Any] = []
 
     def note(number: int, frame: Any) -> None:
@@ -27,9 +27,9 @@ def uninterrupted() -> Iterator[Callable[[], bool]]:
         yield lambda: False  # Python interrupts no other thread
         return
     try:
-        signal.signal(signal.SIGINT, note)
+        _signal.signal(_signal.SIGINT, note)
         yield lambda: bool(noted)
     finally:
-        signal.signal(signal.SIGINT, handler)
+        _signal.signal(_signal.SIGINT, handler)
         if noted:
             handler(*noted[0])
