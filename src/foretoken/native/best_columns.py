@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foretoken.native.laws import softmax
 from foretoken.native.library import over_columns
 
 MOST = 64  # columns asked for: those found so far are gone through for every one that is better
@@ -39,8 +40,7 @@ def best_columns(
     rows, width = logits.shape
     call = over_columns("best", logits) if count <= MOST else None
     if call is None:
-        scores = logits if logits.dtype is torch.float64 else logits.float()
-        law = (scores / temperature).softmax(-1)
+        law = softmax(logits, temperature)
         top, at = law.max(-1, keepdim=True) if count == 1 else law.topk(count)
         return (at if names is None else names[at]).tolist(), top.tolist()
     chances, ids = (c_float * (rows * count))(), (c_int64 * (rows * count))()

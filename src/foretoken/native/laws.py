@@ -14,26 +14,27 @@ LEAST = torch.finfo(torch.float32).tiny  # scale of logits: less would be zero, 
 
 
 def softmax(
-    logits: Float[Tensor, "n V"],
+    logits: Float[Tensor, "*n V"],
     temperature: float = 1.0,
     names: Int[Tensor, "V"] | None = None,
     width: int | None = None,
-) -> Float[Tensor, "n W"]:
+) -> Float[Tensor, "*n W"]:
     """exp(logits / temperature) over their sum, row by row, in float32 (float64 of float64).
 
     With `names` the columns are those of `width` that are named, and the others are zero.
     """
-    rows, count = logits.shape
-    whole = count if width is None else width
-    call = over_columns("law", logits)
+    *rows, count = logits.shape
+    width = count if width is None else width
+    flat = logits if len(rows) == 1 else logits.reshape(-1, count)
+    call = over_columns("law", flat)
     if call is None:
         scores = logits if logits.dtype is torch.float64 else logits.float()
         law = (scores if temperature == 1.0 else scores / temperature).softmax(-1)
-        return law if names is None else law.new_zeros(rows, whole).index_copy_(1, names, law)
-    law = torch.empty(rows, whole)
+        return law if names is None else law.new_zeros(*rows, width).index_copy_(-1, names, law)
+    law = torch.empty(*rows, width)
     call(
-        logits.data_ptr(), rows, count, logits.stride(0), max(1.0 / temperature, LEAST),
-        None if names is None else names.data_ptr(), whole, law.data_ptr(),
+        flat.data_ptr(), len(flat), count, flat.stride(0), max(1.0 / temperature, LEAST),
+        None if names is None else names.data_ptr(), width, law.data_ptr(),
     )  # fmt: skip
     return law
 

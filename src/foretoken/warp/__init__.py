@@ -19,10 +19,10 @@ from torch import Tensor
 from foretoken.coins import Coins, no_law
 from foretoken.errors import ConfigError
 from foretoken.native.best_columns import first_columns
+from foretoken.native.laws import softmax
 from foretoken.types import Ragged, SamplingParams, TokenTree
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
-from foretoken.warp.plain import law_of
 
 FIT = frozenset({torch.float32, torch.float64})  # dtypes that laws may have
 ALL_AT_ONCE = 1 << 18  # laws of a whole tree are computed together up to this many numbers
@@ -40,6 +40,7 @@ class Warp:
         "_seen",
         "_source",
         "bare",
+        "cuts",
         "failure",
         "greedy",
         "params",
@@ -63,8 +64,9 @@ class Warp:
             or params.grammar
         )
         self.bare = self._bias is None and not self.path_dependent  # the best logit is the choice
+        self.cuts = bool(params.top_k or params.top_p < 1.0 or params.min_p)
         # the law is the softmax of logits over the temperature
-        self.uncut = self.bare and not (params.top_k or params.top_p < 1.0 or params.min_p)
+        self.uncut = self.bare and not self.cuts
         # Options that, with others, may leave no token at all somewhere in the text.
         self._forbids = bool(
             params.processors or params.grammar or (params.min_new_tokens and self._eos)
@@ -81,12 +83,10 @@ class Warp:
         """Probabilities of the next token after `tokens + path`; at temperature 0 a point mass."""
         if self.greedy:
             return point_mass(self.choose(tokens, logits, path), logits)
-        if self.uncut:
-            return law_of(logits[None], self.params.temperature)[0]
         scores = self._processed(tokens, (path,), logits[None])
         if self._forbids and impossible(scores):
             raise nothing_left(len(tokens) + len(path))
-        return self.probabilities(scores[0])
+        return self.probabilities(scores)[0]
 
     def choose(
         self, tokens: Sequence[int], logits: Float[Tensor, "V"], path: Sequence[int] = ()
@@ -108,6 +108,9 @@ class Warp:
     def probabilities(self, scores: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
         """Temperature, top-k, top-p, min-p, softmax, in transformers' order."""
         params = self.params
+        if not self.cuts:
+            return softmax(scores, params.temperature)
+        scores = fit(scores)
         if params.temperature != 1.0:
             scores = scores / params.temperature
         if params.top_k:
@@ -116,14 +119,13 @@ class Warp:
             scores = keep_top_p(scores, params.top_p)
         if params.min_p:
             scores = keep_min_p(scores, params.min_p)
-        return scores.softmax(-1)
+        return softmax(scores)
 
     def biased(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
-        """Logits in a dtype fit for laws, with the options that no token changes."""
-        if logits.dtype not in FIT:
-            logits = logits.float()
+        """Logits with the options that no token changes; as they are where there are none."""
         if self._bias is None:
             return logits
+        logits = fit(logits)
         if self._bias.device != logits.device or self._bias.dtype != logits.dtype:
             self._bias = self._bias.to(logits)
         return logits + self._bias
@@ -286,11 +288,8 @@ class WarpedLaws:
     def _law(self, node: int) -> Tensor:
         if self.greedy:
             return point_mass(self.choice(node), self._logits[node])
-        nodes, warp = self._together(node), self._warp
-        if warp.uncut:
-            laws = law_of(self._said(nodes), warp.params.temperature)
-        else:
-            laws = warp.probabilities(self._scores(nodes))
+        nodes = self._together(node)
+        laws = self._warp.probabilities(self._scores(nodes))
         if len(nodes) == 1:
             return laws[0]
         self._all = laws
@@ -306,13 +305,9 @@ class WarpedLaws:
         each = params.processors or params.grammar
         return range(len(self._tree)) if few and not each else (node,)
 
-    def _said(self, nodes: Sequence[int]) -> Float[Tensor, "n V"]:
-        """Logits of all nodes, or of one."""
-        whole = len(nodes) == len(self._tree)
-        return self._logits if whole else self._logits[nodes[0] : nodes[0] + 1]
-
     def _scores(self, nodes: Sequence[int]) -> Float[Tensor, "n V"]:
-        logits = self._said(nodes)
+        whole = len(nodes) == len(self._tree)
+        logits = self._logits if whole else self._logits[nodes[0] : nodes[0] + 1]
         scores = self._warp._processed(self._tokens, self._paths(nodes), logits)
         if self._warp._forbids:
             self._dead.update(nodes[row] for row in impossible(scores))
@@ -323,6 +318,11 @@ class WarpedLaws:
         if not self._warp.path_dependent:
             return ()
         return [[self._tree.tokens[i] for i in self._tree.path(node)] for node in nodes]
+
+
+def fit(logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
+    """Logits in a type that laws may have."""
+    return logits if logits.dtype in FIT else logits.float()
 
 
 def impossible(scores: Float[Tensor, "n V"]) -> list[int]:

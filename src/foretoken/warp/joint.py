@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.warp import Warp, impossible, nothing_left, point_mass
+from foretoken.warp import Warp, fit, impossible, nothing_left, point_mass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def joint_law(
     Text i is `tokens + paths[i]`; its weight is the log of its share among the texts. At
     temperature 0 the law is a point mass on the best pair.
     """
-    scores = warp._processed(tokens, paths, logits)
+    scores = fit(warp._processed(tokens, paths, logits))
     log_p = scores.log_softmax(-1)
     dead = impossible(scores) if warp._forbids else []
     if len(dead) == len(scores):

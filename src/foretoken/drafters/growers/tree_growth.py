@@ -17,7 +17,6 @@ from foretoken.drafters.growers.grower import Growth
 from foretoken.errors import ConfigError
 from foretoken.types import DecodeState, Go, Level, Scores
 from foretoken.warp import Warp
-from foretoken.warp.plain import law_of
 
 
 class TreeGrowth(Growth):
@@ -49,8 +48,6 @@ class TreeGrowth(Growth):
 
     def read(self, logits: Tensor) -> tuple[list[int], Tensor]:
         """The laws [n, V] after the nodes just fed; nodes that nothing may follow are left out."""
-        if self.warp.uncut:
-            return self.frontier, law_of(logits, self.warp.params.temperature)
         if not self.warp.path_dependent:
             return self.frontier, self.warp.probabilities(self.warp.biased(logits))
         nodes, laws = [], []
