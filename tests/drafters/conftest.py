@@ -46,9 +46,10 @@ def texts(
     verifier: Verifier | None = None,
     depth: int = 4,
     nodes: int | None = None,
+    kind: type[Fixed] = Fixed,
 ) -> tuple[list[list[int]], list[Step]]:
     """New tokens of each row, and all steps."""
-    controller = Fixed(Fixed.Config(depth=depth, nodes=nodes))
+    controller = kind(Fixed.Config(depth=depth, nodes=nodes))
     scored_through = drafter.view if isinstance(drafter, Views) else target
     engine = Engine(scored_through, drafter, verifier or Point(), controller)
     records = list(decode(rows, engine))

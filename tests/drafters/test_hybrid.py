@@ -3,11 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.hybrid import Hybrid, Union
 from foretoken.drafters.parts.agreement import Agreement, Gain
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.drafters.parts.rest import PATIENCE
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.suffix import SuffixDecoding
 from foretoken.errors import PairingError
@@ -186,3 +188,29 @@ def test_the_first_token_does_not_wait_until_the_draft_model_has_read_the_prompt
 def test_a_drafter_whose_candidates_are_drawn_is_refused(pair):
     with pytest.raises(PairingError, match="Chain"):
         Hybrid(Chain(OrdinaryModel(pair[1])), PromptLookup())
+
+
+class Dear(Fixed):
+    """Nothing pays at its prices."""
+
+    def budgets(self, rows):
+        return [replace(one, prices=prices(9.0, 9.0)) for one in super().budgets(rows)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_of_batches_that_rest_are_the_targets_own(
+    hybrid, run, plain, row, pair, prompts, temperature
+):
+    """And so are those of the drafts that are made when it is over."""
+
+    def rows():
+        return [row(p, VOCAB, max_new_tokens=60, temperature=temperature, seed=3) for p in prompts]
+
+    drafter = hybrid()
+    looked_up = drafter.look_ups
+    found, records = run(pair[0], drafter, rows(), kind=Dear)
+    assert found == plain(pair[0], rows())
+    assert looked_up.rests[len(prompts).bit_length()].fruitless > PATIENCE
+    found, records = run(pair[0], drafter, rows(), depth=4, nodes=4)
+    assert found == plain(pair[0], rows())
+    assert any(len(draft.tree) > 1 for record in records for draft in record.drafts)

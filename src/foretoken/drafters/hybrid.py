@@ -32,7 +32,6 @@ from foretoken.types import (
     Rows,
     Shape,
     Step,
-    TokenTree,
     Traits,
 )
 
@@ -69,7 +68,9 @@ class Hybrid(Combination):
     def propose(
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
-        found = self.look_ups.propose(rows, [unpriced(budget) for budget in budgets], stop)
+        if self.look_ups.resting(rows):
+            return [self.passed_over(row) for row in rows]
+        found = self.look_ups.ask(rows, [unpriced(budget) for budget in budgets], stop)
         gain = self.gains[len(rows).bit_length()]
         places = [
             self.asking(gain, row, looked_up, budget, len(rows))
@@ -93,6 +94,12 @@ class Hybrid(Combination):
             union.cut(draft)
             drafts.append(draft)
         return drafts
+
+    def passed_over(self, row: DecodeState) -> Draft:
+        """No draft, as the look-ups are not asked."""
+        text: _Text = row.private[self]
+        text.union = None
+        return self.look_ups.passed_over(row)
 
     def asking(
         self, gain: Gain, row: DecodeState, found: Draft, budget: Budget, rows: int
@@ -118,11 +125,12 @@ class Hybrid(Combination):
         grown = []
         for row, said in zip(step.rows, step.emitted, strict=True):
             text: _Text = row.private[self]
-            assert text.union is not None, "what is judged was proposed"
+            if text.union is None:
+                continue
             if not row.rehearsal:
                 text.union.teach(said, self.agreement, text.bias)
             grown.append(text.union.grown)
-        self.inner.observe(own_part(step, grown))
+        self.inner.observe(own_part(step, grown) if grown else step)
         self.look_ups.observe(step)
 
 
@@ -131,6 +139,12 @@ class Union:
 
     def __init__(self, grown: Draft, found: Draft) -> None:
         self.grown, self.size = grown, len(grown.tree)
+        # Of each node: its class in `Agreement`, what both sides promise, what that is worth in any
+        # text, all given its parent.
+        self.places, self.promises, self.chances = [0], [1.0], [1.0]
+        self.tree, self.draft = grown.tree, found
+        if len(found.tree) == self.size == 1:
+            return
         self.modelled: list[float | None] = [*Offer.of(grown).chances]
         self.looked_up: list[float | None] = [None] * self.size
         trie = Trie.of(grown.tree)
@@ -142,14 +156,13 @@ class Union:
                 self.looked_up.append(None)
             self.looked_up[at] = chance
             place.append(at)
-        self.tree: TokenTree = trie.tree()
-        # Of each node: its class in `Agreement`, what both sides promise, what that is worth in any
-        # text, all given its parent.
-        self.places, self.promises, self.chances = [0], [1.0], [1.0]
+        self.tree = trie.tree()
         self.draft = Draft(self.tree, Draw.POINT)
 
     def judge(self, greedy: bool, agreement: Agreement, bias: TextBias) -> None:
         """Find the chance of every node, in this text."""
+        if len(self.tree) == 1:
+            return
         parents, modelled, looked_up = self.tree.parents, self.modelled, self.looked_up
         asked = set(parents[1 : self.size])
         by_model, by_look_up = [0.0] * len(parents), [0.0] * len(parents)
