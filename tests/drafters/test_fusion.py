@@ -7,7 +7,6 @@ from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.lookahead import Lookahead
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
-from foretoken.drafters.parts.rest import LONGEST, PATIENCE
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.suffix import SuffixDecoding
@@ -15,7 +14,7 @@ from foretoken.drafters.token_recycling import TokenRecycling
 from foretoken.engine.assemble import assemble
 from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
-from foretoken.trees.build import chain, from_paths, undrafted
+from foretoken.trees.build import chain, from_paths
 from foretoken.types import Budget, Draft, Draw, Prices, Shape, Traits, Verdict
 
 
@@ -47,20 +46,6 @@ class Silent(RowDrafter):
 
     def propose_one(self, row, budget):
         return Draft(chain(row.tokens[-1], [7, 8][: min(budget.depth, budget.nodes)]), Draw.POINT)
-
-
-class Sometimes(RowDrafter):
-    """Says nothing until it wakes."""
-
-    awake = False
-
-    def propose_one(self, row, budget):
-        return fixed_chain(row.tokens[-1], [1]) if self.awake else undrafted(row)
-
-
-def fixed_chain(token, drafted):
-    tree = chain(token, drafted)
-    return Draft(tree, Draw.POINT, chances=tuple(0.9**depth for depth in tree.depths()))
 
 
 def paths_of(tree):
@@ -205,28 +190,3 @@ def test_the_row_takes_any_sources_by_name():
     default = assemble("fused", TableLM.random(4), remember=7, keep=2).drafter
     assert default.members[1].config.remember == 7 and default.members[2].known.keep == 2
     assert [type(s) for s in default.members] == [PromptLookup, SuffixDecoding, TokenRecycling]
-
-
-def test_a_batch_in_which_nothing_pays_is_asked_now_and_then(row, step):
-    """And what it missed it was not taught: a copy that begins is noticed all the same."""
-    source = Sometimes()
-    fusion = Fusion(source)
-    rows = [row([0], 12, max_new_tokens=500) for _ in range(2)]
-    for one in rows:
-        fusion.start(one, None)
-
-    def asked() -> bool:
-        drafts = fusion.propose(rows, [Budget(9, 9)] * 2)
-        fusion.observe(step(rows, drafts, [Verdict((), 1)] * 2))
-        return rows[0].private[fusion].asked
-
-    told = [asked() for _ in range(60)]
-    assert all(told[:PATIENCE]) and 0 < sum(told[20:]) <= 40 // LONGEST
-    source.awake = True
-    told = [asked() for _ in range(LONGEST + 10)]
-    assert all(told[LONGEST:]), "who has something to say is asked in every step"
-    alone = rows[0]
-    source.awake = False
-    for _ in range(30):
-        fusion.observe(step([alone], [drafted(fusion, alone, Budget(9, 9))], [Verdict((), 1)]))
-        assert alone.private[fusion].asked, "a lone row never waits"

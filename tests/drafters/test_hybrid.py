@@ -9,7 +9,6 @@ from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.hybrid import Hybrid, Union
 from foretoken.drafters.parts.agreement import Agreement, Gain
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
-from foretoken.drafters.parts.rest import PATIENCE
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.suffix import SuffixDecoding
 from foretoken.errors import PairingError
@@ -190,27 +189,31 @@ def test_a_drafter_whose_candidates_are_drawn_is_refused(pair):
         Hybrid(Chain(OrdinaryModel(pair[1])), PromptLookup())
 
 
-class Dear(Fixed):
-    """Nothing pays at its prices."""
+class NowAndThen(Fixed):
+    """No row may draft in two of three steps."""
+
+    steps = 0
 
     def budgets(self, rows):
-        return [replace(one, prices=prices(9.0, 9.0)) for one in super().budgets(rows)]
+        self.steps += 1
+        return [Budget(0, 0)] * len(rows) if self.steps % 3 else super().budgets(rows)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_of_batches_that_rest_are_the_targets_own(
-    hybrid, run, plain, row, pair, prompts, temperature
+def test_steps_without_drafts_spare_the_model_and_are_forgotten(
+    hybrid, run, plain, row, pair, prompts, temperature, monkeypatch
 ):
-    """And so are those of the drafts that are made when it is over."""
+    """Those between them draft as ever: both sides know what was written meanwhile."""
 
     def rows():
         return [row(p, VOCAB, max_new_tokens=60, temperature=temperature, seed=3) for p in prompts]
 
-    drafter = hybrid()
-    looked_up = drafter.look_ups
-    found, records = run(pair[0], drafter, rows(), kind=Dear)
+    drafter, asked = hybrid(), []
+    own = drafter.inner.propose
+    monkeypatch.setattr(drafter.inner, "propose", lambda *given: asked.append(1) or own(*given))
+    found, records = run(pair[0], drafter, rows(), kind=NowAndThen)
     assert found == plain(pair[0], rows())
-    assert looked_up.rests[len(prompts).bit_length()].fruitless > PATIENCE
-    found, records = run(pair[0], drafter, rows(), depth=4, nodes=4)
-    assert found == plain(pair[0], rows())
-    assert any(len(draft.tree) > 1 for record in records for draft in record.drafts)
+    assert len(asked) == len(records) // 3
+    assert any(len(draft.tree) > 2 for record in records for draft in record.drafts)
+    assert sum(len(text) for text in found) > sum(len(record.rows) for record in records)
+    assert pair[1].rows_held == 0

@@ -160,6 +160,60 @@ def test_a_token_beyond_the_vocabulary_is_refused_before_anything_runs(made):
     assert torch.equal(again.logits, right.logits)
 
 
+COPIED = {  # a table of rotations, one of embeddings, and a norm that multiplies by 1 + weight
+    "llama": lambda model: model.model.rotary_emb.inv_freq.mul_(0.5),
+    "gpt2": lambda model: model.transformer.wpe.weight.mul_(3.0),
+    "gemma2": lambda model: model.model.layers[0].input_layernorm.weight.add_(1.5),
+}
+
+
+@pytest.mark.parametrize("reach", [32, 0])
+@pytest.mark.parametrize("family", COPIED)
+def test_what_is_known_by_a_copy_is_followed_when_it_is_written_to(family, reach, made):
+    lm, _ = made(family)
+    row, draft = row_of([7]), point(random_tree(random.Random(1), 7, 9))
+    lm.prefill([row])
+    lm.lean.reach = reach
+    [before] = lm.score([row], [draft])
+    with torch.no_grad():
+        COPIED[family](lm.model)
+    [after] = lm.score([row], [draft])
+    with without_segments(lm):
+        [right] = lm.score([row], [draft])
+    assert closeness(before.logits, right.logits) > 1e-3
+    assert closeness(after.logits, right.logits) < 1e-5
+
+
+def test_code_written_after_an_unnoticed_change_knows_of_it(made):
+    lm, _ = made("llama")
+    for site in lm.lean.sites:
+        site.pack_once()
+        site.kernels, site.many = [PACKED] * len(site.kernels), PACKED
+    row, draft = row_of([7]), point(random_tree(random.Random(1), 7, 9))
+    lm.prefill([row])
+    lm.lean.reach = 0
+    lm.score([row], [draft])
+    with torch.no_grad():
+        lm.model.model.layers[1].self_attn.o_proj.weight.mul_(2.0)
+    [first] = lm.score([row], [draft], TAPS)  # by other code, with other results
+    [after] = lm.score([row], [draft])
+    with without_segments(lm):
+        [right] = lm.score([row], [draft])
+    assert closeness(first.logits, right.logits) < 1e-5 > closeness(after.logits, right.logits)
+
+
+def test_weights_that_lie_otherwise_after_a_change_are_read_as_they_are(made):
+    lm, _ = made("llama")
+    row, draft = row_of([7]), point(random_tree(random.Random(1), 7, 9))
+    lm.prefill([row])
+    [right] = lm.score([row], [draft])
+    embedding = lm.model.get_input_embeddings()
+    embedding.weight.data = embedding.weight.data.t().contiguous().t()
+    lm.refresh()
+    [made_anew] = lm.score([row], [draft])
+    assert closeness(made_anew.logits, right.logits) < 1e-6
+
+
 def test_layers_left_out_and_early_exits_run_in_segments(made):
     lm, found = made("llama")
     row = row_of([5, 6, 7, 8, 9])
@@ -324,6 +378,21 @@ def test_tables_of_positions_grow_and_refuse_what_other_tokens_decide(made, monk
     odd = lambda ids, positions, *_: shifted(ids, positions.cumsum(1), None, None)  # noqa: E731
     monkeypatch.setattr(program, "variant", lambda _: odd)
     assert PositionTable.of(program, read) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "asked"),
+    [(700, {0: 512, 599: 664, 699: 700}), (300, {0: 80, 99: 164, 299: 300})],
+)
+def test_tables_grow_as_far_as_a_model_has_positions(rows, asked):
+    weight = torch.randn(rows, 4)
+    table = PositionTable(lambda positions: [torch.nn.functional.embedding(positions, weight)], [1])
+    for last, size in asked.items():
+        positions = torch.tensor([[0, last]])
+        assert torch.equal(table(positions)[0], weight[positions])
+        assert table.tables[0].shape[1] == size
+    with pytest.raises(IndexError):
+        table(torch.tensor([[rows]]))
 
 
 def test_segments_reach_as_far_as_products_in_c_are_not_slower(made, monkeypatch):

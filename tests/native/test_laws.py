@@ -125,3 +125,15 @@ def test_gradients_go_through_a_law():
     logits = torch.randn(1, 1000, requires_grad=True)
     softmax(logits)[0, 3].backward()
     assert logits.grad is not None and logits.grad[0, 3] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_law_does_not_follow_the_default_type(dtype):
+    logits = torch.randn(3, 1000)
+    wanted = logits.softmax(-1)
+    torch.set_default_dtype(dtype)
+    try:
+        law = softmax(logits)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert law.dtype is torch.float32 and torch.allclose(law, wanted, atol=1e-6)

@@ -8,14 +8,12 @@ so the rule is exact whatever is merged (`methods/beyond/cascades.md`, algorithm
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.contract import Drafter, Features, Guided, StoppingRule
 from foretoken.drafters.parts.chances import affordable, of_paths, trials
 from foretoken.drafters.parts.members import Combination
-from foretoken.drafters.parts.rest import Rest
 from foretoken.errors import ConfigError, PairingError
 from foretoken.trees.build import Trie, root, undrafted
 from foretoken.trees.worth import Calibration, TextBias, least_paying
@@ -75,20 +73,14 @@ class Fusion(Combination):
             self.traits = replace(self.traits, shape=Shape.TREE)
         self.calibrations = [[Calibration(TRUST) for _ in range(LEVELS)] for _ in members]
         self.agreed = [Calibration(TRUST) for _ in range(len(members) + 1)]  # by how many agree
-        # by the bit length of the number of rows: prices differ
-        self.rests: defaultdict[int, Rest] = defaultdict(Rest)
 
     def propose(
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
-        if self.resting(rows):
-            return [self.passed_over(row) for row in rows]
-        return self.ask(rows, budgets, stop)
-
-    def ask(self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None) -> list[Draft]:
-        """What the members offer, merged."""
         free = [unpriced(budget) for budget in budgets]
         found = [member.propose(rows, free, stop) for member in self.members]
+        if not any(budget.depth for budget in budgets):
+            return [self.passed_over(row) for row in rows]
         drafts = []
         for row, budget, *own in zip(rows, budgets, *found, strict=True):
             text: _Text = row.private[self]
@@ -96,23 +88,15 @@ class Fusion(Combination):
             drafts.append(affordable(self.merge(row, text), budget))
         return drafts
 
-    def resting(self, rows: Rows) -> bool:
-        """Whether a batch goes without this step: no lone row does, nor one that costs are tried
-        on."""
-        if len(rows) == 1 or any(row.rehearsal for row in rows):
-            return False
-        return self.rests[len(rows).bit_length()].due()
-
     def passed_over(self, row: DecodeState) -> Draft:
         """No draft, and nothing to learn from."""
         draft, text = undrafted(row), row.private[self]
         text.offers = [Offer.of(draft)] * len(self.members)
-        text.merged, text.chances, text.asked = draft.tree, [1.0], False
+        text.merged, text.chances = draft.tree, [1.0]
         return draft
 
     def merge(self, row: DecodeState, text: _Text) -> Draft:
         """All offers as one tree, with the chance of each node."""
-        text.asked = True
         if not any(len(offer.tree) > 1 for offer in text.offers):
             text.merged, text.chances = root(row.tokens[-1]), [1.0]
             return Draft(text.merged, Draw.POINT, chances=(1.0,))
@@ -148,9 +132,6 @@ class Fusion(Combination):
         super().start(row, seen)
 
     def observe(self, step: Step) -> None:
-        if any(row.private[self].asked and not row.rehearsal for row in step.rows):
-            drafted = any(len(draft.tree) > 1 for draft in step.drafts)
-            self.rests[len(step.rows).bit_length()].asked(drafted)
         for row, said in zip(step.rows, step.emitted, strict=True):
             if row.rehearsal:
                 continue
@@ -175,7 +156,6 @@ class _Text:
     best: list[float] = field(default_factory=list)  # of its nodes: the best that a member says
     votes: list[int] = field(default_factory=list)  # members that propose it
     chances: list[float] = field(default_factory=list)  # in any text
-    asked: bool = True  # False: a step that was passed over
 
 
 def unpriced(budget: Budget) -> Budget:
@@ -196,7 +176,7 @@ class Offer:
     @classmethod
     def of(cls, draft: Draft) -> Offer:
         tree, said = draft.tree, draft.chances
-        if len(tree) == 1:  # as most are where a batch leaves no room for guesses
+        if len(tree) == 1:
             return cls(tree, [1.0], [0], [0])
         chances = [1.0] + [UNSAID] * (len(tree) - 1)
         if said is not None:

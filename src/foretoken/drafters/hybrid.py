@@ -68,9 +68,11 @@ class Hybrid(Combination):
     def propose(
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
-        if self.look_ups.resting(rows):
-            return [self.passed_over(row) for row in rows]
-        found = self.look_ups.ask(rows, [unpriced(budget) for budget in budgets], stop)
+        found = self.look_ups.propose(rows, [unpriced(budget) for budget in budgets], stop)
+        if not any(budget.depth for budget in budgets):
+            for row in rows:
+                row.private[self].union = None
+            return found
         gain = self.gains[len(rows).bit_length()]
         places = [
             self.asking(gain, row, looked_up, budget, len(rows))
@@ -94,12 +96,6 @@ class Hybrid(Combination):
             union.cut(draft)
             drafts.append(draft)
         return drafts
-
-    def passed_over(self, row: DecodeState) -> Draft:
-        """No draft, as the look-ups are not asked."""
-        text: _Text = row.private[self]
-        text.union = None
-        return self.look_ups.passed_over(row)
 
     def asking(
         self, gain: Gain, row: DecodeState, found: Draft, budget: Budget, rows: int

@@ -31,7 +31,7 @@ def softmax(
         scores = logits if logits.dtype is torch.float64 else logits.float()
         law = (scores if temperature == 1.0 else scores / temperature).softmax(-1)
         return law if names is None else law.new_zeros(*rows, width).index_copy_(-1, names, law)
-    law = torch.empty(*rows, width)
+    law = torch.empty(*rows, width, dtype=torch.float32, device="cpu")
     call(
         flat.data_ptr(), len(flat), count, flat.stride(0), max(1.0 / temperature, LEAST),
         None if names is None else names.data_ptr(), width, law.data_ptr(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -35,20 +36,27 @@ class Way(Enum):
     MANY = auto()  # products of libraries, segments in C between them
 
 
-class Variant:
-    """The code that gives certain results, and what of the weights it knows by a copy."""
+class Copies:
+    """Weights that something was made of, as they were then."""
 
-    __slots__ = ("made_of", "run", "versions")
+    __slots__ = ("versions", "weights")
 
-    def __init__(self, run: Callable[..., list[Tensor]], made_of: Sequence[Tensor]) -> None:
-        self.run = run
-        self.made_of = [weight for weight in made_of if not weight.is_inference()]
-        self.versions = [weight._version for weight in self.made_of]
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = [weight for weight in weights if not weight.is_inference()]
+        self.versions = [weight._version for weight in self.weights]
 
     def changed(self) -> bool:
-        """Whether a weight was written to since. Some hundred of them, which lie far apart, take a
-        tenth of a millisecond: those read where they lie are not looked at."""
-        return self.versions != [weight._version for weight in self.made_of]
+        """Whether one was written to since. Some hundred of them, which lie far apart, take a tenth
+        of a millisecond."""
+        return self.versions != [weight._version for weight in self.weights]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The code that gives certain results, and the weights that it does not read where they lie."""
+
+    run: Callable[..., list[Tensor]]
+    copies: Copies
 
 
 class LeanForward:
@@ -67,7 +75,6 @@ class LeanForward:
         width = value(captured.states[Embedding()]).shape[-1]
         weight = next(captured.root.parameters())
         self.nothing = weight.new_zeros(1, 1, width, requires_grad=False)
-        self.watched: list[Tensor] = []
         self.traced = seams(captured.root)
         self.settle()
 
@@ -99,7 +106,7 @@ class LeanForward:
         entered = entering is not None
         key = taps, cut, way, entered
         found = self.variants.get(key) or self.write(*key)
-        if found.changed():
+        if found.copies.changed():
             self.follow_versions()
             found = self.variants.get(key) or self.write(*key)
         if not entered and not cut.without:
@@ -109,6 +116,8 @@ class LeanForward:
 
     def write(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Variant:
         """The code that gives these results and no others."""
+        if self.whole.changed():  # else nobody would look at what was written to before
+            self.follow_versions()
         states = self.capture.states
         stop = self.layers if cut.stop is None else cut.stop
         instead: dict[fx.Node, fx.Node | str] = {}
@@ -129,8 +138,8 @@ class LeanForward:
         written = None
         if way is not Way.TORCH:
             written = segmented(self.program, results, instead, way is Way.FEW)
-        run, made_of = written or (self.program.variant(results, instead), self.watched)
-        found = self.variants[taps, cut, way, entered] = Variant(run, made_of)
+        run, made_of = written or (self.program.variant(results, instead), self.whole.weights)
+        found = self.variants[taps, cut, way, entered] = Variant(run, Copies(made_of))
         return found
 
     def known(self, tap: Tap) -> Tap:
@@ -154,7 +163,7 @@ class LeanForward:
         self.program.settle()
         self.program.tables.clear()
         self.variants.clear()  # segments know where the weights were
-        self.watched = [weight.now() for weight in self.capture.weights.values()]
+        self.whole = Copies([weight.now() for weight in self.capture.weights.values()])
 
 
 def seams(model: nn.Module) -> list[tuple[int, ...]]:

@@ -48,7 +48,7 @@ class Form:
     shape: tuple[int, ...]  # without rows and tokens
     axis: int
     behind: bool  # all other dimensions are behind the tokens'
-    of: int  # which of the numbers of tokens: of all, or of those that logits are wanted of
+    counted: int  # which tokens there is one for: all (0), or those that logits are wanted of (1)
 
     @property
     def count(self) -> int:
@@ -72,7 +72,7 @@ class Given:
 class LookUp:
     """A value of which each token has one row of a table."""
 
-    by: int  # the input of the forward that holds the rows' numbers
+    input: int  # of the forward, that holds the rows' numbers
     table: Callable[[], torch.Tensor]  # the rows as they are now, one behind another
     grow: Callable[[int], None] | None = None  # have at least so many, where that can be done
 
@@ -88,7 +88,7 @@ class Step:
     what: Any = None  # the linear layers, the node of a norm's weight, or a LookUp
     count: int = 0  # width of a norm or a head; layer of the cache
     real: float = 0.0
-    of: int = 0  # as in Form
+    counted: int = 0  # as in Form
 
 
 class Lowering:
@@ -154,7 +154,9 @@ class Lowering:
             if look_up is None:
                 self.inputs.append(Given(given, to.buffer, 1 + form.axis, form.count))
             else:
-                self.steps.append(Step(KIND["look up"], form.count, (), to, look_up, of=form.of))
+                self.steps.append(
+                    Step(KIND["look up"], form.count, (), to, look_up, counted=form.counted)
+                )
         return self.at[given]
 
     def look_through(self, node: Any) -> None:
@@ -185,7 +187,7 @@ class Lowering:
         assert form is not None
         places = tuple(self.read(given) for given in read)
         self.at[node] = self.room(count)
-        more.setdefault("of", form.of)
+        more.setdefault("counted", form.counted)
         self.steps.append(Step(KIND[kind], form.count, places, self.at[node], *how, **more))
         return True
 
@@ -195,7 +197,7 @@ class Lowering:
         wanted = self.form_of_view(node)
         if form is None or wanted is None or not form.behind or form.count != wanted.count:
             return False
-        return self.put(node, "pick", [node.args[0]], form.count, of=wanted.of)
+        return self.put(node, "pick", [node.args[0]], form.count, counted=wanted.counted)
 
     def product(self, node: fx.Node, site: Site) -> bool:
         form = self.form(node.args[0])
@@ -213,8 +215,6 @@ class Lowering:
         form = self.form(states)
         known = value(weight)
         if form is None or known.dtype is not self.dtype or form.shape[-1] % WHOLE:
-            return False
-        if not known.is_contiguous():
             return False
         return self.put(node, "norm", [states], form.count, weight, form.shape[-1], eps)
 

@@ -15,6 +15,7 @@ from foretoken.lm.kernels.rewrites import A, value
 from foretoken.lm.kernels.straight_line import Program
 
 FIRST = 512  # positions of a new table; it doubles when more are asked for
+MORE = 64  # beyond those asked for, where it cannot double
 TRIED = 8
 
 
@@ -43,7 +44,7 @@ class PositionTable:
     def __init__(self, compute: Callable[[Tensor], list[Tensor]], axes: Sequence[int]) -> None:
         self.compute, self.axes = compute, tuple(axes)
         self.tables: list[Tensor] = []
-        self.grow(FIRST)
+        self.grow(2 * TRIED)
 
     @classmethod
     def of(cls, program: Program, nodes: Sequence[fx.Node]) -> PositionTable | None:
@@ -71,10 +72,17 @@ class PositionTable:
         return cls(compute, axes)
 
     def grow(self, positions: int) -> None:
-        """Have at least so many, and twice as many as before."""
+        """Have at least so many; twice as many as before, unless a model has no more of them."""
         longest = self.tables[0].shape[self.axes[0]] if self.tables else 0
-        if positions > longest:
-            self.tables = self.compute(torch.arange(max(2 * longest, positions))[None])
+        if positions <= longest:
+            return
+        for count in (max(2 * longest, positions, FIRST), positions + MORE, positions):
+            try:
+                self.tables = self.compute(torch.arange(count)[None])
+                return
+            except (IndexError, RuntimeError):  # beyond embeddings of positions
+                if count == positions:
+                    raise
 
     def rows(self, which: int) -> Tensor:
         """One of the tables, whose positions lie one behind another."""
@@ -83,11 +91,8 @@ class PositionTable:
     def __call__(self, positions: Tensor) -> list[Any]:
         """The nodes' values at `positions` [1, Q]."""
         wanted = positions[0]
-        try:
-            return [
-                torch.index_select(table, axis, wanted)
-                for table, axis in zip(self.tables, self.axes, strict=True)
-            ]
-        except IndexError:
-            self.grow(int(wanted.max()) + 1)
-            return self(positions)
+        self.grow(int(wanted.max()) + 1)
+        return [
+            torch.index_select(table, axis, wanted)
+            for table, axis in zip(self.tables, self.axes, strict=True)
+        ]

@@ -52,6 +52,7 @@ class Segmented:
             for given in self.writer.inputs(node):
                 self.readers.setdefault(given, []).append(node)
         self.by_torch: list[fx.Node] = []
+        self.copied = set[fx.Node]()  # settled values that are known as they were at some time
         self.lines: list[Line] = []
         self.parts: list[Any] = []  # what the lines call
         self.tables: list[tuple[Sequence[fx.Node], PositionTable]] = []
@@ -74,7 +75,8 @@ class Segmented:
             return
         self.order = [node for node in self.order if node not in known or self.is_size(node)]
         self.tables.append((read, table))
-        self.by_torch += known
+        settled = self.program.settled
+        self.copied |= {given for node in known for given in node.all_input_nodes} & {*settled}
         for i, node in enumerate(read):
             self.look_ups[node] = LookUp(POSITIONS, partial(table.rows, i), table.grow)
 
@@ -84,23 +86,24 @@ class Segmented:
         for node in self.order:
             if node.target is A.embedding.default and node.args[1] is capture.inputs[IDS]:
                 weight: Any = node.args[0]
-                if weight in capture.weights and value(weight).is_contiguous():
+                if weight in capture.weights:
                     self.look_ups[node] = LookUp(IDS, partial(self.weight, weight))
 
     def weight(self, node: fx.Node) -> Tensor:
-        """Where it lies now."""
+        """As it lies now, or a copy in the usual order."""
         found: Tensor = self.program.names[self.program.label[node]]
-        assert found.is_contiguous(), "as all weights that segments read"
-        return found
+        if node not in self.program.capture.weights or not found.is_contiguous():
+            self.copied.add(node)
+        return found.contiguous()
 
     def made_of(self) -> list[Tensor]:
-        """Weights that torch's operations may know by a copy, of single ones or of several; in C
-        all are read where they lie."""
+        """The weights that this variant may know by a copy: those that tables and other constants
+        were computed from, and those of products that are no steps."""
         weights, settled = self.program.capture.weights, self.program.settled
         found: list[Tensor] = []
-        waiting = [given for node in self.by_torch for given in self.writer.inputs(node)]
-        waiting = [node for node in waiting if node in settled and node not in weights]
+        waiting = [*self.copied]
         for node in self.by_torch:
+            waiting += [n for n in self.writer.inputs(node) if n in settled and n not in weights]
             site = getattr(node.target, "__self__", None)
             if isinstance(site, Product | Merged):
                 found += [module.weight for module in site.modules]
@@ -154,8 +157,10 @@ class Segmented:
     def begun(self) -> Lowering:
         """A stretch that has no steps yet."""
         ids, _, places = map(value, self.program.capture.inputs)
-        counts, settled = (ids.shape[1], places.shape[0]), self.program.settled
-        dtype, look_ups = weights_type(self.program), self.look_ups if self.whole else {}
+        counts, look_ups = [ids.shape[1], places.shape[0]], self.look_ups
+        if not self.whole:  # what lies between products is done for one number of tokens
+            counts, look_ups = counts[:1], {}
+        dtype, settled = weights_type(self.program), self.program.settled
         return Lowering(counts, dtype, settled, self.writer.place, self.whole, look_ups)
 
     def close(self, made: Lowering) -> None:

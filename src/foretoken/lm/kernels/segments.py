@@ -35,8 +35,8 @@ class _Step(ctypes.Structure):
         ("what", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("real", ctypes.c_double),
-        ("of", ctypes.c_int64),
-        ("by", ctypes.c_int64),
+        ("counted", ctypes.c_int64),
+        ("input", ctypes.c_int64),
     )
 
 
@@ -70,7 +70,7 @@ class Stretch:
         self, made: Lowering, results: Sequence[fx.Node], weights: Mapping[Any, Tensor], call: Call
     ) -> None:
         self.dtype, self.call, self.forms = made.dtype, call, made.forms
-        self.given, self.tables = made.inputs, dict[int, Tensor]()  # of steps that look up
+        self.given = made.inputs
         self.results: list[tuple[int, Form]] = []
         steps = [*made.steps]
         taken = {given.buffer for given in self.given}
@@ -80,7 +80,9 @@ class Stretch:
             to = made.read(node)
             if to.buffer in taken or (to.offset, to.apart) != (0, form.count):
                 to = made.room(form.count)
-                steps.append(Step(KIND["copy"], form.count, (made.read(node),), to, of=form.of))
+                steps.append(
+                    Step(KIND["copy"], form.count, (made.read(node),), to, counted=form.counted)
+                )
             taken.add(to.buffer)
             self.results.append((to.buffer, form))
         self.slots, self.sizes = shared_memory(steps, made.buffers, taken)
@@ -127,7 +129,8 @@ class Segment(Stretch):
             bases[one.buffer] = states.data_ptr()
         made = []
         for buffer, form in self.results:
-            result = torch.empty((1, counts[form.of], *form.shape), dtype=self.dtype)
+            size = (1, counts[form.counted], *form.shape)
+            result = torch.empty(size, dtype=self.dtype, device="cpu")
             bases[buffer] = result.data_ptr()
             made.append(result.movedim(1, 1 + form.axis) if form.axis else result)
         asked = (
@@ -142,7 +145,7 @@ class Segment(Stretch):
     def lengthen(self, at: int, inputs: Sequence[Tensor]) -> None:
         """Grow the table of a step that was asked for rows beyond it; IndexError if it cannot."""
         look_up = self.steps[at].what
-        wanted = inputs[look_up.by]
+        wanted = inputs[look_up.input]
         if look_up.grow is None or int(wanted.min()) < 0:
             raise IndexError(f"{wanted.tolist()} are not all below {self.table[at].count}")
         look_up.grow(int(wanted.max()) + 1)
@@ -165,7 +168,7 @@ class Between(Stretch):
             held.append(laid)
         made = []
         for buffer, form in self.results:
-            result = torch.empty((1, tokens, *form.shape), dtype=self.dtype)
+            result = torch.empty((1, tokens, *form.shape), dtype=self.dtype, device="cpu")
             bases[buffer] = _Buffer(result.data_ptr(), form.count)
             made.append(result.movedim(1, 1 + form.axis) if form.axis else result)
         self.call(self.address, self.count, arena.address, tokens, attend.threads)
@@ -178,15 +181,15 @@ def bound(step: Step, weights: Mapping[Any, Tensor]) -> _Step:
     to = _Place(step.to.buffer, step.to.offset, step.to.apart)
     places = [_Place(place.buffer, place.offset, place.apart) for place in step.places]
     places += [*places[:1], to] * (3 - len(places))
-    what, count, by = None, step.count, 0
+    what, count, given = None, step.count, 0
     if isinstance(step.what, Places):
         what, count = step.what.address, step.what.count
     elif isinstance(step.what, LookUp):
-        by = step.what.by
+        given = step.what.input
     elif step.what is not None:
         what = weights[step.what].data_ptr()
     three = (_Place * 3)(*places[:3])
-    return _Step(step.kind, step.width, three, to, what, count, step.real, step.of, by)
+    return _Step(step.kind, step.width, three, to, what, count, step.real, step.counted, given)
 
 
 def shared_memory(

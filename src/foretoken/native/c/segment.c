@@ -19,8 +19,8 @@ struct step {
   const void *what; /* linear layers, the weight of a norm, or a table */
   int64_t count;    /* layers; width of a norm or of a head; layer of the cache; rows of a table */
   double real;      /* added to mean squares; scale */
-  int64_t of;       /* which number of tokens: of all, or of those that logits are wanted of */
-  int64_t by;       /* which of the forward's inputs has the rows to look up */
+  int64_t counted;  /* which tokens it is done for: all, or those that logits are wanted of */
+  int64_t input;    /* of the forward, that has the rows to look up */
 };
 
 struct buffer { /* its numbers; elements between tokens of one from outside, else zero */
@@ -63,7 +63,7 @@ INLINE int64_t beyond_a_table(const struct step *steps, int64_t count, int64_t t
                               const int64_t *const *inputs) {
   for (int64_t i = 0; i < count; i++)
     for (int64_t t = 0; steps[i].kind == LOOK_UP && t < tokens; t++)
-      if ((uint64_t)inputs[steps[i].by][t] >= (uint64_t)steps[i].count) return i;
+      if ((uint64_t)inputs[steps[i].input][t] >= (uint64_t)steps[i].count) return i;
   return -1;
 }
 
@@ -126,7 +126,7 @@ INLINE int64_t items(const struct step *s, int64_t tokens) {
       const T *b = (const T *)buffers[s->b.buffer] + s->b.offset;                                 \
       const T *c = (const T *)buffers[s->c.buffer] + s->c.offset;                                 \
       T *y = (T *)buffers[s->y.buffer] + s->y.offset;                                             \
-      const int64_t tokens = counts[s->of];                                                       \
+      const int64_t tokens = counts[s->counted];                                                  \
       switch (s->kind) {                                                                          \
         case PRODUCT:                                                                             \
           product_share_##T(a, y, tokens, s->width, s->a.apart, s->what, s->count);               \
@@ -139,7 +139,7 @@ INLINE int64_t items(const struct step *s, int64_t tokens) {
           rows_##T(a, s->a.apart, inputs[PLACES], y, s->width, my_part(tokens));                  \
           break;                                                                                  \
         case LOOK_UP:                                                                             \
-          rows_##T(s->what, s->width, inputs[s->by], y, s->width, my_part(tokens));               \
+          rows_##T(s->what, s->width, inputs[s->input], y, s->width, my_part(tokens));            \
           break;                                                                                  \
         default: small_##T(s, a, b, c, y, my_part(items(s, tokens)));                             \
       }                                                                                           \
