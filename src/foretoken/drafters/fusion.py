@@ -79,8 +79,6 @@ class Fusion(Combination):
     ) -> list[Draft]:
         free = [unpriced(budget) for budget in budgets]
         found = [member.propose(rows, free, stop) for member in self.members]
-        if not any(budget.depth for budget in budgets):
-            return [self.passed_over(row) for row in rows]
         drafts = []
         for row, budget, *own in zip(rows, budgets, *found, strict=True):
             text: _Text = row.private[self]
@@ -88,18 +86,12 @@ class Fusion(Combination):
             drafts.append(affordable(self.merge(row, text), budget))
         return drafts
 
-    def passed_over(self, row: DecodeState) -> Draft:
-        """No draft, and nothing to learn from."""
-        draft, text = undrafted(row), row.private[self]
-        text.offers = [Offer.of(draft)] * len(self.members)
-        text.merged, text.chances = draft.tree, [1.0]
-        return draft
-
     def merge(self, row: DecodeState, text: _Text) -> Draft:
         """All offers as one tree, with the chance of each node."""
         if not any(len(offer.tree) > 1 for offer in text.offers):
-            text.merged, text.chances = root(row.tokens[-1]), [1.0]
-            return Draft(text.merged, Draw.POINT, chances=(1.0,))
+            draft = undrafted(row)
+            text.merged, text.chances = draft.tree, [1.0]
+            return draft
         trie = Trie(row.tokens[-1])
         best, votes = [1.0], [0]  # of each node: what any member gives it, and how many do
         greedy = row.warp.greedy

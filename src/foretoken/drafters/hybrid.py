@@ -32,6 +32,7 @@ from foretoken.types import (
     Rows,
     Shape,
     Step,
+    TokenTree,
     Traits,
 )
 
@@ -135,12 +136,6 @@ class Union:
 
     def __init__(self, grown: Draft, found: Draft) -> None:
         self.grown, self.size = grown, len(grown.tree)
-        # Of each node: its class in `Agreement`, what both sides promise, what that is worth in any
-        # text, all given its parent.
-        self.places, self.promises, self.chances = [0], [1.0], [1.0]
-        self.tree, self.draft = grown.tree, found
-        if len(found.tree) == self.size == 1:
-            return
         self.modelled: list[float | None] = [*Offer.of(grown).chances]
         self.looked_up: list[float | None] = [None] * self.size
         trie = Trie.of(grown.tree)
@@ -152,13 +147,14 @@ class Union:
                 self.looked_up.append(None)
             self.looked_up[at] = chance
             place.append(at)
-        self.tree = trie.tree()
+        self.tree: TokenTree = trie.tree()
+        # Of each node: its class in `Agreement`, what both sides promise, what that is worth in any
+        # text, all given its parent.
+        self.places, self.promises, self.chances = [0], [1.0], [1.0]
         self.draft = Draft(self.tree, Draw.POINT)
 
     def judge(self, greedy: bool, agreement: Agreement, bias: TextBias) -> None:
         """Find the chance of every node, in this text."""
-        if len(self.tree) == 1:
-            return
         parents, modelled, looked_up = self.tree.parents, self.modelled, self.looked_up
         asked = set(parents[1 : self.size])
         by_model, by_look_up = [0.0] * len(parents), [0.0] * len(parents)
