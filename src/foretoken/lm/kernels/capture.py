@@ -28,7 +28,8 @@ from foretoken.types import Embedding, FinalNorm, Layer, Tap
 NAME = "foretoken-capture"
 Mark = Tap | Sublayer  # what gave a hidden state
 KEPT = 32  # traced structures
-ROWS, TOKENS, PLACES = 2, 3, 2  # of the example that is traced; all three become symbols
+EXAMPLE = 2, 3, 2  # rows, tokens and places of what is traced; all three become symbols
+IDS, POSITIONS, PLACES = range(3)  # inputs
 # What tracing raises for control flow on numbers, or for code it cannot follow.
 UNTRACEABLE = (
     RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError,
@@ -60,7 +61,7 @@ class Capture:
     graph: fx.Graph
     weights: dict[fx.Node, Weight]
     constants: dict[fx.Node, Tensor]  # made by the model's code, the same in every call
-    inputs: tuple[fx.Node, ...]  # token ids [B, Q], positions [B, Q], places of logits [P]
+    inputs: tuple[fx.Node, ...]  # IDS [B, Q] of tokens, POSITIONS [B, Q], PLACES [P] of logits
     marks: tuple[Mark, ...]
 
     @property
@@ -257,10 +258,11 @@ def trace(traced: Traced, ragged: bool) -> Outline:
     """Export the forward with rows, tokens and places as symbols."""
     model, family = traced.model, traced.family
     device = next(model.parameters()).device
-    rows = ROWS if ragged else 1
-    ids = torch.ones(rows, TOKENS, dtype=torch.long, device=device)
-    positions = torch.arange(TOKENS, device=device).repeat(rows, 1)
-    places = torch.arange(1, 1 + PLACES, device=device)
+    several, length, wanted = EXAMPLE
+    rows = several if ragged else 1
+    ids = torch.ones(rows, length, dtype=torch.long, device=device)
+    positions = torch.arange(length, device=device).repeat(rows, 1)
+    places = torch.arange(1, 1 + wanted, device=device)
     tokens = torch.export.Dim("tokens", min=1, max=1 << 20)
     sizes: dict[int, Any] = {1: tokens}
     if ragged:

@@ -108,7 +108,7 @@ class LeanForward:
         found = self.variants.get(key) or self.write(*key)
         if found.copies.changed():
             self.follow_versions()
-            found = self.variants.get(key) or self.write(*key)
+            found = self.write(*key)
         if not entered and not cut.without:
             return found.run(ids, positions, places, attend)
         nothing = self.nothing.expand(*ids.shape, -1)
@@ -138,8 +138,12 @@ class LeanForward:
         written = None
         if way is not Way.TORCH:
             written = segmented(self.program, results, instead, way is Way.FEW)
-        run, made_of = written or (self.program.variant(results, instead), self.whole.weights)
-        found = self.variants[taps, cut, way, entered] = Variant(run, Copies(made_of))
+        if written is None:
+            found = Variant(self.program.variant(results, instead), self.whole)
+        else:
+            run, made_of = written
+            found = Variant(run, Copies(made_of))
+        self.variants[taps, cut, way, entered] = found
         return found
 
     def known(self, tap: Tap) -> Tap:

@@ -28,7 +28,6 @@ KIND = {name: number for number, name in enumerate(KINDS)}
 MAPS = {A.add.Tensor: "add", A.mul.Tensor: "times", A.silu.default: "silu", A.relu.default: "relu"}
 VIEWS = (A.view.default, A.reshape.default)
 TURN = A.transpose.int
-IDS, POSITIONS, PLACES = range(3)  # inputs of a forward
 WHOLE = 32  # numbers of a token are a multiple of it
 
 

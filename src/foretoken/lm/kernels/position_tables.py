@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from foretoken.lm.kernels.capture import POSITIONS
 from foretoken.lm.kernels.rewrites import A, value
 from foretoken.lm.kernels.straight_line import Program
 
@@ -50,7 +51,7 @@ class PositionTable:
     def of(cls, program: Program, nodes: Sequence[fx.Node]) -> PositionTable | None:
         """For these nodes; None where a token's values depend on other tokens' positions."""
         run = program.variant(nodes)
-        tokens = str(value(program.capture.inputs[1]).shape[1])
+        tokens = str(value(program.capture.inputs[POSITIONS]).shape[1])
         axes = []
         for node in nodes:
             known = value(node)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from foretoken.lm.kernels.capture import Capture
+from foretoken.lm.kernels.capture import PLACES, Capture
 from foretoken.lm.kernels.few_tokens import rms_norm, rotated
 
 A = torch.ops.aten
@@ -110,10 +110,11 @@ def constant_nodes(capture: Capture) -> set[fx.Node]:
 
 def wanted_places(capture: Capture) -> None:
     """Pick states where logits are wanted, and take all where they are wanted everywhere."""
+    places = capture.inputs[PLACES]
     for node in calls(capture.graph, A.index.Tensor):
         states, chosen = node.args
-        if [*chosen] == [None, capture.inputs[2]]:  # type: ignore[misc]
-            picked = insert(node, node, at_places, states, capture.inputs[2])
+        if [*chosen] == [None, places]:  # type: ignore[misc]
+            picked = insert(node, node, at_places, states, places)
             node.replace_all_uses_with(picked)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from foretoken.lm.kernels.capture import IDS, POSITIONS
 from foretoken.lm.kernels.linears import Product
-from foretoken.lm.kernels.lowering import IDS, POSITIONS, LookUp, Lowering
+from foretoken.lm.kernels.lowering import LookUp, Lowering
 from foretoken.lm.kernels.merged import Merged
 from foretoken.lm.kernels.position_tables import PositionTable, by_position
 from foretoken.lm.kernels.rewrites import A, value
@@ -57,14 +58,14 @@ class Segmented:
         self.parts: list[Any] = []  # what the lines call
         self.tables: list[tuple[Sequence[fx.Node], PositionTable]] = []
         self.look_ups: dict[fx.Node, LookUp] = {}  # written where they are read, or in front
-        self.by_position()
-        self.by_token()
+        self.read_by_position()
+        self.read_by_token()
         self.write()
         said = [self.writer.said(node) for node in results]
         self.lines.append(Line(f"return [{', '.join(said)}]", said, ()))
         self.look_up()
 
-    def by_position(self) -> None:
+    def read_by_position(self) -> None:
         """Have what depends on positions alone read from tables."""
         known, read = by_position(self.program, self.order)
         tables, key = self.program.tables, tuple(read)
@@ -80,7 +81,7 @@ class Segmented:
         for i, node in enumerate(read):
             self.look_ups[node] = LookUp(POSITIONS, partial(table.rows, i), table.grow)
 
-    def by_token(self) -> None:
+    def read_by_token(self) -> None:
         """Have embeddings of the tokens read where they are wanted."""
         capture = self.program.capture
         for node in self.order:

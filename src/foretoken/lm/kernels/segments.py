@@ -72,7 +72,7 @@ class Stretch:
         self.dtype, self.call, self.forms = made.dtype, call, made.forms
         self.given = made.inputs
         self.results: list[tuple[int, Form]] = []
-        steps = [*made.steps]
+        steps = sorted(made.steps, key=lambda step: step.kind != KIND["look up"])  # these go first
         taken = {given.buffer for given in self.given}
         for node in results:
             form = made.form(node)
@@ -180,7 +180,8 @@ def bound(step: Step, weights: Mapping[Any, Tensor]) -> _Step:
     """A step with the addresses of its weights."""
     to = _Place(step.to.buffer, step.to.offset, step.to.apart)
     places = [_Place(place.buffer, place.offset, place.apart) for place in step.places]
-    places += [*places[:1], to] * (3 - len(places))
+    filling = places[0] if places else to  # for what a step does not read
+    three = (_Place * 3)(*places, *[filling] * (3 - len(places)))
     what, count, given = None, step.count, 0
     if isinstance(step.what, Places):
         what, count = step.what.address, step.what.count
@@ -188,7 +189,6 @@ def bound(step: Step, weights: Mapping[Any, Tensor]) -> _Step:
         given = step.what.input
     elif step.what is not None:
         what = weights[step.what].data_ptr()
-    three = (_Place * 3)(*places[:3])
     return _Step(step.kind, step.width, three, to, what, count, step.real, step.counted, given)
 
 

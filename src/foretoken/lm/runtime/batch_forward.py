@@ -67,7 +67,7 @@ class BatchForward:
         self.empty_cache()
         self.span: Any = None  # of exact sums (`kernels.bits`); None where bits are not promised
         self.graphs: Replays | None = None
-        self.numbers = Numbers() if self.device.type == "cpu" else None
+        self.numbers = Numbers(self.device)
         self._places: dict[tuple[int, int], Tensor] = {}
         self._layers = decoder_layers(model, family.layers)
         self._decoder = decoder_of(model)
@@ -245,10 +245,7 @@ class BatchForward:
         if self.plan.ordered and count == 1:
             width = 2  # products of a single row round differently from all others
         tokens, positions = _padded(feed.tokens, width), _padded(feed.positions, width)
-        if self.numbers is not None:
-            both = self.numbers.of(tokens, positions)
-        else:
-            both = torch.tensor([[tokens], [positions]], device=self.device).unbind()
+        both = self.numbers.of(tokens, positions)
         kept = width - count + feed.scored if feed.scored else 1
         batch = Batch([feed], width, feed.stop, kept, *both)
         if feed.embedded is not None:

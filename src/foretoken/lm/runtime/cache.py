@@ -144,7 +144,6 @@ class SlotCache(Cache):
         self.slots, self.columns = slots, columns
         self.groups: list[Group] = []
         self.made = 0  # times that buffers were made anew
-        self.complete = False  # every layer was run, and has buffers
         self.exact = False  # sizes are those granted, not doubled ones
         self.due: tuple[int, int] | None = None  # slots and columns of the next forward
         self.used = 0  # first slots that hold a row
@@ -224,7 +223,6 @@ class SlotCache(Cache):
             part = count if whole else -(-count // PARTS)
             while groups:
                 self.groups.append(self._merged(groups, part))
-        self.complete = sum(len(group.layers) for group in self.groups) == len(self.rows_of)
 
     def _merged(self, groups: list[Group], part: int) -> Group:
         """The first `part` layers of these groups in buffers of their own; they leave the groups,
@@ -279,7 +277,9 @@ class SlotCache(Cache):
     @property
     def in_place(self) -> bool:
         """Whether all layers share their buffers, and each of them reads a row from its start."""
-        return self.complete and not self.loose and not self.lowered
+        if self.loose or self.lowered:
+            return False
+        return sum([len(group.layers) for group in self.groups]) == len(self.rows_of)
 
     def lone_columns(self) -> list[Columns] | None:
         """For each layer, where a forward over one row writes keys and values, and what it reads.

@@ -127,7 +127,8 @@ class Numbers:
 
     MOST = 64
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.most = device, self.MOST if device.type == "cpu" else 0
         self.memory = (ctypes.c_int64 * (2 * self.MOST))()
         self.whole = torch.frombuffer(self.memory, dtype=torch.long).view(2, 1, self.MOST)
         self.views: dict[int, tuple[Tensor, Tensor]] = {}
@@ -135,8 +136,8 @@ class Numbers:
     def of(self, ids: list[int], positions: list[int]) -> tuple[Int[Tensor, "1 Q"], ...]:
         """Both as tensors, to be read before the next ones are asked for."""
         width = len(ids)
-        if width > self.MOST:
-            return torch.tensor([[ids], [positions]]).unbind()
+        if width > self.most:
+            return torch.tensor([[ids], [positions]], device=self.device).unbind()
         if width not in self.views:
             self.views[width] = self.whole[0, :, :width], self.whole[1, :, :width]
         self.memory[:width] = ids  # type: ignore[assignment]

@@ -59,10 +59,11 @@ INLINE struct part_of { int64_t first, last; } my_part(int64_t count) {
     if ((k += LANES) == s->width) k = 0, t++;                                                     \
   }
 
+/* The first look-up of a row that its table lacks, or minus one. They come before all other steps. */
 INLINE int64_t beyond_a_table(const struct step *steps, int64_t count, int64_t tokens,
                               const int64_t *const *inputs) {
-  for (int64_t i = 0; i < count; i++)
-    for (int64_t t = 0; steps[i].kind == LOOK_UP && t < tokens; t++)
+  for (int64_t i = 0; i < count && steps[i].kind == LOOK_UP; i++)
+    for (int64_t t = 0; t < tokens; t++)
       if ((uint64_t)inputs[steps[i].input][t] >= (uint64_t)steps[i].count) return i;
   return -1;
 }
