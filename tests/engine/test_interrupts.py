@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import foretoken
-from foretoken.engine.interrupts import uninterrupted
+from foretoken.engine.interrupts import Uninterrupted
 
 PROMPT, OTHER = [5, 9, 2, 41, 9, 2], [7, 7, 3]
 
@@ -92,7 +92,7 @@ def test_beams_too(tiny_pair, name, monkeypatch) -> None:
 def test_a_second_one_does_not_wait() -> None:
     """What runs may be a caller's own code that never ends."""
     before, reached = signal.getsignal(signal.SIGINT), []
-    with pytest.raises(KeyboardInterrupt), uninterrupted() as interrupted:
+    with pytest.raises(KeyboardInterrupt), Uninterrupted() as interrupted:
         assert not interrupted()
         signal.raise_signal(signal.SIGINT)
         assert interrupted()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from foretoken.contract import Controller
-from foretoken.engine.interrupts import uninterrupted
+from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_candidates, check_scoring, promise_of
 from foretoken.lm.runtime.branches import BranchingLM, feed, prune
 from foretoken.trees.forest import Beam, BeamRow, Cut, Layer, Written
@@ -106,7 +106,7 @@ def decode(
     waiting, running = deque(requests), list[BeamRow]()
     try:
         while waiting or running:
-            with uninterrupted(), torch.inference_mode():
+            with Uninterrupted(), torch.inference_mode():
                 while waiting and len(running) < (max_rows or engine.max_rows):
                     row = waiting.popleft()
                     running.append(row)
@@ -117,7 +117,7 @@ def decode(
                 running = [row for row in running if row.beams]
             yield record
     finally:
-        with uninterrupted():
+        with Uninterrupted():
             leave(running, engine)
 
 

@@ -19,7 +19,7 @@ from foretoken.coins import SeededCoins
 from foretoken.drafters.given_text import GivenText, foretold
 from foretoken.engine.admission import Waiting
 from foretoken.engine.batch_costs import batch_costs
-from foretoken.engine.interrupts import uninterrupted
+from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
 from foretoken.engine.step import Parts, advance
 from foretoken.engine.tolerant import blamed
@@ -319,14 +319,14 @@ def decode(
             engine.submit(row)
         step: Step | None = None
         while True:
-            with uninterrupted():
+            with Uninterrupted(), torch.inference_mode():
                 step = engine.step()
             raise_error(rows)
             if step is None:
                 return
             yield step
     finally:
-        with uninterrupted():
+        with Uninterrupted():
             for row in rows:
                 engine.cancel(row)
             engine.sweep()

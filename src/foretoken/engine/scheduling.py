@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from foretoken.engine.engine import Engine
-from foretoken.engine.interrupts import uninterrupted
+from foretoken.engine.interrupts import Uninterrupted
 from foretoken.errors import ConfigError
 from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.views.view import innermost
@@ -78,7 +78,6 @@ class Scheduler:
         self.watchers: dict[int, Callable[[Step, int], None]] = {}  # by the row's uid
         self.ends: dict[DecodeState, Callable[[DecodeState], None]] = {}  # whom to tell of its end
 
-    @uninterrupted()
     def submit(
         self,
         rows: Rows,
@@ -90,7 +89,7 @@ class Scheduler:
         `ended` is told once of each row that is over, after its last step and whatever ended it,
         by the thread that runs the steps; not of rows that were dropped.
         """
-        with self.changed:
+        with Uninterrupted(), self.changed:
             self.submissions += 1
             for row in rows:
                 self.watchers[row.uid] = watch
@@ -106,7 +105,7 @@ class Scheduler:
             with self.changed:
                 while self.led and not ready():
                     self.changed.wait()
-            with uninterrupted() as interrupted:
+            with Uninterrupted() as interrupted:
                 self.lead(lambda: ready() or interrupted())
 
     @torch.inference_mode()  # once for all steps
@@ -178,9 +177,13 @@ class Scheduler:
             self.watchers.pop(row.uid, None)
             ended(row)
 
-    @uninterrupted()
     def drop(self, rows: Rows) -> None:
         """Forget rows, whatever became of them; those under way end with the next step."""
+        with Uninterrupted():
+            self.forget(rows)
+
+    def forget(self, rows: Rows) -> None:
+        """As `drop`, where nothing interrupts it."""
         with self.changed:
             for row in rows:
                 self.watchers.pop(row.uid, None)

@@ -17,14 +17,14 @@ MOST = 64  # columns asked for: those found so far are gone through for every on
 def first_columns(logits: Float[Tensor, "n V"]) -> list[int] | None:
     """Of every row the first of its largest columns, minus one where a number is none; None where
     this cannot be had in C."""
-    rows, width = logits.shape
-    call = over_columns("first", logits)
+    (rows, width), (apart, between) = logits.shape, logits.stride()
+    call = over_columns("first", logits, width, between)
     if call is None:
         return None
     found = (c_int64 * rows)()
-    threads = torch.get_num_threads()
-    call(logits.data_ptr(), rows, width, logits.stride(0), addressof(found), threads)
-    return list(found)
+    threads = torch.get_num_threads() if rows > 1 else 1
+    call(logits.data_ptr(), rows, width, apart, addressof(found), threads)
+    return found[:]
 
 
 def best_columns(
@@ -37,15 +37,15 @@ def best_columns(
 
     `names` are the ids of the columns, where these are not their numbers.
     """
-    rows, width = logits.shape
-    call = over_columns("best", logits) if count <= MOST else None
+    (rows, width), (apart, between) = logits.shape, logits.stride()
+    call = over_columns("best", logits, width, between) if count <= MOST else None
     if call is None:
         law = softmax(logits, temperature)
         top, at = law.max(-1, keepdim=True) if count == 1 else law.topk(count)
         return (at if names is None else names[at]).tolist(), top.tolist()
     chances, ids = (c_float * (rows * count))(), (c_int64 * (rows * count))()
     call(
-        logits.data_ptr(), rows, width, logits.stride(0), 1.0 / temperature,
+        logits.data_ptr(), rows, width, apart, 1.0 / temperature,
         None if names is None else names.data_ptr(), count, addressof(chances), addressof(ids),
     )  # fmt: skip
     starts = range(0, rows * count, count)

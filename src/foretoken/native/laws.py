@@ -26,14 +26,15 @@ def softmax(
     *rows, count = logits.shape
     width = count if width is None else width
     flat = logits if len(rows) == 1 else logits.reshape(-1, count)
-    call = over_columns("law", flat)
-    if call is None:
+    apart, between = flat.stride()
+    call = over_columns("law", flat, count, between)
+    if call is None or logits.requires_grad:
         scores = logits if logits.dtype is torch.float64 else logits.float()
         law = (scores if temperature == 1.0 else scores / temperature).softmax(-1)
         return law if names is None else law.new_zeros(*rows, width).index_copy_(-1, names, law)
     law = torch.empty(*rows, width, dtype=torch.float32, device="cpu")
     call(
-        flat.data_ptr(), len(flat), count, flat.stride(0), max(1.0 / temperature, LEAST),
+        flat.data_ptr(), len(flat), count, apart, max(1.0 / temperature, LEAST),
         None if names is None else names.data_ptr(), width, law.data_ptr(),
     )  # fmt: skip
     return law
@@ -44,9 +45,10 @@ def drawn(law: Float[Tensor, "V"], coin: float) -> int | None:
 
     Minus one where that is no law; None where this cannot be had in C.
     """
-    call = over_columns("drawn", law)
+    width = law.shape[0]
+    call = over_columns("drawn", law, width, law.stride(0))
     if call is None:
         return None
     column = c_int64()
-    call(law.data_ptr(), law.shape[0], coin, addressof(column))
+    call(law.data_ptr(), width, coin, addressof(column))
     return column.value

@@ -162,10 +162,14 @@ def operation(name: str, dtype: torch.dtype) -> Call | None:
     return found.calls.get((name, dtype)) if isinstance(found, Library) else None
 
 
-def over_columns(name: str, numbers: Tensor) -> Call | None:
-    """One of CALLS for the rows [.., V] of these numbers, where it can be had and can read them."""
-    fits = numbers.is_cpu and numbers.shape[-1] >= NARROW and numbers.stride(-1) == 1
-    return operation(name, numbers.dtype) if fits and not numbers.requires_grad else None
+def over_columns(name: str, numbers: Tensor, width: int, between: int) -> Call | None:
+    """One of CALLS for rows of so many numbers, where it can be had and can read them; `between`:
+    elements from one to the next.
+
+    Asking a tensor costs microseconds behind a forward, so each thing is asked once, by the caller.
+    """
+    fits = width >= NARROW and between == 1 and numbers.is_cpu
+    return operation(name, numbers.dtype) if fits else None
 
 
 def together() -> int:

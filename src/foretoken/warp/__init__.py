@@ -343,16 +343,16 @@ def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
 
     On a CPU torch's own search is the slowest. ConfigError where scores are NaN.
     """
-    if not scores.is_cpu or not scores.numel():
-        return scores.argmax(-1).tolist()
-    flat = scores.ndim == 2 and not scores.requires_grad
-    rows = scores if flat else scores.detach().reshape(-1, scores.shape[-1])
+    shape = scores.shape
+    if len(shape) == 1:
+        return best_tokens(scores[None])[0]
+    rows = scores if len(shape) == 2 else scores.reshape(-1, shape[-1])
     best = first_columns(rows)
     if best is None:
-        best = best_by_numpy(rows)
-    elif -1 in best:
+        return best_by_numpy(rows.detach()) if rows.is_cpu else rows.argmax(-1).tolist()
+    if -1 in best:
         raise no_law()
-    return best if scores.ndim > 1 else best[0]
+    return best
 
 
 def best_by_numpy(rows: Float[Tensor, "n V"]) -> list[int]:

@@ -94,7 +94,7 @@ class LeanForward:
         cut: Cut = WHOLE,
         entering: Tensor | None = None,
     ) -> list[Tensor]:
-        """What `taps` read, each [B, Q, H], then logits [B, P, V] at `places`.
+        """What `taps` read, each [B, Q, H], then logits [B * P, V] at `places` of every row.
 
         Without a head, the last are the states [B, Q, H] that it would have read behind the layers.
         `entering` [B, Q, H] is what enters layer `cut.start`; None: the tokens' embeddings, which

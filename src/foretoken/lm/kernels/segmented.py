@@ -54,6 +54,7 @@ class Segmented:
                 self.readers.setdefault(given, []).append(node)
         self.by_torch: list[fx.Node] = []
         self.copied = set[fx.Node]()  # settled values that are known as they were at some time
+        self.flat = set[fx.Node]()  # logits that are made without a dimension of rows
         self.lines: list[Line] = []
         self.parts: list[Any] = []  # what the lines call
         self.tables: list[tuple[Sequence[fx.Node], PositionTable]] = []
@@ -62,7 +63,9 @@ class Segmented:
         self.read_by_token()
         self.write()
         said = [self.writer.said(node) for node in results]
-        self.lines.append(Line(f"return [{', '.join(said)}]", said, ()))
+        made = [name if node in self.flat else self.writer.result(node)
+                for name, node in zip(said, results, strict=True)]  # fmt: skip
+        self.lines.append(Line(f"return [{', '.join(made)}]", said, ()))
         self.look_up()
 
     def read_by_position(self) -> None:
@@ -173,7 +176,11 @@ class Segmented:
         weights = {node: self.weight(node) for node in wanted}
         given = [one.node if isinstance(one.node, str) else label[one.node] for one in made.inputs]
         inputs = [label[node] for node in self.program.capture.inputs] if self.whole else []
-        self.emit(read, self.stretch(made, read, weights), [ATTEND, *inputs, *given])
+        logits = self.program.capture.logits
+        if self.whole and logits in read and readers[logits] == [None]:
+            self.flat.add(logits)
+        part = self.stretch(made, read, weights, self.flat)
+        self.emit(read, part, [ATTEND, *inputs, *given])
 
     def emit(self, results: Sequence[fx.Node], part: Any, given: Sequence[str]) -> None:
         makes = [self.program.label[node] for node in results]

@@ -67,11 +67,16 @@ class Stretch:
     entry: type[ctypes.c_void_p | _Buffer]  # of the table of buffers
 
     def __init__(
-        self, made: Lowering, results: Sequence[fx.Node], weights: Mapping[Any, Tensor], call: Call
+        self,
+        made: Lowering,
+        results: Sequence[fx.Node],
+        weights: Mapping[Any, Tensor],
+        flat: Collection[fx.Node],  # results without a dimension of rows
+        call: Call,
     ) -> None:
         self.dtype, self.call, self.forms = made.dtype, call, made.forms
         self.given = made.inputs
-        self.results: list[tuple[int, Form]] = []
+        self.results: list[tuple[int, Form, bool]] = []
         steps = sorted(made.steps, key=lambda step: step.kind != KIND["look up"])  # these go first
         taken = {given.buffer for given in self.given}
         for node in results:
@@ -84,7 +89,7 @@ class Stretch:
                     Step(KIND["copy"], form.count, (made.read(node),), to, counted=form.counted)
                 )
             taken.add(to.buffer)
-            self.results.append((to.buffer, form))
+            self.results.append((to.buffer, form, node in flat))
         self.slots, self.sizes = shared_memory(steps, made.buffers, taken)
         self.steps = steps
         self.table = (_Step * len(steps))(*(bound(step, weights) for step in steps))
@@ -119,8 +124,8 @@ class Segment(Stretch):
     def __call__(
         self, attend: SlotAttention, ids: Tensor, positions: Tensor, places: Tensor, *given: Tensor
     ) -> list[Tensor]:
-        """The results [1, Q, ...] of tokens [1, Q], or [1, P, ...] at some places, for inputs
-        [1, Q, ...]; `attend` knows the cache."""
+        """The results [1, Q, ...] of tokens [1, Q], or [1, P, ...] at some places, or [P, ...] of
+        those that are flat, for inputs [1, Q, ...]; `attend` knows the cache."""
         inputs = ids.contiguous(), positions.contiguous(), places.contiguous()
         counts = ids.shape[1], places.shape[0]
         arena = self.arena(max(counts))
@@ -128,9 +133,9 @@ class Segment(Stretch):
         for one, states in zip(self.given, held, strict=True):
             bases[one.buffer] = states.data_ptr()
         made = []
-        for buffer, form in self.results:
-            size = (1, counts[form.counted], *form.shape)
-            result = torch.empty(size, dtype=self.dtype, device="cpu")
+        for buffer, form, flat in self.results:
+            size = (counts[form.counted], *form.shape)
+            result = torch.empty(size if flat else (1, *size), dtype=self.dtype, device="cpu")
             bases[buffer] = result.data_ptr()
             made.append(result.movedim(1, 1 + form.axis) if form.axis else result)
         asked = (
@@ -167,7 +172,7 @@ class Between(Stretch):
             bases[one.buffer] = _Buffer(laid.data_ptr(), apart)
             held.append(laid)
         made = []
-        for buffer, form in self.results:
+        for buffer, form, _ in self.results:
             result = torch.empty((1, tokens, *form.shape), dtype=self.dtype, device="cpu")
             bases[buffer] = _Buffer(result.data_ptr(), form.count)
             made.append(result.movedim(1, 1 + form.axis) if form.axis else result)

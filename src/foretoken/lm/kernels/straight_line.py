@@ -53,7 +53,7 @@ class Program:
     def variant(
         self, results: Sequence[fx.Node], instead: Mapping[fx.Node, fx.Node | str] | None = None
     ) -> Callable[..., list[torch.Tensor]]:
-        """`run(ids, positions, places, attend)` -> the values of `results`.
+        """`run(ids, positions, places, attend)` -> the values of `results`, logits as [B * P, V].
 
         `instead`: nodes in whose place another node is read, or one of the arguments EXTRA.
         """
@@ -71,7 +71,7 @@ class Program:
             lines.append(f"{self.label[node]} = {writer.call(node)}")
             if node in done:
                 lines.append(f"del {', '.join(done[node])}")
-        lines.append(f"return [{', '.join(writer.said(node) for node in results)}]")
+        lines.append(f"return [{', '.join(map(writer.result, results))}]")
         inputs = [self.label[node] for node in self.capture.inputs]
         extra = [f"{name}=None" for name in EXTRA] if instead else []
         return self.compile("run", [*inputs, ATTEND, *extra], lines)  # type: ignore[no-any-return]
@@ -162,6 +162,11 @@ class Writer:
                 else f"float('{value}')"
             )
         return self.program.named(value, "c")
+
+    def result(self, node: fx.Node) -> str:
+        """What is returned of a node: its value, but of logits the rows one behind another."""
+        said = self.said(node)
+        return f"{said}.flatten(0, 1)" if node is self.program.capture.logits else said
 
     def call(self, node: fx.Node) -> str:
         """The operation of a node."""

@@ -124,13 +124,12 @@ class BatchForward:
         batch = self._batch(feeds)
         logits, hidden = self._forward(batch, taps, part)
         scores = []
-        skipped = batch.width - logits.shape[1]
         for i, feed in enumerate(feeds):
             feed.settle()
             stop = len(feed.tokens)
-            start = stop - feed.scored
+            last = (i + 1) * batch.kept - (batch.width - stop)
             features = None if hidden is None else hidden[i, feed.tapped : stop]
-            scores.append(Scores(logits[i, start - skipped : stop - skipped], features))
+            scores.append(Scores(logits[last - feed.scored : last], features))
         return scores
 
     def _lies_flat(self, feeds: list[Feed]) -> bool:
@@ -165,8 +164,9 @@ class BatchForward:
         embedded = torch.cat(given)[None] if given else None
         *tapped, logits = lean.run(ids, positions, places, attend, taps, cut, embedded)
         hidden = torch.stack(tapped, dim=2)[0] if taps else None
-        logits = logits[0] if wanted else self.masks.nothing.new_zeros(0, self.vocab_size)
-        parts = torch.split(logits[: len(wanted)], [feed.scored for feed in feeds])
+        if not wanted:
+            logits = self.masks.nothing.new_zeros(0, self.vocab_size)
+        parts = torch.split(logits, [feed.scored for feed in feeds])
         scores = []
         for feed, part, start, stop in zip(feeds, parts, starts, stops, strict=True):
             feed.settle()
@@ -252,11 +252,10 @@ class BatchForward:
             batch.embedded = _repeated(feed.embedded, width)[None]
         logits, hidden = self._forward(batch, taps, part)
         feed.settle()
-        if hidden is None and logits.shape[1] == feed.scored:
-            return Scores(logits.squeeze(0))
-        skipped, start = width - logits.shape[1], count - feed.scored
-        features = None if hidden is None else hidden[0, feed.tapped : count]
-        return Scores(logits[0, start - skipped : count - skipped], features)
+        if width > count or not feed.scored:  # places too many
+            last = kept - (width - count)
+            logits = logits[last - feed.scored : last]
+        return Scores(logits, None if hidden is None else hidden[0, feed.tapped : count])
 
     def _batch(self, feeds: list[Feed]) -> Batch:
         """Padded ids and positions, in one transfer."""
@@ -274,11 +273,11 @@ class BatchForward:
         return batch
 
     def _forward(self, batch: Batch, taps: Taps, part: Part | None) -> tuple[Tensor, Tensor | None]:
-        """The model call: logits [B, kept, V] and tapped features [B, Q, L, H] of a batch."""
+        """The model call: logits [B * kept, V] and tapped features [B, Q, L, H] of a batch."""
         if self.graphs is not None and not taps and part is None and batch.embedded is None:
             replayed = self.graphs.logits(batch)
             if replayed is not None:
-                return replayed, None
+                return replayed.flatten(0, 1), None
         feeds, family = batch.feeds, self.family
         slots = [feed.memory.slot for feed in feeds]
         self.cache.reserve(slots, [feed.start + batch.width for feed in feeds])
@@ -296,7 +295,7 @@ class BatchForward:
                 *tapped, logits = call.run(lean)
             else:  # a prompt's tokens
                 *tapped, last = call.run(lean, prompt_cut(taps))
-                logits = last.new_zeros(len(feeds), batch.kept, 0)
+                logits = last.new_zeros(len(feeds) * batch.kept, 0)
             return logits, torch.stack(tapped, dim=2) if taps else None
         arguments = self._sights(batch).arguments(family)
         if self.span is not None:
@@ -338,7 +337,7 @@ class BatchForward:
         logits = output.last_hidden_state[..., :0] if headless else output.logits
         if logits.shape[1] > batch.kept:
             logits = logits[:, -batch.kept :]
-        return logits, torch.stack(tapped, dim=2) if taps else None
+        return logits.flatten(0, 1), torch.stack(tapped, dim=2) if taps else None
 
 
 def prompt_cut(taps: Taps) -> Cut:

@@ -59,7 +59,7 @@ class Captured(Protocol):
         cut: Cut = WHOLE,
         entering: Tensor | None = None,
     ) -> list[Tensor]:
-        """What `taps` read, each [B, Q, H], then logits [B, P, V] at `places`.
+        """What `taps` read, each [B, Q, H], then logits [B * P, V] at `places` of every row.
 
         Without a head, the last are the states [B, Q, H] that it would have read behind the layers;
         of a cut that fills the cache, they are not to be read. `entering` [B, Q, H] is what enters
@@ -96,4 +96,4 @@ def end_of(lean: Captured, states: Tensor, start: int) -> Tensor:
     places = torch.arange(len(states), device=states.device)
     cut = Cut(start, lean.layers)
     [logits] = lean.run(places[None], places[None], places, None, (), cut, states[None])
-    return logits[0]
+    return logits

@@ -27,7 +27,7 @@ class Part(Protocol):
     """One forward through part of a model."""
 
     def run(self, lean: Captured, call: Call) -> list[Tensor]:
-        """What the call's taps read, then logits [B, P, V]: this part of a captured model."""
+        """What the call's taps read, then logits [B * P, V]: this part of a captured model."""
         ...
 
     @property
@@ -58,14 +58,14 @@ class Stage:
     exits: dict[int, int] | None = None  # slot -> layers before this row's head
 
     def run(self, lean: Captured, call: Call) -> list[Tensor]:
-        """What the call's taps read, then logits [B, P, V], of width zero without a head."""
+        """What the call's taps read, then logits [B * P, V], of width zero without a head."""
         feeds, width = call.batch.feeds, call.batch.width
         wanted, entering = self.leaving(feeds), None
         if self.start:
             entering = self.entering(feeds, width)
         if not self.head:
             *tapped, last = call.run(lean, Cut(self.start, self.stop, head=False), entering)
-            return [*tapped, last[:, -call.batch.kept :, :0]]
+            return [*tapped, last.new_zeros(len(feeds) * call.batch.kept, 0)]
         if set(wanted) == {self.stop}:
             return call.run(lean, Cut(self.start, self.stop), entering)
         depths = sorted(set(wanted) - {self.stop})

@@ -7,10 +7,12 @@ its neighbours are; nothing is padded, and no view of the cache is made.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -55,26 +57,27 @@ class Asks(Protocol):
     def __hash__(self) -> int: ...
 
 
-class Reading(ctypes.Structure):
-    """One row of a forward: which of its tokens, the columns they fill, and all that are read."""
+class Reading(NamedTuple):
+    """One row of a forward: which of its tokens, the columns they fill, and all that are read.
 
-    _fields_ = (
-        ("slot", ctypes.c_int64),
-        ("first", ctypes.c_int64),  # of its tokens among those of the batch
-        ("last", ctypes.c_int64),  # the one behind them
-        ("start", ctypes.c_int64),  # column of the first
-        ("stop", ctypes.c_int64),  # columns read
-        ("behind", ctypes.c_int64),  # columns that all its tokens see: the mask begins behind them
-        ("mask", ctypes.c_void_p),  # [tokens, stop - behind], additive; null: each up to itself
-        ("mask_token", ctypes.c_int64),  # elements between its rows
-    )
+    C reads it as so many integers (`struct row`).
+    """
+
+    slot: int
+    first: int  # of its tokens among those of the batch
+    last: int  # the one behind them
+    start: int  # column of the first
+    stop: int  # columns read
+    behind: int  # columns that all its tokens see: the mask begins behind them
+    mask: int = 0  # address of [tokens, stop - behind], additive; 0: each sees up to itself
+    mask_token: int = 0  # elements between its rows
 
     @classmethod
     def of(cls, slot: int, first: int, last: int, start: int, mask: Tensor | None) -> Reading:
         """`mask` is that of the last columns, all before being seen by all tokens."""
         stop = start + last - first
         if mask is None:
-            return cls(slot, first, last, start, stop, stop, None, 0)
+            return cls(slot, first, last, start, stop, stop)
         behind = stop - mask.shape[-1]
         return cls(slot, first, last, start, stop, behind, mask.data_ptr(), mask.stride(-2))
 
@@ -86,8 +89,8 @@ class SlotAttention:
 
     def __init__(self, owner: InSlots, rows: Sequence[Reading], kept: Sequence[Tensor]) -> None:
         self.owner, self.kept = owner, kept
-        self.table = (Reading * len(rows))(*rows)
-        self.address, self.count = ctypes.addressof(self.table), len(rows)
+        self.table = array("q", chain.from_iterable(rows))
+        self.address, self.count = self.table.buffer_info()[0], len(rows)
         self.threads = torch.get_num_threads()
 
     def __call__(

@@ -18,34 +18,39 @@ INLINE int64_t put(float value, int64_t column, float *best, int64_t *at, int64_
  * best: of each row the `most` largest logits' columns, and exp(scale z) over the sum of all. Columns
  * are told by their names, if they have some. `apart`: logits between rows. */
 #define DEFINE(T)                                                                                 \
-  void first_##T(const T *all_rows, int64_t rows, int64_t width, int64_t apart, int64_t *at,      \
-                   int threads) {                                                                 \
-    _Pragma("omp parallel for num_threads(threads) if (rows > 1)")                                \
-    for (int64_t r = 0; r < rows; r++) {                                                          \
-      const T *z = all_rows + r * apart;                                                          \
-      float most = -INFINITY;                                                                     \
-      int none = 0;                                                                               \
-      int64_t k = 0, from = 0; /* where the first of the largest is, or close behind */           \
-      for (; k + TRIED <= width; k += TRIED) {                                                    \
-        floats top = (floats){0} - INFINITY, all = {0};                                           \
-        for (int64_t i = k; i < k + TRIED; i += LANES) {                                          \
-          const floats x = widened_##T(z + i);                                                    \
-          top = larger(x, top);                                                                   \
-          all += x;                                                                               \
-        }                                                                                         \
-        const float x = largest(top), sum = summed(all);                                          \
-        if (x > most) most = x, from = k;                                                         \
-        if (sum != sum) /* or infinities of both signs */                                         \
-          for (int64_t i = k; i < k + TRIED; i++) none |= wide_##T(z[i]) != wide_##T(z[i]);       \
+  INLINE int64_t first_of_##T(const T *z, int64_t width) {                                        \
+    float most = -INFINITY;                                                                       \
+    int none = 0;                                                                                 \
+    int64_t k = 0, from = 0; /* where the first of the largest is, or close behind */             \
+    for (; k + TRIED <= width; k += TRIED) {                                                      \
+      floats top = (floats){0} - INFINITY, all = {0};                                             \
+      for (int64_t i = k; i < k + TRIED; i += LANES) {                                            \
+        const floats x = widened_##T(z + i);                                                      \
+        top = larger(x, top);                                                                     \
+        all += x;                                                                                 \
       }                                                                                           \
-      for (; k < width; k++) {                                                                    \
-        const float x = wide_##T(z[k]);                                                           \
-        none |= x != x;                                                                           \
-        if (x > most) most = x, from = k;                                                         \
-      }                                                                                           \
-      while (!none && wide_##T(z[from]) != most) from++;                                          \
-      at[r] = none ? -1 : from;                                                                   \
+      const float x = largest(top), sum = summed(all);                                            \
+      if (x > most) most = x, from = k;                                                           \
+      if (sum != sum) /* or infinities of both signs */                                           \
+        for (int64_t i = k; i < k + TRIED; i++) none |= wide_##T(z[i]) != wide_##T(z[i]);         \
     }                                                                                             \
+    for (; k < width; k++) {                                                                      \
+      const float x = wide_##T(z[k]);                                                             \
+      none |= x != x;                                                                             \
+      if (x > most) most = x, from = k;                                                           \
+    }                                                                                             \
+    while (!none && wide_##T(z[from]) != most) from++;                                            \
+    return none ? -1 : from;                                                                      \
+  }                                                                                               \
+                                                                                                  \
+  void first_##T(const T *z, int64_t rows, int64_t width, int64_t apart, int64_t *at,             \
+                 int threads) {                                                                   \
+    if (rows == 1) { /* a team of one thread would take the place of the one that waits */        \
+      *at = first_of_##T(z, width);                                                               \
+      return;                                                                                     \
+    }                                                                                             \
+    _Pragma("omp parallel for num_threads(threads)")                                              \
+    for (int64_t r = 0; r < rows; r++) at[r] = first_of_##T(z + r * apart, width);                \
   }                                                                                               \
                                                                                                   \
   INLINE int64_t found_##T(const T *z, int64_t width, float *best, int64_t *at, int64_t most) {   \
