@@ -18,13 +18,15 @@ struct asked { /* one query, and what was made of the columns so far */
   floats top, whole; /* the largest score; sums of weights relative to it */
 };
 
+#include "attention_amx.h"
+
 /* Queries of each task of a row alone, so that the thread with most to do has least of it: turning
  * keys takes as long as TURNING queries. Several rows are tasks enough. */
-INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
+INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once) {
   const int64_t least = (queries + QUERIES - 1) / QUERIES, team = omp_get_num_threads();
   int64_t best = INT64_MAX, found = QUERIES;
   for (int64_t blocks = least; blocks < least + (rows > 1 ? 1 : TRIED); blocks++) {
-    const int64_t each = ((queries + blocks - 1) / blocks + ROWS - 1) / ROWS * ROWS;
+    const int64_t each = ((queries + blocks - 1) / blocks + at_once - 1) / at_once * at_once;
     const int64_t tasks = groups * ((queries + each - 1) / each);
     const int64_t most = (tasks + team - 1) / team * (each + TURNING);
     if (most < best) best = most, found = each;
@@ -147,6 +149,7 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
     const int64_t fold = of->heads / of->groups, left = (row->last - row->first) * fold - one;    \
     const int64_t width = of->width, wide = of->value_width, depth = width / (STEP_##T / LANES);  \
     const int64_t rows = left < most ? left : most;                                               \
+    if (amx_block_##T(of, row, q, y, keys, values, later, group, one, rows, scale)) return;       \
     struct asked at[QUERIES];                                                                     \
     words across[depth * PARTS];                                                                  \
     float mixed[QUERIES * wide];                                                                  \
@@ -213,7 +216,8 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows) {
     meet(at);                                                                                     \
     for (int64_t r = 0; r < count; r++) {                                                         \
       const struct row *row = rows + r, *after = r + 1 < count ? row + 1 : row;                   \
-      const int64_t all = (row->last - row->first) * fold, most = evenly(all, of->groups, count); \
+      const int64_t all = (row->last - row->first) * fold;                                        \
+      const int64_t most = evenly(all, of->groups, count, AT_ONCE_##T);                           \
       const int64_t blocks = (all + most - 1) / most;                                             \
       _Pragma("omp for schedule(dynamic) nowait")                                                 \
       for (int64_t task = 0; task < blocks * of->groups; task++) {                                \

@@ -51,6 +51,28 @@ INLINE void meet(struct meeting *at) {
   }
 }
 
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define AMX
+enum { SIDE = 16, DEEP = 32, TILE_SIZE = SIDE * DEEP }; /* rows, and numbers of one, of a tile */
+extern int amx; /* whether the system lets this process use them */
+
+/* Tiles of the calling thread: two of left factors, 4 and 5, and others of so many rows of inputs or
+ * sums. Libraries shape theirs anew, too. */
+INLINE void shape_tiles_for(int rows) {
+  struct {
+    uint8_t palette, row, none[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+  } shape = {.palette = 1};
+  for (int i = 0; i < 8; i++) {
+    shape.bytes[i] = i == 4 || i == 5 ? LINE : rows * sizeof(float);
+    shape.rows[i] = SIDE;
+  }
+  __asm__ volatile("" : : "r"(&shape) : "memory"); /* all of it is read */
+  _tile_loadconfig(&shape);
+}
+#endif
+
 /* Each thread of a team calls these and does its share; no meeting at the end. */
 #define DECLARE(T)                                                                                \
   void product_share_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,            \

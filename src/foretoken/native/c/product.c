@@ -9,12 +9,14 @@
 #else
 #include "tiles_narrow.h"
 #endif
+#include "tiles_amx.h"
 
 /* product_share: all outputs, each by one of the threads that call. `apart`: elements between two
  *        rows of x. product: with threads of its own. */
 #define DEFINE(T)                                                                                 \
   void product_share_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,            \
                          const struct part *parts, int64_t count) {                               \
+    if (amx_share_##T(x, y, rows, width, apart, parts, count)) return;                            \
     int64_t stride = 0;                                                                           \
     for (int64_t p = 0; p < count; p++) stride += parts[p].outs;                                  \
     const int64_t most = block_of(rows, width);                                                   \
@@ -40,6 +42,7 @@
                                                                                                   \
   void product_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,                  \
                    const struct part *parts, int64_t count, int threads) {                        \
+    if (amx_product_##T(x, y, rows, width, apart, parts, count, threads)) return;                 \
     _Pragma("omp parallel num_threads(threads)")                                                  \
     product_share_##T(x, y, rows, width, apart, parts, count);                                    \
   }
@@ -47,5 +50,6 @@
 DEFINE(f32)
 DEFINE(bf16)
 
+void prepare(void) { ask_for_amx(); }
 int64_t whole_outputs(void) { return OUTS; } /* outputs and inputs of a layer are multiples of */
 int64_t whole_inputs(void) { return LINE / sizeof(bf16); }
