@@ -220,7 +220,8 @@ def install_measured(
     group: Sequence[Site], table: dict[int, dict[int, float]], allowed: Sequence[int]
 ) -> None:
     """The measured best at each row count; the packed copy is kept only where it is used."""
-    kernels, many = choose(table, allowed)
+    compiled = {ONEDNN, PACKED} | (set() if group[0].dtype is torch.float32 else {*BY_MKL})
+    kernels, many = choose(table, allowed, compiled=compiled)
     for product in group:
         product.kernels, product.many = kernels, many
         if {many, *kernels} & {PACKED, PADDED}:

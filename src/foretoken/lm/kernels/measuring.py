@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ MOST = {PADDED: PAD - 1}  # rows that a kernel is meant for; the others have no 
 IN_ONE_CALL = 64  # tokens of a forward whose products C may do in one call with all else
 Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
 PLAIN = (DENSE, TRANSPOSED, ONEDNN, NATIVE)  # of any number of rows, on the weight where it lies
+COMPILING = 1.5  # oneDNN takes 1 to 5 ms for a new row count, and 0.2 to 1.2 for a prompt's product
 SLOWEST, STALL = 1e9, 1e-3  # bytes a second, and seconds: a lone row that takes longer was stalled
 
 
@@ -106,16 +107,21 @@ def interleaved(
     return best
 
 
-def choose(table: Seconds, allowed: Sequence[int], margin: float = 0.03) -> tuple[list[int], int]:
+def choose(
+    table: Seconds, allowed: Sequence[int], margin: float = 0.03, compiled: Collection[int] = ()
+) -> tuple[list[int], int]:
     """The kernel for each row count up to LISTED, and the one for more.
 
     A row count between two measured ones takes the next larger's choice; an earlier kernel in
-    `allowed` is left only for one that is faster by more than `margin`.
+    `allowed` is left only for one that is faster by more than `margin`. Those that are `compiled`
+    for every row count they meet are so for nearly every prompt.
     """
     measured = sorted(table)
 
     def fastest(rows: int) -> int:
         seconds = table[next((m for m in measured if m >= rows), measured[-1])]
+        if rows > LISTED:
+            seconds = {k: s * (COMPILING if k in compiled else 1) for k, s in seconds.items()}
         able = [k for k in allowed if k in seconds and rows <= MOST.get(k, rows)]
         chosen = able[0]
         for kernel in able:
