@@ -203,6 +203,14 @@ def test_the_faster_way_is_measured():
     assert found in (0, *slot_attention.TRIED[:-1], slot_attention.ENDLESS)
 
 
+@pytest.mark.parametrize(("lost", "taken"), [(0.5, slot_attention.IN_ONE_CALL), (2.0, 0)])
+def test_few_tokens_may_lose_what_one_call_spares(monkeypatch, lost, taken):
+    seconds = 1e-3 + lost * slot_attention.SPARED
+    monkeypatch.setattr(slot_attention, "timed", lambda *_: (seconds, 1e-3))
+    found = slot_attention.reach.__wrapped__(torch.float32, 2, 2, 64, 64, 1)
+    assert found == max([n for n in slot_attention.TRIED if n <= taken], default=0)
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_captured_model_gives_the_logits_of_its_modules(dtype, monkeypatch):
     """Lone rows, trees, batches of different lengths, and rows whose slots were moved."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shlex
@@ -137,6 +138,33 @@ def test_they_are_chosen_where_they_are_the_faster_ones(faster):
     assert set(kernels[:17]) == {NATIVE} and many == faster
 
 
+@pytest.mark.parametrize(("told", "wanted"), [((), PACKED), ((PACKED,), NATIVE)])
+def test_what_is_compiled_for_every_prompt_has_to_be_faster_by_more(told, wanted):
+    table = {rows: {PACKED: 1.0, NATIVE: 1.3} for rows in (1, 64, 256)}
+    kernels, many = choose(table, [NATIVE, PACKED], compiled=told)
+    assert set(kernels[1:]) == {PACKED} and many == wanted
+    table[256] = {PACKED: 1.0, NATIVE: 1.6}
+    assert choose(table, [NATIVE, PACKED], compiled=told)[1] == PACKED
+
+
+def test_vectors_multiply_where_the_system_grants_no_matrix_units():
+    code = ctypes.CDLL(str(native.built()))
+    if not hasattr(code, "amx"):
+        pytest.skip("a processor without matrix units")
+    granted = ctypes.c_int.in_dll(code, "amx")
+    torch.manual_seed(6)
+    weight, x = torch.randn(76, 96).bfloat16(), torch.randn(1, 35, 96).bfloat16()
+    places, before = native.places([(weight, None)]), granted.value
+    made = []
+    try:
+        for granted.value in {before, 0}:
+            made.append(places.multiply(x))
+            near(made[-1], F.linear(x, weight), torch.bfloat16)
+    finally:
+        granted.value = before
+    assert not before or not torch.equal(*made), "sums in another order"
+
+
 @pytest.mark.parametrize("best", [PADDED, PACKED])
 def test_kernels_are_kept_that_read_the_weight_where_it_lies_for_any_rows(monkeypatch, best):
     def one_alone(_, x, kernels):
@@ -244,14 +272,21 @@ def test_max_is_an_error_where_auto_would_fall_back(tmp_path):
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="options of that family")
 @pytest.mark.parametrize(
-    "without", ["-mno-avx512f", pytest.param("-mno-avx", marks=pytest.mark.slow)]
+    "option",
+    [
+        "-mno-avx512f",
+        *(
+            pytest.param(option, marks=pytest.mark.slow)
+            for option in ("-mno-avx", "-U__AMX_BF16__", "-D_FORTIFY_SOURCE=3")
+        ),
+    ],
 )
-def test_registers_of_any_width_do(tmp_path, without):
+def test_registers_of_any_width_do(tmp_path, option):
     """The tests of attention, norms, products, laws and likeliest columns once more, as on an
-    older processor."""
+    older processor, or with a compiler that watches where memory is written."""
     compiler, *options = native.find_compiler()
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    env["CC"] = shlex.join([compiler, *options, without])
+    env["CC"] = shlex.join([compiler, *options, option])
     here = Path(__file__)
     files = (here.with_name("test_few_tokens.py"), here, here.parents[1] / "native")
     products = "products_of_every or in_blocks or same_bits or are_none"

@@ -180,28 +180,24 @@ class Scheduler:
     def drop(self, rows: Rows) -> None:
         """Forget rows, whatever became of them; those under way end with the next step."""
         with Uninterrupted():
-            self.forget(rows)
-
-    def forget(self, rows: Rows) -> None:
-        """As `drop`, where nothing interrupts it."""
-        with self.changed:
-            for row in rows:
-                self.watchers.pop(row.uid, None)
-                self.ends.pop(row, None)
-                self.engine.cancel(row)
-            if self.led:
-                return  # who leads gives their memory back
-            if _inside.turns:
-                _inside.left.append(self)
-                return
-            self.led = True
-        try:
-            with held(self.turns):
-                self.engine.sweep()
-        finally:
             with self.changed:
-                self.led = False
-                self.changed.notify_all()
+                for row in rows:
+                    self.watchers.pop(row.uid, None)
+                    self.ends.pop(row, None)
+                    self.engine.cancel(row)
+                if self.led:
+                    return  # who leads gives their memory back
+                if _inside.turns:
+                    _inside.left.append(self)
+                    return
+                self.led = True
+            try:
+                with held(self.turns):
+                    self.engine.sweep()
+            finally:
+                with self.changed:
+                    self.led = False
+                    self.changed.notify_all()
 
 
 def step_within_a_step() -> ConfigError:

@@ -33,8 +33,9 @@ from foretoken.lm.kernels.linears import (
     is_conv1d,
     linears,
 )
-from foretoken.lm.kernels.measuring import IN_ONE_CALL, choose, measure
+from foretoken.lm.kernels.measuring import choose, measure
 from foretoken.lm.kernels.merged import Site
+from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
 from foretoken.native.library import Unavailable, library
 
 MODES = ("auto", "inplace", "dense", "packed", "lean")
@@ -220,14 +221,18 @@ def install_measured(
     group: Sequence[Site], table: dict[int, dict[int, float]], allowed: Sequence[int]
 ) -> None:
     """The measured best at each row count; the packed copy is kept only where it is used."""
-    compiled = {ONEDNN, PACKED} | (set() if group[0].dtype is torch.float32 else {*BY_MKL})
-    kernels, many = choose(table, allowed, compiled=compiled)
+    kernels, many = choose(table, allowed, compiled=compiled_by_length(group[0].dtype))
     for product in group:
         product.kernels, product.many = kernels, many
         if {many, *kernels} & {PACKED, PADDED}:
             product.pack_once()
         else:
             product.packed = None
+
+
+def compiled_by_length(dtype: torch.dtype) -> set[int]:
+    """The kernels that oneDNN compiles for every row count."""
+    return {ONEDNN, PACKED} if dtype is torch.float32 else {ONEDNN, PACKED, *BY_MKL}
 
 
 def install_packed(group: Sequence[Site], pad_lone: bool) -> None:
@@ -246,16 +251,17 @@ def install_one_copy(
     without = sum(min(table[rows].get(k, float("inf")) for k in NO_COPY) for rows in judged)
     either = (PACKED, PADDED)
     packed = sum(min(table[rows].get(k, float("inf")) for k in either) for rows in judged)
+    compiled = compiled_by_length(group[0].dtype)
     for product in group:
         assert isinstance(product, Product), "one copy is kept by a layer alone"
         tied = product.module.weight.data_ptr() in shared
         if packed < 0.97 * without and not tied:
             product.pack_once()
             product.free()
-            product.kernels, product.many = choose(table, either)
+            product.kernels, product.many = choose(table, either, compiled=compiled)
         else:
             product.packed = None
-            product.kernels, product.many = choose(table, NO_COPY)
+            product.kernels, product.many = choose(table, NO_COPY, compiled=compiled)
 
 
 def no_room(groups: dict[Shape, list[Site]]) -> str:

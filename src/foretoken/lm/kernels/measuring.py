@@ -20,12 +20,12 @@ from foretoken.lm.kernels.linears import (
     TRANSPOSED,
     can_pack,
 )
+from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
 from foretoken.native.library import Places
 
 # row counts that are measured, the telling ones first, since the time to measure is bounded
 ROWS = (1, 16, 64, 4, 32, 8, 2, 256, 24, 3, 12, 6)
 MOST = {PADDED: PAD - 1}  # rows that a kernel is meant for; the others have no end
-IN_ONE_CALL = 64  # tokens of a forward whose products C may do in one call with all else
 Seconds = Mapping[int, Mapping[int, float]]  # rows -> kernel -> seconds of one call
 PLAIN = (DENSE, TRANSPOSED, ONEDNN, NATIVE)  # of any number of rows, on the weight where it lies
 COMPILING = 1.5  # oneDNN takes 1 to 5 ms for a new row count, and 0.2 to 1.2 for a prompt's product

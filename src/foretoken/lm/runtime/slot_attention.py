@@ -23,9 +23,8 @@ from foretoken.native.library import Library, library
 
 TRIED = (1, 8, 32, 128, 512)  # tokens of a row for which both ways are timed
 PROMPT = 128  # from so many tokens on: a prompt, alone in its columns
-# Tokens that a forward takes in one call, if attention is in C, and seconds that this spares in
-# each layer, of calls and of threads that are woken (docs/LOG.md: 0.2 to 0.6 ms).
-IN_ONE_CALL, SPARED = 64, 1e-4
+IN_ONE_CALL = 64  # tokens of a forward that may be one call in C, if its attention is in C
+SPARED = 1e-4  # seconds that this spares in each layer at the least (0.2 to 0.6 ms were measured)
 COLUMNS, ROUNDS = 512, 25
 FEWER = 5  # rounds of a prompt, which takes long enough to be told apart; a load waits for them
 ENDLESS = 1 << 30

@@ -9,7 +9,7 @@
 #define ATTENTION_AMX_H
 
 #if defined(AMX)
-struct beside { /* SIDE queries, one in each place of a register; past the last, that one again */
+struct sixteen { /* SIDE queries, one in each place of a register; past the last, that one again */
   const bf16 *mask[SIDE];
   bf16 *to[SIDE];
   int64_t least; /* columns that all of them see */
@@ -21,7 +21,7 @@ struct beside { /* SIDE queries, one in each place of a register; past the last,
 #define WRITTEN __asm__ volatile("" ::: "memory")
 
 /* `count` queries of a group from its `one` on, and those queries as tiles. */
-INLINE void gather(struct beside *at, bf16 *laid, const struct layout *of, const struct row *row,
+INLINE void gather(struct sixteen *at, bf16 *laid, const struct layout *of, const struct row *row,
                    const bf16 *q, bf16 *y, int64_t group, int64_t one, int64_t count) {
   const int64_t fold = of->heads / of->groups;
   const bf16 *query[SIDE];
@@ -37,12 +37,7 @@ INLINE void gather(struct beside *at, bf16 *laid, const struct layout *of, const
   at->least = at->seen[0];
   at->top = same(-FLT_MAX);
   at->whole = (floats){0};
-  for (int64_t k = 0; k < of->width; k += DEEP, laid += TILE_SIZE) {
-    words square[SIDE];
-    for (int r = 0; r < SIDE; r++) memcpy(square + r, query[r] + k, LINE);
-    transpose(square);
-    memcpy(laid, square, sizeof square);
-  }
+  lay_out(laid, query, of->width);
 }
 
 /* Scores of COLUMNS columns; keys[p] are SIDE of them. */
@@ -109,7 +104,7 @@ INLINE const bf16 *fetch(const bf16 *next, int64_t width) {
 
 /* Weights of the columns as tiles of queries; returns how far what was made so far is scaled down.
  * The next keys and values are fetched meanwhile, if there is a place where they are. */
-INLINE floats weigh(bf16 *weights, struct beside *at, floats *scores, const struct layout *of,
+INLINE floats weigh(bf16 *weights, struct sixteen *at, floats *scores, const struct layout *of,
                     const struct row *row, int64_t first, float scale, const bf16 *next_keys,
                     const bf16 *next_values) {
   const int64_t end = first + COLUMNS;
@@ -197,7 +192,7 @@ INLINE void fade_out(float *made, floats fade, int64_t wide) {
     }
 }
 
-INLINE void hand_out(const struct beside *at, const float *made, int64_t wide, int64_t count) {
+INLINE void spread_out(const struct sixteen *at, const float *made, int64_t wide, int64_t count) {
   const floats share = 1 / at->whole;
   const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0); /* fours zipped */
   for (int r = 0; r < count && r < SIDE; r++)
@@ -217,14 +212,14 @@ INLINE int amx_block_bf16(const struct layout *of, const struct row *row, const 
   const int64_t width = of->width, wide = of->value_width;
   const int64_t last = row->start + (one + rows - 1) / (of->heads / of->groups) + 1;
   const int64_t seen = row->mask ? row->stop : last;
-  struct beside at[QUERIES / SIDE];
+  struct sixteen at[QUERIES / SIDE];
   bf16 laid[QUERIES * width] __attribute__((aligned(LINE)));
   bf16 pairs[COLUMNS * wide] __attribute__((aligned(LINE)));
   bf16 weights[COLUMNS * SIDE] __attribute__((aligned(LINE)));
   bf16 rest[SIDE * width];
   float made[QUERIES * wide] __attribute__((aligned(LINE)));
   floats scores[COLUMNS];
-  memset(made, 0, sizeof(float) * (rows + SIDE - 1) / SIDE * SIDE * wide);
+  memset(made, 0, sizeof made);
   for (int64_t r = 0; r < rows; r += SIDE)
     gather(at + r / SIDE, laid + r * width, of, row, q, y, group, one + r, rows - r);
   shape_tiles_for(SIDE);
@@ -252,7 +247,7 @@ INLINE int amx_block_bf16(const struct layout *of, const struct row *row, const 
     }
   }
   _tile_release();
-  for (int64_t r = 0; r < rows; r += SIDE) hand_out(at + r / SIDE, made + r * wide, wide, rows - r);
+  for (int64_t r = 0; r < rows; r += SIDE) spread_out(at + r / SIDE, made + r * wide, wide, rows - r);
   return 1;
 }
 #define AT_ONCE_bf16 (amx ? SIDE : ROWS) /* queries */

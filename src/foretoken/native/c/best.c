@@ -45,7 +45,7 @@ INLINE int64_t put(float value, int64_t column, float *best, int64_t *at, int64_
                                                                                                   \
   void first_##T(const T *z, int64_t rows, int64_t width, int64_t apart, int64_t *at,             \
                  int threads) {                                                                   \
-    if (rows == 1) { /* a team of one thread would take the place of the one that waits */        \
+    if (rows == 1) { /* a team of one would take the place of the one that waits */               \
       *at = first_of_##T(z, width);                                                               \
       return;                                                                                     \
     }                                                                                             \

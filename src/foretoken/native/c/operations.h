@@ -11,6 +11,12 @@ struct part { /* one linear layer; its bias may be null */
   int64_t outs;
 };
 
+INLINE int64_t all_outputs(const struct part *parts, int64_t count) {
+  int64_t outs = 0;
+  for (int64_t p = 0; p < count; p++) outs += parts[p].outs;
+  return outs;
+}
+
 struct layout { /* sizes, then elements between neighbours; of the cache: one layer */
   int64_t heads, groups, width, value_width;
   int64_t q_head, q_token, k_head, k_token, v_head, v_token;
@@ -70,6 +76,16 @@ INLINE void shape_tiles_for(int rows) {
   }
   __asm__ volatile("" : : "r"(&shape) : "memory"); /* all of it is read */
   _tile_loadconfig(&shape);
+}
+
+/* SIDE rows as tiles that follow each other, pairs of numbers of all of them side by side. */
+INLINE void lay_out(bf16 *to, const bf16 *const row[SIDE], int64_t width) {
+  for (int64_t k = 0; k < width; k += DEEP, to += TILE_SIZE) {
+    words square[SIDE];
+    for (int r = 0; r < SIDE; r++) memcpy(square + r, row[r] + k, LINE);
+    transpose(square);
+    memcpy(to, square, sizeof square);
+  }
 }
 #endif
 

@@ -17,9 +17,7 @@
   void product_share_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,            \
                          const struct part *parts, int64_t count) {                               \
     if (amx_share_##T(x, y, rows, width, apart, parts, count)) return;                            \
-    int64_t stride = 0;                                                                           \
-    for (int64_t p = 0; p < count; p++) stride += parts[p].outs;                                  \
-    const int64_t most = block_of(rows, width);                                                   \
+    const int64_t stride = all_outputs(parts, count), most = block_of(rows, width);               \
     factor_##T room[ROOM(T, most * width)];                                                       \
     float kept[ROOM(T, OUTS * width)];                                                            \
     for (int64_t first = 0; first < rows; first += most) {                                        \

@@ -25,21 +25,19 @@ static void ask_for_amx(void) {
 
 INLINE int64_t tiles_of(int64_t count, int64_t each) { return (count + each - 1) / each; }
 
-/* Rows that are laid out at once: of a few one tile, of more an even number of them. */
+/* Rows that are laid out at once: none of one alone, of a few a tile, of more an even number. */
 INLINE int64_t rows_laid_out(int64_t rows, int64_t width) {
   const int64_t most = LAID_OUT / width / (2 * SIDE) * (2 * SIDE);
-  const int64_t all = rows <= SIDE ? SIDE : tiles_of(rows, 2 * SIDE) * 2 * SIDE;
-  return all <= most ? all : most ? most : 2 * SIDE;
+  const int64_t all = tiles_of(rows, 2 * SIDE) * 2 * SIDE;
+  return rows == 1 ? 1 : rows <= SIDE || !most ? SIDE : all <= most ? all : most;
 }
 
-/* SIDE rows of inputs, those from `rows` on being zero, as tiles that follow each other. */
-INLINE void lay_out(bf16 *to, const bf16 *x, int64_t rows, int64_t width, int64_t apart) {
-  for (int64_t k = 0; k < width; k += DEEP, to += TILE_SIZE) {
-    words square[SIDE] = {0};
-    for (int64_t r = 0; r < rows && r < SIDE; r++) memcpy(square + r, x + r * apart + k, LINE);
-    transpose(square);
-    memcpy(to, square, sizeof square);
-  }
+/* SIDE rows from the `first` on; past the last, that one again. */
+INLINE void lay_out_rows(bf16 *laid, const bf16 *x, int64_t first, int64_t rows, int64_t width,
+                         int64_t apart) {
+  const bf16 *row[SIDE];
+  for (int64_t r = first; r < first + SIDE; r++) row[r - first] = x + (r < rows ? r : rows - 1) * apart;
+  lay_out(laid + first * width, row, width);
 }
 
 /* The next weights are asked for some lines at a time: more at once would keep what is here waiting. */
@@ -53,7 +51,7 @@ INLINE const char *fetched(const char *next, const int lines) {
 INLINE const char *multiply(float made[][SIDE * SIDE], const bf16 *w, const bf16 *x, int64_t width,
                             const int tall, const int broad, const int side, const char *next,
                             const int lines) {
-  const bf16 *beside = x + width * side;
+  const bf16 *second = x + width * side;
   const int64_t apart = width * sizeof(bf16), below = width * SIDE, between = side * sizeof(float);
   _tile_zero(0);
   if (tall * broad > 1) _tile_zero(1);
@@ -61,7 +59,7 @@ INLINE const char *multiply(float made[][SIDE * SIDE], const bf16 *w, const bf16
   if (tall * broad > 3) _tile_zero(3);
   for (int64_t k = 0; k < width; k += DEEP, w += DEEP) {
     _tile_loadd(6, x + k * side, between);
-    if (broad > 1) _tile_loadd(7, beside + k * side, between);
+    if (broad > 1) _tile_loadd(7, second + k * side, between);
     next = fetched(next, lines);
     _tile_loadd(4, w, apart);
     _tile_dpbf16ps(0, 4, 6);
@@ -159,24 +157,18 @@ INLINE void share(const bf16 *laid, const bf16 *x, bf16 *y, int64_t rows, int64_
   _tile_release();
 }
 
-INLINE int64_t outputs_of_all(const struct part *parts, int64_t count) {
-  int64_t outs = 0;
-  for (int64_t p = 0; p < count; p++) outs += parts[p].outs;
-  return outs;
-}
-
 /* As product_share and product; zero where vectors have to do it. Threads of a team of many rows lay
  * them out together. */
 INLINE int amx_share_bf16(const bf16 *x, bf16 *y, int64_t rows, int64_t width, int64_t apart,
                           const struct part *parts, int64_t count) {
   if (!amx) return 0;
-  const int64_t stride = outputs_of_all(parts, count), most = rows_laid_out(rows, width);
+  const int64_t stride = all_outputs(parts, count), most = rows_laid_out(rows, width);
   bf16 laid[most * width] __attribute__((aligned(LINE)));
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t some = rows - first < most ? rows - first : most;
     const bf16 *from = x + first * apart;
     for (int64_t r = 0; rows > 1 && r < some; r += SIDE)
-      lay_out(laid + r * width, from + r * apart, some - r, width, apart);
+      lay_out_rows(laid, from, r, some, width, apart);
     share(laid, from, y + first * stride, some, width, apart, stride, parts, count);
   }
   return 1;
@@ -185,15 +177,16 @@ INLINE int amx_share_bf16(const bf16 *x, bf16 *y, int64_t rows, int64_t width, i
 INLINE int amx_product_bf16(const bf16 *x, bf16 *y, int64_t rows, int64_t width, int64_t apart,
                             const struct part *parts, int64_t count, int threads) {
   if (!amx) return 0;
-  const int64_t stride = outputs_of_all(parts, count), most = rows_laid_out(rows, width);
+  const int64_t stride = all_outputs(parts, count), most = rows_laid_out(rows, width);
   bf16 laid[most * width] __attribute__((aligned(LINE)));
   _Pragma("omp parallel num_threads(threads)")
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t some = rows - first < most ? rows - first : most;
     const bf16 *from = x + first * apart;
-    _Pragma("omp for schedule(static)")
-    for (int64_t r = rows > 1 ? 0 : some; r < some; r += SIDE)
-      lay_out(laid + r * width, from + r * apart, some - r, width, apart);
+    if (rows > 1) {
+      _Pragma("omp for schedule(static)")
+      for (int64_t r = 0; r < some; r += SIDE) lay_out_rows(laid, from, r, some, width, apart);
+    }
     share(laid, from, y + first * stride, some, width, apart, stride, parts, count);
     if (first + most < rows) {
       _Pragma("omp barrier")
