@@ -155,14 +155,11 @@ def test_vectors_multiply_where_the_system_grants_no_matrix_units():
     torch.manual_seed(6)
     weight, x = torch.randn(76, 96).bfloat16(), torch.randn(1, 35, 96).bfloat16()
     places, before = native.places([(weight, None)]), granted.value
-    made = []
+    granted.value = 0
     try:
-        for granted.value in {before, 0}:
-            made.append(places.multiply(x))
-            near(made[-1], F.linear(x, weight), torch.bfloat16)
+        near(places.multiply(x), F.linear(x, weight), torch.bfloat16)
     finally:
         granted.value = before
-    assert not before or not torch.equal(*made), "sums in another order"
 
 
 @pytest.mark.parametrize("best", [PADDED, PACKED])
