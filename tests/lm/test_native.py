@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from foretoken.lm.kernels import choosing, linears, measuring
 from foretoken.lm.kernels.linears import DENSE, NATIVE, PACKED, PADDED, Product, can_pack
-from foretoken.lm.kernels.measuring import IN_ONE_CALL, choose, measure
+from foretoken.lm.kernels.measuring import choose, measure
 from foretoken.lm.kernels.merged import Merged
+from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
 from foretoken.native import library as native
 
 pytestmark = pytest.mark.skipif(
@@ -194,13 +195,18 @@ def test_a_type_that_onednn_cannot_multiply_has_products_in_c(monkeypatch):
 
 def test_where_products_in_c_were_chosen_all_of_a_forward_may_be_one_call(monkeypatch):
     """Row counts that were not measured for want of time are no reason against it."""
-    site = Product(nn.Linear(64, 64))
-    site.kernels = [NATIVE] * len(site.kernels)
-    [key] = choosing.by_shape([site])
-    monkeypatch.setattr(choosing, "_measured", {key: {1: {DENSE: 2.0, NATIVE: 1.0}}})
-    assert choosing.reach_in_c([site]) == IN_ONE_CALL
-    site.kernels[8:] = [DENSE] * len(site.kernels[8:])
-    assert choosing.reach_in_c([site]) == 7
+    head, *layers = sites = [Product(nn.Linear(64, outs)) for outs in (128, 64, 64)]
+    for site in sites:
+        site.kernels = [NATIVE] * len(site.kernels)
+    measured = {key: {1: {DENSE: 2.0, NATIVE: 1.0}} for key in choosing.by_shape(sites)}
+    monkeypatch.setattr(choosing, "_measured", measured)
+    assert head.many == DENSE and choosing.reach_in_c(sites) == IN_ONE_CALL
+    for layer in layers:
+        layer.many = NATIVE
+    assert choosing.reach_in_c(sites) == choosing.LONGEST, "a prompt has no logits"
+    for layer in layers:
+        layer.kernels[8:], layer.many = [DENSE] * len(layer.kernels[8:]), DENSE
+    assert choosing.reach_in_c(sites) == 7
 
 
 def fresh(code: str, tmp_path, **environment) -> str:

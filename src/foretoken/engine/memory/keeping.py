@@ -11,7 +11,6 @@ from foretoken.engine.memory.bounded import Bounded, Room
 from foretoken.engine.memory.layout import largest_draft, layout_of
 from foretoken.engine.memory.plan import Layout, Need
 from foretoken.errors import CapabilityError
-from foretoken.lm.kernels.choosing import in_few_sizes
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.heap import collect, large_blocks_apart
 from foretoken.lm.views.view import innermost
@@ -56,7 +55,7 @@ class Budget:
         if not room.fits(1, LEAST, 0):
             raise too_small(self.bytes, held + layout.data, room.takes(1, LEAST, 0))
         for lm in models.values():
-            in_few_sizes(lm.borrowing.kernels.copies)
+            lm.borrowing.kernels.spare_memory()
             lm.grant(1, LEAST)
         engine.waiting = Bounded(room, models.items())
         collect()

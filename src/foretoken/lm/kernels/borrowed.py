@@ -21,6 +21,7 @@ from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.kernels.choosing import (
     KernelReport,
     choose_kernels,
+    in_few_sizes,
     installed,
     reach_in_c,
     restore,
@@ -30,6 +31,7 @@ from foretoken.lm.kernels.linears import Product
 from foretoken.lm.kernels.merged import Site
 from foretoken.lm.runtime.fingerprints import WeightWatch
 from foretoken.lm.runtime.finite import check_finite
+from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
 
 # One lock for all models: kernels measured beside each other would be measured wrongly. It is
 # entered again by a borrower that the garbage collector drops meanwhile.
@@ -51,6 +53,12 @@ class Kernels:
     def copies(self) -> list[Site]:
         """Everything that may hold a copy of a weight."""
         return [*self.products, *(self.lean.sites if self.lean is not None else ())]
+
+    def spare_memory(self) -> None:
+        """Take no more of it for a prompt than a plan can know."""
+        in_few_sizes(self.copies)
+        if self.lean is not None:
+            self.lean.reach = min(self.lean.reach, IN_ONE_CALL)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,6 @@ from foretoken.lm.kernels.linears import (
 )
 from foretoken.lm.kernels.measuring import choose, measure
 from foretoken.lm.kernels.merged import Site
-from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
 from foretoken.native.library import Unavailable, library
 
 MODES = ("auto", "inplace", "dense", "packed", "lean")
@@ -44,6 +43,7 @@ NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
 # seconds that one call for many products spares per product: of calls, and per row of operations
 # between products
 SPARED, SPARED_PER_ROW = 2e-5, 3e-7
+LONGEST = 512  # tokens of a prompt that are fed together (`runtime.cached.CHUNK`)
 JUDGED = (1, 16)  # the row counts one copy is judged by: plain decoding and scoring a tree
 
 # outputs of each layer and inputs, type, threads, stored transposed: one machine, so one answer
@@ -154,18 +154,20 @@ def in_few_sizes(sites: Sequence[Site]) -> None:
 def reach_in_c(sites: Sequence[Site]) -> int:
     """Rows up to which products in C, in one call (`segments`), cost no more than those chosen.
 
-    Where C was chosen both are the same, measured or not.
+    Where C was chosen both are the same, measured or not. More rows than a tree has are a prompt's,
+    which wants no logits: a layer that has no other of its shape is the head.
     """
     groups = [(_measured.get(key, {}), group) for key, group in by_shape(sites).items()]
     groups = [(table, group) for table, group in groups if group[0].places is not None]
     reach = 0
-    for rows in range(1, IN_ONE_CALL + 1) if groups else ():
+    for rows in range(1, LONGEST + 1) if groups else ():
         ours, chosen = 0.0, (SPARED + SPARED_PER_ROW * rows) * len(sites)
         for table, group in groups:
-            if group[0].kernels[rows] == NATIVE:
+            kernel = group[0].kernels[rows] if rows <= LISTED else group[0].many
+            if kernel == NATIVE or (rows > LISTED and len(group) == 1):
                 continue
             ours += len(group) * seconds_of(NATIVE, rows, table)
-            chosen += len(group) * seconds_of(group[0].kernels[rows], rows, table)
+            chosen += len(group) * seconds_of(kernel, rows, table)
         reach = rows if ours <= chosen < float("inf") else reach
     return reach
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from foretoken.lm.kernels.lowering import KIND, Form, LookUp, Lowering, Step
-from foretoken.lm.runtime.slot_attention import SlotAttention
+from foretoken.lm.runtime.slot_attention import IN_ONE_CALL, SlotAttention
 from foretoken.native.library import Call, Places, by_token, together
 
 AT_LEAST = 16  # tokens that memory is made for: trees of a few sizes share it
@@ -106,6 +106,11 @@ class Stretch:
         self.table[at].what, width = table.data_ptr(), self.steps[at].width
         self.table[at].count = table.numel() // width
 
+    def give_back(self, arena: Arena) -> None:
+        """Keep it for the next call, unless a prompt wanted it."""
+        if arena.tokens <= IN_ONE_CALL:
+            self.idle.append(arena)
+
     def arena(self, tokens: int) -> Arena:
         """Memory for so many tokens that nobody uses."""
         whole = -(-tokens // AT_LEAST) * AT_LEAST
@@ -144,7 +149,7 @@ class Segment(Stretch):
         )  # fmt: skip
         while (short := self.call(*asked)) >= 0:
             self.lengthen(short, inputs)
-        self.idle.append(arena)
+        self.give_back(arena)
         return made
 
     def lengthen(self, at: int, inputs: Sequence[Tensor]) -> None:
@@ -177,7 +182,7 @@ class Between(Stretch):
             bases[buffer] = _Buffer(result.data_ptr(), form.count)
             made.append(result.movedim(1, 1 + form.axis) if form.axis else result)
         self.call(self.address, self.count, arena.address, tokens, attend.threads)
-        self.idle.append(arena)
+        self.give_back(arena)
         return made
 
 
