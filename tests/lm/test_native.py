@@ -203,7 +203,7 @@ def test_where_products_in_c_were_chosen_all_of_a_forward_may_be_one_call(monkey
     assert head.many == DENSE and choosing.reach_in_c(sites) == IN_ONE_CALL
     for layer in layers:
         layer.many = NATIVE
-    assert choosing.reach_in_c(sites) == choosing.LONGEST, "a prompt has no logits"
+    assert choosing.reach_in_c(sites) == choosing.CHUNK, "a prompt has no logits"
     for layer in layers:
         layer.kernels[8:], layer.many = [DENSE] * len(layer.kernels[8:]), DENSE
     assert choosing.reach_in_c(sites) == 7

@@ -35,6 +35,7 @@ from foretoken.lm.kernels.linears import (
 )
 from foretoken.lm.kernels.measuring import choose, measure
 from foretoken.lm.kernels.merged import Site
+from foretoken.lm.runtime.cached import CHUNK
 from foretoken.native.library import Unavailable, library
 
 MODES = ("auto", "inplace", "dense", "packed", "lean")
@@ -43,7 +44,6 @@ NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
 # seconds that one call for many products spares per product: of calls, and per row of operations
 # between products
 SPARED, SPARED_PER_ROW = 2e-5, 3e-7
-LONGEST = 512  # tokens of a prompt that are fed together (`runtime.cached.CHUNK`)
 JUDGED = (1, 16)  # the row counts one copy is judged by: plain decoding and scoring a tree
 
 # outputs of each layer and inputs, type, threads, stored transposed: one machine, so one answer
@@ -160,7 +160,7 @@ def reach_in_c(sites: Sequence[Site]) -> int:
     groups = [(_measured.get(key, {}), group) for key, group in by_shape(sites).items()]
     groups = [(table, group) for table, group in groups if group[0].places is not None]
     reach = 0
-    for rows in range(1, LONGEST + 1) if groups else ():
+    for rows in range(1, CHUNK + 1) if groups else ():
         ours, chosen = 0.0, (SPARED + SPARED_PER_ROW * rows) * len(sites)
         for table, group in groups:
             kernel = group[0].kernels[rows] if rows <= LISTED else group[0].many
