@@ -44,6 +44,7 @@ class Eagle3(nn.Module):
         layers: int = 1
         heads: int = 1  # of the attention
         inner: int = 256  # width of the MLPs
+        embeds: bool = True  # tokens by the rows that score them; else by the target's embeddings
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -53,7 +54,11 @@ class Eagle3(nn.Module):
         self.state_norm = nn.RMSNorm(width, eps=EPS)
         self.join = nn.Linear(width, width, bias=False)
         self.hear = nn.Linear(width, width, bias=False)
-        self.embedding = nn.Embedding(config.vocab_size, width)
+        if config.embeds:
+            self.embedding = nn.Embedding(config.vocab_size, width)
+        else:
+            self.enter = nn.Linear(config.hidden_size, width)
+            self.rows = nn.Embedding(config.tokens or config.vocab_size, width)
         self.layers = nn.ModuleList(
             DecoderLayer(width, config.heads, config.inner) for _ in range(config.layers)
         )
@@ -65,10 +70,15 @@ class Eagle3(nn.Module):
         return tuple(map(Layer, self.config.taps))
 
     @property
+    def outputs_table(self) -> nn.Embedding:
+        """The table whose rows score tokens."""
+        return self.embedding if self.config.embeds else self.rows
+
+    @property
     def outputs(self) -> Float[Tensor, "n W"]:
         """The rows that score tokens."""
-        rows: Tensor = self.embedding.weight[self.scored]
-        return rows
+        table: Tensor = self.outputs_table.weight
+        return table[self.scored] if self.config.embeds else table
 
     def fused(self, states: Float[Tensor, "*n L H"]) -> Float[Tensor, "*n W"]:
         """What is added to the embeddings behind the target's hidden states."""
@@ -81,9 +91,15 @@ class Eagle3(nn.Module):
         return found
 
     def entering(
-        self, tokens: Int[Tensor, "*n"], before: Float[Tensor, "*n W"], _: Any = None
+        self, tokens: Int[Tensor, "*n"], before: Float[Tensor, "*n W"], embed: Any = None
     ) -> Float[Tensor, "*n W"]:
-        """What enters the layers at tokens, with what was made of the states before them."""
+        """What enters the layers at tokens, with what was made of the states before them.
+
+        `embed(tokens)` gives the target's input embeddings.
+        """
+        if not self.config.embeds:
+            entered: Tensor = self.enter(embed(tokens))
+            return entered + before
         return F.embedding(tokens, self.embedding.weight) + before
 
     def forward(

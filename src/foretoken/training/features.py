@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.errors import ConfigError
 
 WINDOW = 8  # shards that a batch draws from
+JUDGED = 1024  # tokens of a batch that is only judged
 
 
 class Features:
     """Tokens in shards, numbered through; only the shards that are asked for are mapped."""
+
+    judged_together = JUDGED
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)
@@ -60,6 +65,26 @@ class Features:
         """One feature of every token; for numbers such as labels, not for hidden states."""
         return self.each(lambda tokens: tokens[name])
 
+    def stream(self, batch: int, seed: int) -> Shuffled:
+        """Every token once per epoch."""
+        return Shuffled(self, batch, seed)
+
+    def mass(self, vocab_size: int) -> Float[Tensor, "V"]:
+        """How much of the laws falls on each token; without laws, how often it was written."""
+        found = torch.zeros(vocab_size, dtype=torch.float64)
+
+        def count(texts: dict[str, Tensor]) -> Tensor:
+            written = texts["weights"] > 0
+            if "laws" in texts:
+                chances = texts["log_probs"][written].flatten().double().exp()
+                found.index_add_(0, texts["laws"][written].flatten().long(), chances)
+            else:
+                found.add_(torch.bincount(texts["input_ids"][written], minlength=vocab_size))
+            return torch.empty(0)
+
+        self.each(count)
+        return found
+
 
 class Shuffled:
     """A stream of feature batches: every token once per epoch, in an order of the epoch's own.
@@ -68,13 +93,14 @@ class Shuffled:
     two windows are mapped at a time, however many features there are.
     """
 
-    def __init__(self, features: Features, batch: int, seed: int) -> None:
+    def __init__(self, features: Any, batch: int, seed: int) -> None:
         self.features, self.seed = features, seed
         self.size = min(batch, len(features))
         self.per_epoch = len(features) // self.size
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        return self.features.take(self.chosen(index))
+        found: dict[str, Tensor] = self.features.take(self.chosen(index))
+        return found
 
     def chosen(self, index: int) -> Tensor:
         """The numbers of the tokens in batch `index`."""
@@ -96,6 +122,12 @@ class Shuffled:
     def _order(self, place: str, n: int) -> Tensor:
         seed = random.Random(f"{self.seed}/{place}").getrandbits(62)
         return torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+
+
+def beside(head: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch on the device of a head."""
+    device = next(head.parameters()).device
+    return {name: values.to(device) for name, values in batch.items()}
 
 
 def rows(path: Path) -> int:

@@ -20,13 +20,15 @@ from foretoken.heads import store
 from foretoken.heads.table import HEADS, Head, head_row, resolve
 from foretoken.lm import draft_vocabulary
 from foretoken.training import checkpoint
+from foretoken.training.asked import AskedTexts
 from foretoken.training.capture import collect
 from foretoken.training.config import TrainingConfig
 from foretoken.training.features import Features, Shuffled
+from foretoken.training.processes import learning_device
 from foretoken.training.trainer import Progress, Trainer, TrainingPlan
 
 HELD_OUT = 10  # one prompt is kept for judging beside this many
-HELD_OUT_TOKENS = 1024  # of a batch that is only judged
+JUDGED_MOST = 256  # texts that judge a head while it learns, where they are read anew each time
 
 Figures = dict[str, dict[str, float]]  # named rows of named numbers, all with the same names
 Prompts = Callable[[str, int], Sequence[Any]]  # a split, "train" or "valid", and how many
@@ -79,17 +81,12 @@ def run_training(
     row, work = trainable(name), out / "training"
     if fresh and work.is_dir():
         shutil.rmtree(work)
-    capture = resolve(row.captures).of(config)
-    counts = {"train": config.prompts, "valid": max(1, config.prompts // HELD_OUT)}
-    train, held_out = (
-        collect(session, prompts(split, count), capture, work / "capture", split, show=show)
-        for split, count in counts.items()
-    )
+    train, held_out = texts_of(session, name, prompts, config, work / "capture", show)
     objective: HeadObjective = resolve(row.objective)(config, train)
     torch.manual_seed(config.seed)
     module, lm = resolve(row.module), getattr(session, row.reads)
     sizes = {"hidden_size": lm.hidden_size, "vocab_size": lm.vocab_size}
-    head = module(module.Config(**sizes, **objective.shape(session)))
+    head = module(module.Config(**sizes, **objective.shape(session))).to(learning_device())
     objective.begin(head, session)
     untrained = objective.judge(head, held_out)
     settings = asdict(config)
@@ -119,10 +116,30 @@ def run_training(
     return notes
 
 
+def texts_of(
+    session: Session, name: str, prompts: Prompts, config: Any, folder: Path, show: bool
+) -> tuple[Any, Any]:
+    """What a head learns from and what judges it: kept in `folder`, or asked of the target."""
+    capture = resolve(head_row(name).captures).of(config)
+    few = max(1, config.prompts // HELD_OUT)
+    if getattr(config, "states", "kept") == "asked":
+        counts = {"train": config.prompts, "valid": min(few, JUDGED_MOST)}
+        asked = (
+            AskedTexts(session, prompts(split, count), capture, name)
+            for split, count in counts.items()
+        )
+        return next(asked), next(asked)
+    train, held_out = (
+        collect(session, prompts(split, count), capture, folder, split, show=show)
+        for split, count in (("train", config.prompts), ("valid", few))
+    )
+    return train, held_out
+
+
 def fit(
     head: nn.Module,
     objective: HeadObjective,
-    parts: tuple[Features, Features],
+    parts: tuple[Any, Any],
     config: TrainingConfig,
     folder: Path,
     *,
@@ -131,8 +148,8 @@ def fit(
 ) -> Progress:
     """Train on the first part, keep what is best on the second; goes on where `folder` stands."""
     train, held_out = parts
-    stream = Shuffled(train, config.batch, config.seed)
-    judged = Shuffled(held_out, len(held_out) // -(-len(held_out) // HELD_OUT_TOKENS), 0)
+    stream = train.stream(config.batch, config.seed)
+    judged = Shuffled(held_out, len(held_out) // -(-len(held_out) // held_out.judged_together), 0)
     steps = config.steps or config.epochs * stream.per_epoch
     every = max(1, steps // 20)
     plan = TrainingPlan(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def processes() -> int:
@@ -24,6 +28,14 @@ def on_cpu() -> bool:
     import torch
 
     return several() and not torch.cuda.is_available()
+
+
+def learning_device() -> torch.device:
+    """Where this process learns: accelerate's choice."""
+    from accelerate import PartialState
+
+    found: torch.device = PartialState(cpu=on_cpu()).device
+    return found
 
 
 def is_main() -> bool:

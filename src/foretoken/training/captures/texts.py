@@ -18,8 +18,10 @@ from foretoken.engine.session import Session
 from foretoken.lm.views.view import innermost
 from foretoken.row import make_row
 from foretoken.training.capture import Capture, Tensors
-from foretoken.training.dataset.records import Laws
+from foretoken.training.dataset.records import Laws, likeliest
 from foretoken.types import DecodeState, FinalNorm, Layer, Taps
+
+PIECE = 4096  # places whose logits are made at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +60,12 @@ class Texts(Capture):
         """What else is kept of the laws of a text's tokens, behind a prompt of so many."""
         return {}
 
+    def laws_of(
+        self, target: Any, last: Float[Tensor, "n T H"], weights: Float[Tensor, "n T"]
+    ) -> Tensors:
+        """The same of a batch of texts, from the states behind the target's last layer."""
+        return {}
+
     def cut(self, values: Tensor) -> Tensor:
         """The last T rows as the first entry of a batch, zeros behind them."""
         values = values[-self.window :]
@@ -86,6 +94,19 @@ class LayeredTexts(Texts):
             "laws": F.pad(laws.tokens, (0, 0, prompt, 0)),
             "log_probs": F.pad(laws.log_probs, (0, 0, prompt, 0)),
         }
+
+    def laws_of(
+        self, target: Any, last: Float[Tensor, "n T H"], weights: Float[Tensor, "n T"]
+    ) -> Tensors:
+        drawn = weights[:, 1:] > 0  # from the law at the token before
+        size = (*weights.shape, self.likeliest)
+        tokens = torch.zeros(size, dtype=torch.int, device=last.device)
+        log_probs = torch.zeros(size, device=last.device)
+        pieces = torch.split(last[:, :-1][drawn], PIECE)
+        laws = [likeliest(target.read_out(some), self.likeliest) for some in pieces]
+        tokens[:, 1:][drawn] = torch.cat([best for best, _ in laws])
+        log_probs[:, 1:][drawn] = torch.cat([logs for _, logs in laws])
+        return {"laws": tokens, "log_probs": log_probs}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ import torch
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
 from foretoken.training.config import check_types
+from foretoken.training.dataset import lockstep
 from foretoken.training.dataset.card import write_card
 from foretoken.training.dataset.own_answers import draft_session
 from foretoken.training.dataset.prompts import Prompt, Prompts
@@ -59,6 +60,7 @@ class DataConfig:
     laws: int = 16  # likeliest tokens kept of every law; 0: drafts ask the target while they learn
     longest: int = 1024  # tokens of a prompt; longer ones are left out
     rows: int = 128  # decoded together; more than 16 pay where there are no drafts
+    lockstep: int = 0  # written together by one forward a token instead, on a GPU some thousand
     text_tokens: int = 2_000_000  # of ordinary text, at most
     text_window: int = 384  # tokens of ordinary text that are scored and learned together
     features: str | int | tuple[str | int, ...] | None = None  # hidden states kept: final, layers
@@ -71,7 +73,8 @@ class DataConfig:
         check_values(
             self,
             *((name, getattr(self, name) >= 1, "1 or more") for name in counts),
-            *((name, getattr(self, name) >= 0, "0 or more") for name in ("chats", "laws")),
+            *((name, getattr(self, name) >= 0, "0 or more")
+              for name in ("chats", "laws", "lockstep")),
             ("text_window", self.text_window >= 8, "8 or more"),
             ("features_gib", self.features_gib > 0, "above 0"),
             ("writer", self.writer in ("target", "draft"), "target or draft"),
@@ -79,7 +82,14 @@ class DataConfig:
             ("held_out", 0 < self.held_out < 1, "between 0 and 1"),
             ("repeated", 0 < self.repeated <= 1, "above 0, at most 1"),
             ("min_p", 0 <= self.min_p < 1, "from 0 to 1"),
-        )
+            ("lockstep", not self.lockstep or self.plainly,
+             "0 where laws or features are kept, or a draft writes"),
+        )  # fmt: skip
+
+    @property
+    def plainly(self) -> bool:
+        """Whether the target writes and nothing else is kept of what it says."""
+        return not self.laws and self.features is None and self.writer == "target"
 
 
 class Maker:
@@ -122,6 +132,8 @@ class Maker:
 
     def answers(self, prompts: Sequence[Prompt], index: int) -> list[Told]:
         """What is written after each prompt, and the target's laws on the way."""
+        if self.config.lockstep:
+            return self.in_lockstep(prompts, index)
         config, writer = self.config, self.writer or self.states.session(self.session)
         turns = len(config.temperatures)
         rows: list[DecodeState] = []
@@ -136,6 +148,21 @@ class Maker:
         return [
             (Chat(kind, row.params.temperature, row.tokens[: row.prompt_len], row.new_tokens), said)
             for kind, row, said in zip(kinds, rows, laws(writer, rows), strict=True)
+        ]
+
+    def in_lockstep(self, prompts: Sequence[Prompt], index: int) -> list[Told]:
+        """Answers alone."""
+        config = self.config
+        temperatures = [
+            config.temperatures[i % len(config.temperatures)] for i in range(len(prompts))
+        ]
+        found = lockstep.write(
+            self.session, [ids for _, ids in prompts], temperatures, together=config.lockstep,
+            new_tokens=config.new_tokens, seed=1_000_003 * config.seed + index * config.shard,
+        )  # fmt: skip
+        return [
+            (Chat(kind, temperature, list(ids), one.tokens), Laws.none(len(one.tokens)))
+            for (kind, ids), temperature, one in zip(prompts, temperatures, found, strict=True)
         ]
 
     def written_by_target(self, writer: Session, rows: list[DecodeState]) -> list[Laws]:

@@ -22,6 +22,7 @@ from foretoken.errors import CheckpointError, ConfigError
 
 SPLITS = ("valid", "train")  # in the order of writing
 TEXT = "text"  # the kind of ordinary text, that the target read and did not write
+BLOCK = 128  # scores that are looked at together
 STATES = ".states.safetensors"  # suffix of the files of hidden states
 Folders = Path | tuple[Path, ...]  # texts of one target, or of several
 
@@ -49,10 +50,13 @@ class Laws:
     @classmethod
     def likeliest(cls, logits: Tensor, size: int, states: Tensor | None = None) -> Laws:
         """The `size` likeliest tokens of laws [n V] given as logits, before temperature."""
-        found = logits.float()
-        best, tokens = found.topk(min(size, found.shape[-1]), -1)
-        log_probs = best - found.logsumexp(-1, keepdim=True)
-        return cls(tokens.int().cpu(), log_probs.half().cpu(), states)
+        tokens, log_probs = likeliest(logits, size)
+        return cls(tokens.cpu(), log_probs.half().cpu(), states)
+
+    @classmethod
+    def none(cls, places: int) -> Laws:
+        """Nothing kept of so many places."""
+        return cls(torch.empty(places, 0, dtype=torch.int), torch.empty(places, 0).half())
 
     @classmethod
     def joined(cls, parts: Sequence[Laws]) -> Laws:
@@ -67,6 +71,33 @@ class Laws:
     def __getitem__(self, which: slice) -> Laws:
         states = None if self.states is None else self.states[which]
         return Laws(self.tokens[which], self.log_probs[which], states)
+
+
+def likeliest(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` likeliest tokens [n k] of laws [n V], and their log-probabilities [n k]."""
+    found = logits.float()
+    best, tokens = largest(found, min(size, found.shape[-1]))
+    return tokens.int(), best - found.logsumexp(-1, keepdim=True)
+
+
+def largest(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` largest of scores [n V] and their places, as `topk` has them."""
+    width = scores.shape[1]
+    if scores.is_cuda and width % BLOCK == 0 and width >= 2 * BLOCK * size:
+        return largest_in_blocks(scores, size)
+    return scores.topk(size, -1)
+
+
+def largest_in_blocks(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The same, looked for in the `size` blocks with the largest maxima: all of them are there.
+
+    On a GPU `topk` reads a whole law several times, and was most of what reading a text took.
+    """
+    blocks = scores.view(len(scores), -1, BLOCK)
+    best = blocks.amax(-1).topk(size, -1).indices
+    some = blocks.gather(1, best[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    values, at = some.topk(size, -1)
+    return values, best.gather(1, at // BLOCK) * BLOCK + at % BLOCK
 
 
 Told = tuple[Chat, Laws]

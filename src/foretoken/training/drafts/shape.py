@@ -92,14 +92,24 @@ def projected(table: Tensor, counts: Tensor, width: int) -> Tensor:
 
     Directions are those of frequent tokens: each row counts by the root of its frequency.
     """
+    found: Tensor = projection(table, counts, width)(table)
+    if (missing := width - found.shape[1]) > 0:  # a draft wider than its target
+        found = torch.cat([found, 0.02 * torch.randn(len(found), missing)], 1)
+        found = found / found.pow(2).mean().sqrt()
+    return found
+
+
+def projection(table: Tensor, counts: Tensor, width: int) -> nn.Linear:
+    """The map that gives these rows of a table [V H], as many as there are directions."""
     weights = (counts.float() + 1.0).sqrt()
-    centred = table - (table * weights[:, None]).sum(0) / weights.sum()
+    mean = (table * weights[:, None]).sum(0) / weights.sum()
+    centred = table - mean
     values, directions = torch.linalg.eigh(centred.T @ (centred * weights[:, None]))
     best = directions[:, values.argsort(descending=True)[:width]]
-    found: Tensor = centred @ best
-    if found.shape[1] < width:  # a draft wider than its target
-        found = torch.cat([found, 0.02 * torch.randn(len(found), width - found.shape[1])], 1)
-    return found / found.pow(2).mean().sqrt()
+    best = best / (centred @ best).pow(2).mean().sqrt()
+    found = nn.Linear(*best.shape)
+    found.weight, found.bias = nn.Parameter(best.T.contiguous()), nn.Parameter(-mean @ best)
+    return found.requires_grad_(False)
 
 
 def fitting_shape(target: Any, rows: int, cost: float) -> tuple[Shape, float]:

@@ -31,7 +31,7 @@ def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 def jensen_shannon(log_p: Tensor, log_q: Tensor, beta: float = 0.5) -> Tensor:
     """beta KL(p | m) + (1 - beta) KL(q | m), m = beta p + (1 - beta) q; at most log 2 at 0.5."""
-    weights = torch.tensor([beta, 1.0 - beta], dtype=log_p.dtype).log()
+    weights = log_p.new_tensor([beta, 1.0 - beta]).log()
     mixed = torch.logaddexp(log_p + weights[0], log_q + weights[1])
     return beta * forward_kl(log_p, mixed) + (1.0 - beta) * forward_kl(log_q, mixed)
 
@@ -64,7 +64,7 @@ class PiecedDivergence(torch.autograd.Function):
         kind = torch.bfloat16 if torch.is_autocast_enabled(states.device.type) else states.dtype
         table = rows.to(kind)
         to_states, to_rows = torch.empty_like(states), torch.zeros_like(rows)
-        total = torch.zeros(3, dtype=torch.float64)
+        total = torch.zeros(3, dtype=torch.float64, device=states.device)
         for start in range(0, len(states), PIECE):
             place = slice(start, start + PIECE)
             low = states[place].to(kind)

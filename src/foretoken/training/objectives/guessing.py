@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from foretoken.lm.runtime.output_head import OutputHead
 from foretoken.lm.views.view import innermost
 from foretoken.training.config import TrainingConfig
 from foretoken.training.drafts.words import frequent
-from foretoken.training.features import Features
+from foretoken.training.features import Features, beside
 from foretoken.training.heads import HeadObjective
 
 
@@ -37,6 +37,7 @@ class GuessTraining(TrainingConfig):
     batch: int = 16  # texts in a step
     window: int = 128  # tokens read of a text, its prompt's end included
     vocabulary: int = 0  # tokens it scores: the most frequent of the target's text; 0: all
+    states: Literal["kept", "asked"] = "kept"  # the target's: in files, or read anew (for a GPU)
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
@@ -129,14 +130,12 @@ class GuessObjective(HeadObjective):
 
     def __init__(self, config: Any, train: Features) -> None:
         super().__init__(config, train)
-        self.written = None
-        if config.vocabulary:
-            self.written = train.column("input_ids")[train.column("weights") > 0]
+        self.train = train
 
     def begin(self, head: Any, session: Session) -> None:
         target = innermost(session.target)
-        if self.written is not None and self.config.vocabulary < target.vocab_size:
-            counts = torch.bincount(self.written, minlength=target.vocab_size).double()
+        if 0 < self.config.vocabulary < target.vocab_size:
+            counts = self.train.mass(target.vocab_size)
             self.scored = frequent(counts, self.config.vocabulary, session.eos)
         self.ends = Ends(target, self.scored)
 
@@ -158,7 +157,7 @@ class GuessObjective(HeadObjective):
         names: list[str] = []
 
         def right(texts: dict[str, Tensor]) -> Tensor:
-            found = self.learnt(head, texts, random.Random(0))[1]
+            found = self.learnt(head, beside(head, texts), random.Random(0))[1]
             names[:] = found
             return torch.stack(list(found.values()))[None]
 

@@ -34,7 +34,7 @@ class SparseCrossEntropy(torch.autograd.Function):
         low, table = states.to(kind), rows.to(kind)
         to_states = torch.empty_like(low)
         to_rows = torch.zeros_like(rows) if ctx.needs_input_grad[1] else None  # None: they stay
-        totals = torch.zeros(3, dtype=torch.float64)
+        totals = torch.zeros(3, dtype=torch.float64, device=states.device)
         for start in range(0, len(states), PIECE):
             place = slice(start, start + PIECE)
             logits = (low[place] @ table.T).float()

@@ -27,12 +27,13 @@ from foretoken.lm.views.view import innermost
 from foretoken.shipped import resolve
 from foretoken.training.captures.texts import fused_layers
 from foretoken.training.drafts.distilling import student
-from foretoken.training.drafts.shape import HEAD, projected
+from foretoken.training.drafts.shape import HEAD, projected, projection
 from foretoken.training.drafts.words import frequent
-from foretoken.training.features import Features
+from foretoken.training.features import Features, beside
 from foretoken.training.objectives.guessing import GuessObjective, GuessTraining
 from foretoken.training.objectives.sparse_laws import SparseCrossEntropy
 
+ALIGNED = 8  # columns are a multiple of it where there are as many, as fused attention wants
 FADING = 0.8  # weight of a step's loss, as a part of the one before; paper 0.8
 
 
@@ -45,6 +46,7 @@ class UnrolledTraining(GuessTraining):
     embedding_rate: float = 3e-3  # peak rate of its embeddings; 0: they stay as they begin
     width: int = 256  # of the head, a multiple of 64
     layers: int = 1  # decoder layers; paper 1
+    embeds: bool = True  # tokens by the rows that score them; else by the target's embeddings
     start: str = ""  # draft that it begins as, with its shape and tokens: a directory or a name
     taps: tuple[int, ...] | None = None  # layers it reads; none: a low, a middle and a high one
     vocabulary: int = 16384  # tokens it scores: the most frequent of the target's text
@@ -70,16 +72,11 @@ class UnrolledTraining(GuessTraining):
 class UnrolledObjective(GuessObjective):
     """Cross-entropy to the target's sparse laws, in every step."""
 
-    def __init__(self, config: Any, train: Features) -> None:
-        super().__init__(config, train)
-        self.said = train.column("laws").flatten().long(), train.column("log_probs").flatten().exp()
-
     def shape(self, session: Session) -> dict[str, Any]:
         config, lm = self.config, innermost(session.target)
-        counts = torch.zeros(lm.vocab_size, dtype=torch.float64)
-        counts.index_add_(0, self.said[0], self.said[1].double())
+        counts = self.train.mass(lm.vocab_size)
         shape = {"width": config.width, "layers": config.layers, "heads": config.width // HEAD,
-                 "inner": 4 * config.width}  # fmt: skip
+                 "inner": 4 * config.width, "embeds": config.embeds}  # fmt: skip
         self.start, self.counts = None, counts
         if config.start:
             self.start, self.tokens, shape = beginning(session, config.start)
@@ -96,7 +93,8 @@ class UnrolledObjective(GuessObjective):
         vocab_size = innermost(session.target).vocab_size
         self.rows = torch.full((vocab_size,), -1)
         self.rows[self.tokens] = torch.arange(len(self.tokens))
-        head.embedding.requires_grad_(self.config.embedding_rate > 0)
+        self.table = innermost(session.target).embed(list(range(vocab_size))).float()
+        head.outputs_table.requires_grad_(self.config.embedding_rate > 0)
         with torch.no_grad():
             head.scored.copy_(self.tokens)
             if isinstance(self.start, type(head)):
@@ -105,12 +103,26 @@ class UnrolledObjective(GuessObjective):
                 head.begin_as(self.start)
             if self.start is not None:
                 return
-            table = innermost(session.target).embed(list(range(vocab_size))).float()
-            head.embedding.weight.copy_(projected(table, self.counts, self.config.width))
+            self.begin_with_embeddings(head)
             head.norm.weight.fill_(0.05)  # small first logits
             for layer in head.layers:
                 layer.joined.weight.zero_()
                 layer.down.weight.zero_()
+
+    def begin_with_embeddings(self, head: Any) -> None:
+        """The target's embeddings, in as many directions as the head is wide."""
+        table, width = self.table.cpu(), self.config.width
+        rows = projected(table, self.counts, width)
+        if head.config.embeds:
+            head.embedding.weight.copy_(rows)
+            return
+        into, reached = projection(table, self.counts, width), min(width, table.shape[1])
+        head.enter.weight[:reached], head.enter.bias[:reached] = into.weight, into.bias
+        head.rows.weight.copy_(rows[self.tokens])
+
+    def embedded(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n H"]:
+        """The target's input embeddings."""
+        return F.embedding(tokens, self.table)
 
     def __call__(
         self, model: Any, batch: dict[str, Tensor], rng: random.Random
@@ -121,22 +133,28 @@ class UnrolledObjective(GuessObjective):
 
     def judge(self, head: Any, held_out: Features) -> dict[str, float]:
         """How often its best guess is the target's, by depth; shards count alike."""
-        found = held_out.each(lambda texts: torch.stack(self.steps(head, texts)[1])[None])
+        found = held_out.each(
+            lambda texts: torch.stack(self.steps(head, beside(head, texts))[1])[None]
+        )
         return named(found.mean(0).tolist())
 
     def steps(self, head: Any, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Loss and agreement of every step."""
         longest = int(batch["weights"].any(0).nonzero().max()) + 1
+        longest = -(-longest // ALIGNED) * ALIGNED
         ids, hidden, weights, laws, log_probs = (
             batch[name][:, :longest]
             for name in ("input_ids", "hidden", "weights", "laws", "log_probs")
         )
+        self.rows, self.table = self.rows.to(ids.device), self.table.to(ids.device)
         fused = head.fused(hidden.float().view(*ids.shape, len(head.config.taps), -1))
         chosen = self.rows[laws.long()]
         probs = log_probs.float().exp().masked_fill(chosen < 0, 0.0)
         losses, agreed, outputs = [], [], head.outputs
         told: Any = SparseCrossEntropy.apply
-        for step, states in enumerate(unrolled(head, ids, fused, self.config.unrolled)):
+        for step, states in enumerate(
+            unrolled(head, ids, fused, self.config.unrolled, self.embedded)
+        ):
             taught = weights[:, 1:] > 0  # whose law is learnt at the token before
             taught[:, :step] = False
             said = head.norm(states[:, :-1][taught])
@@ -183,7 +201,11 @@ def named(agreed: Any) -> dict[str, Any]:
 
 
 def unrolled(
-    head: Any, tokens: Int[Tensor, "n T"], fused: Float[Tensor, "n T W"], steps: int
+    head: Any,
+    tokens: Int[Tensor, "n T"],
+    fused: Float[Tensor, "n T W"],
+    steps: int,
+    embed: Any = None,
 ) -> Iterator[Float[Tensor, "n T W"]]:
     """The head's outputs at every token, step by step."""
     count, length = tokens.shape
@@ -191,17 +213,19 @@ def unrolled(
     memories = [fused.new_zeros(count, 0, layer.memory_size) for layer in head.layers]
     before = fused
     for step in range(steps):
-        entering = head.entering(tokens, F.pad(before[:, :-1], (0, 0, 1, 0)))
-        sees = sight(length, step).to(tokens.device).expand(count, -1, -1)
+        entering = head.entering(tokens, F.pad(before[:, :-1], (0, 0, 1, 0)), embed)
+        sees = sight(length, step, tokens.device).expand(count, -1, -1)
         states, kept = head(entering, positions, sees, memories)
         memories = [torch.cat(pair, 1) for pair in zip(memories, kept, strict=True)]
         before = head.heard(states)
         yield states
 
 
-def sight(length: int, step: int) -> Bool[Tensor, "1 T (step+1)T"]:
+def sight(
+    length: int, step: int, device: torch.device | None = None
+) -> Bool[Tensor, "1 T (step+1)T"]:
     """Which tokens of all steps so far each token of this step sees."""
-    ones = torch.ones(length, length, dtype=torch.bool)
+    ones = torch.ones(length, length, dtype=torch.bool, device=device)
     text = ones.tril(-step)
     own = [ones.tril(past - step).triu(past - step) for past in range(1, step + 1)]
     return torch.cat([text, *own], 1)[None]

@@ -1,0 +1,105 @@
+"""States asked of the target while a head learns are those that would have been kept."""
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.errors import ConfigError
+from foretoken.heads import store
+from foretoken.training.asked import POOL, Alike, AskedTexts
+from foretoken.training.capture import shard
+from foretoken.training.captures.keys_values import KeysValues
+from foretoken.training.captures.texts import LayeredTexts, TappedTexts, Texts
+from foretoken.training.dataset.records import Chat
+from foretoken.training.heads import run_training
+from foretoken.training.objectives.guessing import ParallelTraining
+from foretoken.training.objectives.unrolled import UnrolledTraining
+from tests.lm.families import tiny
+
+LENGTHS = [(5, 7), (1, 12), (11, 4), (3, 1), (8, 20)]
+SAID = {"new_tokens": 20, "temperature": 1.0, "seed": 0, "window": 32}
+CAPTURES = (
+    Texts(**SAID),
+    LayeredTexts(**SAID, taps=(0, 2), likeliest=5),
+    TappedTexts(**SAID, taps=(1,)),
+)
+
+
+def chats(count=0):
+    """Of several lengths; or so many."""
+    rng = torch.Generator().manual_seed(4)
+    sizes = [LENGTHS[i % 5] for i in range(count or 5)]
+    texts = [torch.randint(97, (sum(size),), generator=rng).tolist() for size in sizes]
+    return [
+        Chat("open", 1.0, text[:prompt], text[prompt:])
+        for text, (prompt, _) in zip(texts, sizes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("capture", CAPTURES, ids=lambda one: type(one).__name__)
+def test_what_is_asked_is_what_is_kept(family, capture):
+    with foretoken.load(tiny(family), "plain", kernels="dense") as session:
+        kept = shard(session, chats(), capture, 0)
+        asked = AskedTexts(session, chats(), capture, "some").take(torch.arange(5))
+    assert set(asked) == set(kept)
+    width = asked["input_ids"].shape[1]
+    for i, (prompt, answer) in enumerate(LENGTHS):
+        length = prompt + answer
+        for name, values in asked.items():
+            before, now = kept[name][i, :length], values[i, :length]
+            assert not kept["weights"][i, width:].any() and now.shape == before.shape
+            assert torch.allclose(now.float(), before.float(), atol=2e-3, rtol=1e-3), name
+        assert not asked["weights"][i, length:].any(), "nothing is learnt of padding"
+
+
+def test_texts_of_a_batch_are_of_one_length_and_come_once_per_epoch():
+    with foretoken.load(tiny("llama"), "plain", kernels="dense") as session:
+        texts = AskedTexts(session, chats(100), CAPTURES[0], "some")
+    stream = Alike(texts, 6, 1)
+    epochs = [[stream.chosen(16 * epoch + i) for i in range(16)] for epoch in range(2)]
+    assert stream.per_epoch == 16 <= POOL
+    for epoch in epochs:
+        numbers = torch.cat(epoch).tolist()
+        assert len(set(numbers)) == 96 and max(numbers) < 100
+        assert sum(len(set(texts.sizes[some].tolist())) == 1 for some in epoch) >= 10
+    assert [a.tolist() for a in epochs[0]] != [b.tolist() for b in epochs[1]]
+    assert torch.equal(stream.chosen(3), epochs[0][3]), "an index says it all"
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+def test_a_head_learns_from_asked_states(embeds, tmp_path):
+    config = UnrolledTraining(
+        prompts=40, window=32, batch=4, steps=30, width=64, vocabulary=80, unrolled=2,
+        states="asked", embeds=embeds, seed=1,
+    )  # fmt: skip
+    with foretoken.load(tiny("llama"), "plain", kernels="dense") as session:
+        notes = run_training(
+            session, "eagle3", lambda split, count: chats(count), config, tmp_path, show=False
+        )
+        head, card = store.load(tmp_path, "eagle3")
+        assert card.options["embeds"] == embeds and len(head.scored) == 80
+        assert notes["figures"]["trained"]["depth_1"] > notes["untrained"]["depth_1"]
+    asked = {"max_new_tokens": 24, "temperature": 0.0}
+    with foretoken.load(tiny("llama"), "eagle3", draft_head=tmp_path) as drafting:
+        said = drafting.generate([5, 6, 7], **asked)
+    with foretoken.load(tiny("llama"), "plain") as plain:
+        assert said.tokens == plain.generate([5, 6, 7], **asked).tokens
+
+
+def test_a_head_that_reads_no_states_is_refused():
+    capture = KeysValues(**SAID)
+    with foretoken.load(tiny("llama"), "plain") as session:
+        with pytest.raises(ConfigError, match="states=asked"):
+            AskedTexts(session, chats(), capture, "longspec")
+        with pytest.raises(ConfigError, match="train data"):
+            AskedTexts(session, [[1, 2, 3]], CAPTURES[0], "medusa")
+
+
+def test_other_heads_learn_so_too(tmp_path):
+    config = ParallelTraining(prompts=20, window=32, batch=4, steps=4, states="asked")
+    with foretoken.load(tiny("llama"), "plain") as session:
+        run_training(
+            session, "medusa", lambda split, count: chats(count), config, tmp_path, show=False
+        )
+    assert store.load(tmp_path, "medusa")[1].kind == "medusa"

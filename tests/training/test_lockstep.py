@@ -1,0 +1,100 @@
+"""Texts written in lockstep: what the engine would write, whatever stands beside them."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.errors import CapabilityError, ConfigError
+from foretoken.training.dataset.lockstep import Draw, Room, write
+from foretoken.training.dataset.making import DataConfig, make_data
+from foretoken.training.dataset.records import every_chat, largest_in_blocks
+from tests.lm.families import tiny
+
+PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [3], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [40, 41]]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_greedy_texts_are_the_engines_own(family):
+    """Ragged prompts; windows shorter than the texts and than a prompt; soft caps."""
+    with foretoken.load(tiny(family), "plain", kernels="dense") as session:
+        alone = [
+            list(session.generate(ids, max_new_tokens=20, temperature=0.0).tokens)
+            for ids in PROMPTS
+        ]
+        for together in (1, 2, 5):
+            found = write(session, PROMPTS, [0.0] * 5, new_tokens=20, together=together, seed=1)
+            assert [one.tokens for one in found] == alone, together
+
+
+def test_texts_end_with_their_end_token(tiny_pair):
+    with foretoken.load(copy.deepcopy(tiny_pair[0]), "plain") as session:
+        found = write(session, [[i, i + 1] for i in range(90)], [1.0] * 90, new_tokens=40,
+                      together=32, seed=3)  # fmt: skip
+        ends = set(session.eos)
+    assert {one.stopped for one in found} == {True, False}
+    for one in found:
+        assert one.stopped == (one.tokens[-1] in ends)
+        assert not ends & set(one.tokens[:-1]) and (one.stopped or len(one.tokens) == 40)
+
+
+def test_tokens_are_drawn_from_the_law_at_a_rows_temperature():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -6.0])
+    count = 20_000
+    for temperature, min_p in ((1.0, 0.0), (0.5, 0.0), (1.0, 0.2)):
+        draw = Draw([temperature] * count + [0.0], min_p, 7, torch.device("cpu"))
+        drawn = draw(logits.expand(count + 1, -1))
+        law = (logits / temperature).softmax(-1)
+        law = torch.where(law < min_p * law.max(), 0.0, law)
+        law /= law.sum()
+        seen = torch.bincount(drawn[:-1], minlength=5) / count
+        assert drawn[-1] == 0, "greedy beside rows that are not"
+        assert (seen - law).abs().max() < 4 * (law * (1 - law) / count).sqrt().max()
+        assert not seen[law == 0].any()
+
+
+def test_the_largest_scores_are_found_in_blocks():
+    scores = torch.randn(20, 4096, generator=torch.Generator().manual_seed(1))
+    values, places = largest_in_blocks(scores, 16)
+    wanted = scores.topk(16, -1)
+    assert torch.equal(values, wanted.values) and torch.equal(places, wanted.indices)
+
+
+def test_rows_are_as_many_as_there_is_room_for():
+    room = Room(free=1e6, column=100, law=1000)
+    assert room.rows(90) == 100 and room.rows(10**6) == 1
+    assert Room(float("inf"), 1, 1).rows(10) is None
+
+
+def test_training_texts_are_made_in_lockstep(tiny_pair, byte_tokenizer, tmp_path):
+    config = DataConfig(chats=24, shard=12, new_tokens=9, laws=0, lockstep=5, held_out=0.2,
+                        temperatures=(0.0, 1.0), repeated=1.0)  # fmt: skip
+    prompts = [f"number {i}" for i in range(24)]
+    with foretoken.load(tiny_pair[0], "plain", tokenizer=byte_tokenizer) as session:
+        make_data(session, config, tmp_path, prompts, show=False)
+        chats = [one for split in ("train", "valid") for one in every_chat(tmp_path, split)]
+        assert len(chats) == 24 and {one.temperature for one in chats} == {0.0, 1.0}
+        for chat in [one for one in chats if one.temperature == 0.0][:6]:
+            said = session.generate(chat.prompt, max_new_tokens=9, temperature=0.0)
+            assert list(said.tokens) == chat.answer
+        again = tmp_path / "again"
+        make_data(session, config, again, prompts, show=False)
+        for path in tmp_path.glob("train-*.jsonl"):
+            assert path.read_text() == (again / path.name).read_text(), "as the seed says"
+
+
+def test_laws_beside_lockstep_are_refused():
+    config = DataConfig(laws=0, lockstep=8)
+    for other in ({"laws": 4}, {"features": "final"}, {"writer": "draft"}):
+        with pytest.raises(ConfigError, match="lockstep"):
+            replace(config, **other)
+
+
+def test_a_target_that_is_not_captured_is_refused(tiny_pair):
+    with (
+        foretoken.load(tiny_pair[0], "plain", compile="off") as session,
+        pytest.raises(CapabilityError, match="lockstep"),
+    ):
+        write(session, [[1, 2]], [0.0], new_tokens=3, together=1, seed=0)
