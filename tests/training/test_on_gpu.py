@@ -1,0 +1,48 @@
+"""Texts and heads made on a GPU are those that a CPU makes."""
+
+import pytest
+import torch
+
+import foretoken
+from foretoken.heads import store
+from foretoken.training.dataset.lockstep import write
+from foretoken.training.dataset.records import Chat
+from foretoken.training.heads import run_training
+from foretoken.training.objectives.unrolled import UnrolledTraining
+from tests.lm.families import tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [3]]
+
+
+def test_texts_in_lockstep_are_those_of_a_cpu():
+    with foretoken.load(tiny("llama").cuda(), "plain") as session:
+        found = write(session, PROMPTS, [0.0] * 3, new_tokens=20, together=3, seed=1)
+    with foretoken.load(tiny("llama"), "plain", kernels="dense") as session:
+        said = [session.generate(ids, max_new_tokens=20, temperature=0.0) for ids in PROMPTS]
+    assert [one.tokens for one in found] == [list(one.tokens) for one in said]
+
+
+@pytest.mark.parametrize("embeds", [True, False])
+def test_a_head_that_learned_on_a_gpu_drafts_on_a_cpu(embeds, tmp_path):
+    def chats(split, count):
+        drawn = torch.Generator().manual_seed(len(split))
+        texts = torch.randint(97, (count, 20), generator=drawn).tolist()
+        return [Chat("open", 1.0, text[:5], text[5:]) for text in texts]
+
+    config = UnrolledTraining(
+        prompts=40, window=32, batch=4, steps=20, width=64, vocabulary=80, unrolled=3,
+        states="asked", embeds=embeds, precision="bf16",
+    )  # fmt: skip
+    with foretoken.load(tiny("llama").cuda(), "plain") as session:
+        notes = run_training(session, "eagle3", chats, config, tmp_path, show=False)
+    assert notes["figures"]["trained"]["depth_1"] > notes["untrained"]["depth_1"]
+    assert store.load(tmp_path, "eagle3")[1].options["embeds"] == embeds
+    asked = {"max_new_tokens": 24, "temperature": 0.0}
+    with foretoken.load(tiny("llama"), "eagle3", draft_head=tmp_path) as drafting:
+        said = drafting.generate([5, 6, 7], **asked)
+    with foretoken.load(tiny("llama"), "plain") as plain:
+        assert said.tokens == plain.generate([5, 6, 7], **asked).tokens
