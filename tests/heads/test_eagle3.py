@@ -18,10 +18,20 @@ from foretoken.types import Draft, Draw, Layer, SamplingParams
 VOCAB, WIDTH = 61, 64
 
 
-@pytest.fixture
-def head():
+TABLE = torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(3))
+
+
+def embed(tokens):
+    """The target's embeddings."""
+    return TABLE[tokens]
+
+
+@pytest.fixture(params=[True, False], ids=["own embeddings", "the target's"])
+def head(request):
     torch.manual_seed(0)
-    config = Eagle3.Config(hidden_size=32, vocab_size=VOCAB, taps=(0, 1), width=WIDTH, layers=2)
+    config = Eagle3.Config(
+        hidden_size=32, vocab_size=VOCAB, taps=(0, 1), width=WIDTH, layers=2, embeds=request.param
+    )
     return Eagle3(config).eval().requires_grad_(False)
 
 
@@ -35,14 +45,14 @@ def test_a_step_sees_the_text_before_its_draft_and_its_own_tokens_since():
 def test_training_steps_are_what_a_draft_computes(head):
     """Step s at token i is the draft that began at token i - s, fed with what was really said."""
     states, tokens = torch.randn(1, 7, 2, 32), torch.arange(7)
-    steps = list(unrolled(head, tokens[None], head.fused(states), 3))
+    steps = list(unrolled(head, tokens[None], head.fused(states), 3, embed))
     decoder = open_lm(head.decoder(64), name="draft")
     ids = tokens.tolist()
     for root in range(2, 4):
         [row] = seeded_rows([ids[: root + 1]], SamplingParams(), VOCAB)
         before = torch.cat([torch.zeros(1, WIDTH), head.fused(states[0, :root])])
         with torch.inference_mode():
-            decoder.supply(row, head.entering(tokens[: root + 1], before))
+            decoder.supply(row, head.entering(tokens[: root + 1], before, embed))
             decoder.prefill([row])
             nodes, parents = [[ids[root]]], [[-1]]
             for step in range(3):
@@ -52,7 +62,7 @@ def test_training_steps_are_what_a_draft_computes(head):
                 following = tokens[root + step + 1 : root + step + 2]
                 extra = score.logits[:, -WIDTH:]
                 assert torch.allclose(head.heard(own[None]), extra, atol=1e-5)
-                decoder.supply(row, head.entering(following, extra))
+                decoder.supply(row, head.entering(following, extra, embed))
                 nodes, parents = [following.tolist()], [[step]]
             decoder.free([row])
 

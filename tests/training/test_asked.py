@@ -1,10 +1,12 @@
 """States asked of the target while a head learns are those that would have been kept."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import foretoken
-from foretoken.errors import ConfigError
+from foretoken.errors import CheckpointError, ConfigError
 from foretoken.heads import store
 from foretoken.training.asked import POOL, Alike, AskedTexts
 from foretoken.training.capture import shard
@@ -13,7 +15,7 @@ from foretoken.training.captures.texts import LayeredTexts, TappedTexts, Texts
 from foretoken.training.dataset.records import Chat
 from foretoken.training.heads import run_training
 from foretoken.training.objectives.guessing import ParallelTraining
-from foretoken.training.objectives.unrolled import UnrolledTraining
+from foretoken.training.objectives.unrolled import UnrolledObjective, UnrolledTraining
 from tests.lm.families import tiny
 
 LENGTHS = [(5, 7), (1, 12), (11, 4), (3, 1), (8, 20)]
@@ -25,9 +27,9 @@ CAPTURES = (
 )
 
 
-def chats(count=0):
+def chats(count=0, seed=4):
     """Of several lengths; or so many."""
-    rng = torch.Generator().manual_seed(4)
+    rng = torch.Generator().manual_seed(seed)
     sizes = [LENGTHS[i % 5] for i in range(count or 5)]
     texts = [torch.randint(97, (sum(size),), generator=rng).tolist() for size in sizes]
     return [
@@ -36,21 +38,35 @@ def chats(count=0):
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt2"])
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda one: type(one).__name__)
-def test_what_is_asked_is_what_is_kept(family, capture):
+@pytest.mark.parametrize("window", [32, 11])
+def test_what_is_asked_is_what_is_kept(family, capture, window):
+    """A text that is longer than the window was read whole."""
+    capture = replace(capture, window=window)
     with foretoken.load(tiny(family), "plain", kernels="dense") as session:
         kept = shard(session, chats(), capture, 0)
         asked = AskedTexts(session, chats(), capture, "some").take(torch.arange(5))
     assert set(asked) == set(kept)
     width = asked["input_ids"].shape[1]
     for i, (prompt, answer) in enumerate(LENGTHS):
-        length = prompt + answer
+        length = min(prompt + answer, window)
         for name, values in asked.items():
-            before, now = kept[name][i, :length], values[i, :length]
+            first = name in ("laws", "log_probs")  # the first token's law is never learnt
+            before, now = kept[name][i, first:length], values[i, first:length]
             assert not kept["weights"][i, width:].any() and now.shape == before.shape
             assert torch.allclose(now.float(), before.float(), atol=2e-3, rtol=1e-3), name
         assert not asked["weights"][i, length:].any(), "nothing is learnt of padding"
+
+
+def test_a_text_may_fill_the_models_positions():
+    model = tiny("gpt2")
+    model.config.max_position_embeddings = 18
+    with foretoken.load(model, "plain", kernels="dense") as session:
+        full = [Chat("open", 1.0, list(range(6)), list(range(12)))]
+        found = AskedTexts(session, full, CAPTURES[0], "some").take(torch.arange(1))
+        kept = shard(session, full, CAPTURES[0], 0)
+    assert torch.allclose(found["hidden"][0, :18], kept["hidden"][0, :18], atol=1e-3)
 
 
 def test_texts_of_a_batch_are_of_one_length_and_come_once_per_epoch():
@@ -67,6 +83,21 @@ def test_texts_of_a_batch_are_of_one_length_and_come_once_per_epoch():
     assert torch.equal(stream.chosen(3), epochs[0][3]), "an index says it all"
 
 
+def some(split, count):
+    return chats(count, len(split))
+
+
+def test_a_run_does_not_go_on_with_other_texts(tmp_path):
+    config = ParallelTraining(prompts=10, window=32, batch=4, steps=2, states="asked")
+    with foretoken.load(tiny("llama"), "plain") as session:
+        run_training(session, "medusa", some, config, tmp_path, show=False)
+        run_training(session, "medusa", some, config, tmp_path, show=False)
+        with pytest.raises(CheckpointError, match="other prompts"):
+            run_training(
+                session, "medusa", lambda _, count: chats(count, 9), config, tmp_path, show=False
+            )
+
+
 @pytest.mark.parametrize("embeds", [True, False])
 def test_a_head_learns_from_asked_states(embeds, tmp_path):
     config = UnrolledTraining(
@@ -74,9 +105,7 @@ def test_a_head_learns_from_asked_states(embeds, tmp_path):
         states="asked", embeds=embeds, seed=1,
     )  # fmt: skip
     with foretoken.load(tiny("llama"), "plain", kernels="dense") as session:
-        notes = run_training(
-            session, "eagle3", lambda split, count: chats(count), config, tmp_path, show=False
-        )
+        notes = run_training(session, "eagle3", some, config, tmp_path, show=False)
         head, card = store.load(tmp_path, "eagle3")
         assert card.options["embeds"] == embeds and len(head.scored) == 80
         assert notes["figures"]["trained"]["depth_1"] > notes["untrained"]["depth_1"]
@@ -85,6 +114,19 @@ def test_a_head_learns_from_asked_states(embeds, tmp_path):
         said = drafting.generate([5, 6, 7], **asked)
     with foretoken.load(tiny("llama"), "plain") as plain:
         assert said.tokens == plain.generate([5, 6, 7], **asked).tokens
+
+
+def test_a_start_says_how_tokens_are_embedded():
+    with pytest.raises(ConfigError, match="start"):
+        UnrolledTraining(embeds=False, start="somewhere")
+    config = UnrolledTraining(
+        prompts=5, window=32, width=128, vocabulary=80, states="asked", embeds=False
+    )
+    with (
+        foretoken.load(tiny("llama"), "plain") as session,
+        pytest.raises(ConfigError, match="64 directions"),
+    ):
+        UnrolledObjective(config, AskedTexts(session, chats(), CAPTURES[0], "some")).shape(session)
 
 
 def test_a_head_that_reads_no_states_is_refused():
@@ -99,7 +141,5 @@ def test_a_head_that_reads_no_states_is_refused():
 def test_other_heads_learn_so_too(tmp_path):
     config = ParallelTraining(prompts=20, window=32, batch=4, steps=4, states="asked")
     with foretoken.load(tiny("llama"), "plain") as session:
-        run_training(
-            session, "medusa", lambda split, count: chats(count), config, tmp_path, show=False
-        )
+        run_training(session, "medusa", some, config, tmp_path, show=False)
     assert store.load(tmp_path, "medusa")[1].kind == "medusa"

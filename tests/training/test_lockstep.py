@@ -8,43 +8,67 @@ import torch
 
 import foretoken
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.training.dataset.lockstep import Draw, Room, write
+from foretoken.training.dataset.lockstep import Draw, Room, decode
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.records import every_chat, largest_in_blocks
+from foretoken.types import SamplingParams
 from tests.lm.families import tiny
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [3], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [40, 41]]
+
+
+def written(session, prompts, together, count=20, **asked):
+    """What is written after prompts, and why it ended."""
+    rows = session.rows(prompts, count, **asked)
+    decode(session, rows, together)
+    return [(row.new_tokens, row.finish.reason) for row in rows]
+
+
+def alone(session, prompts, count=20):
+    rows = session.rows(prompts, count, temperature=0.0)
+    session.decode(rows)
+    return [(row.new_tokens, row.finish.reason) for row in rows]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_greedy_texts_are_the_engines_own(family):
     """Ragged prompts; windows shorter than the texts and than a prompt; soft caps."""
     with foretoken.load(tiny(family), "plain", kernels="dense") as session:
-        alone = [
-            list(session.generate(ids, max_new_tokens=20, temperature=0.0).tokens)
-            for ids in PROMPTS
-        ]
         for together in (1, 2, 5):
-            found = write(session, PROMPTS, [0.0] * 5, new_tokens=20, together=together, seed=1)
-            assert [one.tokens for one in found] == alone, together
+            found = written(session, PROMPTS, together, temperature=0.0)
+            assert found == alone(session, PROMPTS), together
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_no_text_goes_beyond_the_models_positions(family):
+    model = tiny(family)
+    model.config.max_position_embeddings = 16
+    prompts = [[1, 2, 3], [4] * 12, [5] * 16]
+    with foretoken.load(model, "plain", kernels="dense") as session:
+        assert session.target.max_length == 16
+        found = written(session, prompts, 3, 30, temperature=0.0)
+        assert found == alone(session, prompts, 30)
+        assert {reason for _, reason in found} == {"context"}
 
 
 def test_texts_end_with_their_end_token(tiny_pair):
     with foretoken.load(copy.deepcopy(tiny_pair[0]), "plain") as session:
-        found = write(session, [[i, i + 1] for i in range(90)], [1.0] * 90, new_tokens=40,
-                      together=32, seed=3)  # fmt: skip
+        prompts = [[i, i + 1] for i in range(90)]
+        found = written(session, prompts, 32, 40, temperature=1.0, seed=list(range(90)))
         ends = set(session.eos)
-    assert {one.stopped for one in found} == {True, False}
-    for one in found:
-        assert one.stopped == (one.tokens[-1] in ends)
-        assert not ends & set(one.tokens[:-1]) and (one.stopped or len(one.tokens) == 40)
+        again = written(session, prompts, 32, 40, temperature=1.0, seed=list(range(90)))
+    assert {reason for _, reason in found} == {"stop", "length"} and found == again
+    for tokens, reason in found:
+        assert (reason == "stop") == (tokens[-1] in ends)
+        assert not ends & set(tokens[:-1]) and (reason == "stop" or len(tokens) == 40)
 
 
 def test_tokens_are_drawn_from_the_law_at_a_rows_temperature():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -6.0])
     count = 20_000
     for temperature, min_p in ((1.0, 0.0), (0.5, 0.0), (1.0, 0.2)):
-        draw = Draw([temperature] * count + [0.0], min_p, 7, torch.device("cpu"))
+        asked = SamplingParams(temperature=temperature, min_p=min_p, seed=7)
+        draw = Draw([asked] * count + [SamplingParams()], torch.device("cpu"))
         drawn = draw(logits.expand(count + 1, -1))
         law = (logits / temperature).softmax(-1)
         law = torch.where(law < min_p * law.max(), 0.0, law)
@@ -53,6 +77,13 @@ def test_tokens_are_drawn_from_the_law_at_a_rows_temperature():
         assert drawn[-1] == 0, "greedy beside rows that are not"
         assert (seen - law).abs().max() < 4 * (law * (1 - law) / count).sqrt().max()
         assert not seen[law == 0].any()
+
+
+def test_options_that_are_not_known_are_refused():
+    with foretoken.load(tiny("llama"), "plain") as session:
+        for asked in ({"top_p": 0.9}, {"repetition_penalty": 1.5}, {"logit_bias": {3: 1.0}}):
+            with pytest.raises(ConfigError, match=next(iter(asked))):
+                written(session, PROMPTS, 2, temperature=1.0, **asked)
 
 
 def test_the_largest_scores_are_found_in_blocks():
@@ -87,7 +118,7 @@ def test_training_texts_are_made_in_lockstep(tiny_pair, byte_tokenizer, tmp_path
 
 def test_laws_beside_lockstep_are_refused():
     config = DataConfig(laws=0, lockstep=8)
-    for other in ({"laws": 4}, {"features": "final"}, {"writer": "draft"}):
+    for other in ({"laws": 4}, {"features": "final"}, {"writer": "draft"}, {"lockstep": 513}):
         with pytest.raises(ConfigError, match="lockstep"):
             replace(config, **other)
 
@@ -97,4 +128,4 @@ def test_a_target_that_is_not_captured_is_refused(tiny_pair):
         foretoken.load(tiny_pair[0], "plain", compile="off") as session,
         pytest.raises(CapabilityError, match="lockstep"),
     ):
-        write(session, [[1, 2]], [0.0], new_tokens=3, together=1, seed=0)
+        written(session, PROMPTS, 1)

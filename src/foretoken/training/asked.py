@@ -7,6 +7,8 @@ the same columns.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,12 +42,15 @@ class AskedTexts:
             raise refusal(name, "texts are needed that are whole before a head learns from them")
         self.target: Any = innermost(session.target)
         self.capture = capture
-        self.texts = [
-            ((chat.prompt + chat.answer)[-capture.window :], len(chat.answer)) for chat in chats
-        ]
+        self.texts = [(chat.prompt + chat.answer, len(chat.answer)) for chat in chats]
+        self.sizes = torch.tensor([len(ids) for ids, _ in self.texts])
         self.lengths = [len(self.texts)]
         self.ends = torch.tensor(self.lengths)
-        self.sizes = torch.tensor([len(ids) for ids, _ in self.texts])
+
+    @property
+    def digest(self) -> str:
+        """What tells these texts from others."""
+        return hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -55,22 +60,31 @@ class AskedTexts:
         return Alike(self, batch, seed)
 
     def take(self, chosen: Tensor) -> Tensors:
-        """The texts with these numbers [n], padded to one length, on the target's device."""
+        """The texts with these numbers [n], padded to one length, on the target's device.
+
+        A longer text than the capture's window is read whole and loses its beginning then.
+        """
         some = [self.texts[i] for i in chosen.tolist()]
-        longest = -(-max(len(ids) for ids, _ in some) // ALIGNED) * ALIGNED
+        ids, weights = self.padded(some)
+        *states, last = read_whole(self.target, ids, self.capture.read(self.target))
+        found = {"input_ids": ids, "weights": weights, "hidden": torch.cat(states, -1), "": last}
+        if ids.shape[1] > (window := self.capture.window):
+            ends = torch.tensor([len(text) for text, _ in some], device=ids.device)
+            place = (ends - window).clamp(min=0)[:, None] + torch.arange(window, device=ids.device)
+            row = torch.arange(len(some), device=ids.device)[:, None]
+            found = {name: values[row, place] for name, values in found.items()}
+        last, weights = found.pop(""), found["weights"]
+        found["hidden"] = found["hidden"].float()
+        return {**found, **self.capture.laws_of(self.target, last, weights)}
+
+    def padded(self, some: Sequence[tuple[list[int], int]]) -> tuple[Tensor, Tensor]:
+        """Token ids [n T], and where the target wrote."""
+        longest = -(-max(len(text) for text, _ in some) // ALIGNED) * ALIGNED
         ids, weights = torch.zeros(len(some), longest).long(), torch.zeros(len(some), longest)
         for i, (text, answer) in enumerate(some):
             ids[i, : len(text)] = torch.tensor(text)
-            weights[i, max(0, len(text) - answer) : len(text)] = 1.0
-        ids, weights = ids.to(self.target.device), weights.to(self.target.device)
-        taps = self.capture.read(self.target)
-        *states, last = read_whole(self.target, ids, taps)
-        return {
-            "input_ids": ids,
-            "hidden": torch.cat(states, -1).float(),
-            "weights": weights,
-            **self.capture.laws_of(self.target, last, weights),
-        }
+            weights[i, len(text) - answer : len(text)] = 1.0
+        return ids.to(self.target.device), weights.to(self.target.device)
 
     def each(self, ask: Callable[[Tensors], Tensor]) -> Tensor:
         """`ask` of every text, in order; a batch at a time."""

@@ -21,7 +21,7 @@ from foretoken.heads.table import HEADS, Head, head_row, resolve
 from foretoken.lm import draft_vocabulary
 from foretoken.training import checkpoint
 from foretoken.training.asked import AskedTexts
-from foretoken.training.capture import collect
+from foretoken.training.capture import collect, same_run
 from foretoken.training.config import TrainingConfig
 from foretoken.training.features import Features, Shuffled
 from foretoken.training.processes import learning_device
@@ -38,6 +38,7 @@ class HeadObjective:
     """What is a head's own in training: its shape, its loss, and how good it has become."""
 
     scored: Tensor | None = None  # [k] outputs of the target that read the head; None: all
+    anywhere = False  # whether it begins and judges heads on any device, not on a CPU alone
 
     def __init__(self, config: Any, train: Features) -> None:
         self.config = config
@@ -86,12 +87,14 @@ def run_training(
     torch.manual_seed(config.seed)
     module, lm = resolve(row.module), getattr(session, row.reads)
     sizes = {"hidden_size": lm.hidden_size, "vocab_size": lm.vocab_size}
-    head = module(module.Config(**sizes, **objective.shape(session))).to(learning_device())
+    place = learning_device() if objective.anywhere else torch.device("cpu")
+    head = module(module.Config(**sizes, **objective.shape(session))).to(place)
     objective.begin(head, session)
     untrained = objective.judge(head, held_out)
     settings = asdict(config)
     run = work / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
     progress = fit(head, objective, (train, held_out), config, run, name=name, show=show)
+    head = head.to(place)
     head, figures = objective.finish(head, train, held_out)
     notes = {
         "tokens": {"train": len(train), "valid": len(held_out)},
@@ -124,11 +127,12 @@ def texts_of(
     few = max(1, config.prompts // HELD_OUT)
     if getattr(config, "states", "kept") == "asked":
         counts = {"train": config.prompts, "valid": min(few, JUDGED_MOST)}
-        asked = (
-            AskedTexts(session, prompts(split, count), capture, name)
-            for split, count in counts.items()
-        )
-        return next(asked), next(asked)
+        asked = []
+        for split, count in counts.items():
+            texts = AskedTexts(session, prompts(split, count), capture, name)
+            same_run(folder, split, [texts.digest], capture)
+            asked.append(texts)
+        return asked[0], asked[1]
     train, held_out = (
         collect(session, prompts(split, count), capture, folder, split, show=show)
         for split, count in (("train", config.prompts), ("valid", few))

@@ -38,8 +38,9 @@ def read_whole(lm: Any, ids: Int[Tensor, "n T"], taps: Taps) -> list[Float[Tenso
     Shorter texts may be padded behind their ends: nobody sees what is there.
     """
     lean = captured_of(lm, "reading whole texts")
-    place = torch.arange(ids.shape[1], device=ids.device)
-    attention = CausalAttention(lm.family.windows, ids.shape[1])
+    length = ids.shape[1]
+    place = torch.arange(length, device=ids.device).clamp(max=(lm.max_length or length) - 1)
+    attention = CausalAttention(lm.family.windows, length)
     states: list[Tensor] = lean.run(
         ids, place.expand_as(ids), place[-1:], attention, taps, HEADLESS
     )

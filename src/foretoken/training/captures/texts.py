@@ -99,11 +99,12 @@ class LayeredTexts(Texts):
         self, target: Any, last: Float[Tensor, "n T H"], weights: Float[Tensor, "n T"]
     ) -> Tensors:
         drawn = weights[:, 1:] > 0  # from the law at the token before
-        size = (*weights.shape, self.likeliest)
+        count = min(self.likeliest, target.vocab_size)
+        size = (*weights.shape, count)
         tokens = torch.zeros(size, dtype=torch.int, device=last.device)
         log_probs = torch.zeros(size, device=last.device)
         pieces = torch.split(last[:, :-1][drawn], PIECE)
-        laws = [likeliest(target.read_out(some), self.likeliest) for some in pieces]
+        laws = [likeliest(target.read_out(some), count) for some in pieces]
         tokens[:, 1:][drawn] = torch.cat([best for best, _ in laws])
         log_probs[:, 1:][drawn] = torch.cat([logs for _, logs in laws])
         return {"laws": tokens, "log_probs": log_probs}

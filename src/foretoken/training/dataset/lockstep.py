@@ -8,6 +8,7 @@ written until the last one ends; nothing is drafted, and every text is drawn fro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -15,51 +16,54 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.engine.session import Session
+from foretoken.errors import ConfigError
 from foretoken.lm.footprint import footprint
 from foretoken.lm.kernels.graphs import captured
 from foretoken.lm.runtime.whole_texts import LockstepAttention, captured_of
 from foretoken.lm.views.view import innermost
+from foretoken.types import DecodeState, SamplingParams
 
-TOKENS = 1 << 16  # of prompts that are read in one call
+TOKENS = 1 << 14  # of prompts that are read in one call
 SHARE = 0.5  # of a GPU's free memory that keys, values and laws may take
 LAWS = 24  # bytes of a token's score: several copies in float32 while one is drawn
 LOOK = 16  # steps between looks at how many rows go on: each waits for the device
 ALIGNED = 16  # columns are a multiple of it, as fused attention kernels want masks
 
 
-class Written(NamedTuple):
-    """What was written after a prompt."""
+def decode(session: Session, rows: list[DecodeState], together: int) -> None:
+    """Write fresh rows of a session to their ends: `together` of similar length at a time, or as
+    many as a GPU has room for; by the session itself where `together` is 0.
 
-    tokens: list[int]  # its end token among them
-    stopped: bool  # by an end token
-
-
-@torch.inference_mode()
-def write(
-    session: Session,
-    prompts: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
-    *,
-    new_tokens: int,
-    together: int,
-    seed: int,
-    min_p: float = 0.0,
-) -> list[Written]:
-    """At most `new_tokens` after each prompt; `together` of similar length at a time, or as many as
-    a GPU has room for.
-
-    `temperatures` are those of the prompts, 0 for greedy; `min_p` as in `SamplingParams`.
+    On a GPU the batches follow from the memory that is free, and what is drawn in them does, too.
+    ConfigError for rows with other options than a temperature and `min_p`.
     """
-    waiting = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    room, found = Room.of(session), dict[int, Written]()
-    while waiting:
-        some = waiting[:together]
-        some = some[: room.rows(len(prompts[some[-1]]) + new_tokens)]
-        batch = Batch(session, [prompts[i] for i in some], new_tokens)
-        draw = Draw([temperatures[i] for i in some], min_p, seed + len(found), batch.device)
-        found.update(zip(some, batch.written(draw), strict=True))
-        waiting = waiting[len(some) :]
-    return [found[i] for i in range(len(prompts))]
+    if not together:
+        session.decode(rows)
+        return
+    for row in rows:
+        check_plain(row.params)
+    waiting, room = sorted(rows, key=lambda row: row.prompt_len), Room.of(session)
+    with torch.inference_mode():
+        while waiting:
+            some = waiting[:together]
+            some = some[: room.rows(some[-1].prompt_len + max(row.limit[0] for row in some))]
+            Batch(session, some).write()
+            waiting = waiting[len(some) :]
+
+
+def check_plain(params: SamplingParams) -> None:
+    """ConfigError for options that lockstep does not know."""
+    known = ("max_new_tokens", "temperature", "min_p", "eos", "seed")
+    plain = SamplingParams(**{name: getattr(params, name) for name in known})
+    other = [one.name for one in fields(params)
+             if getattr(params, one.name) != getattr(plain, one.name)]  # fmt: skip
+    if other:
+        raise ConfigError(
+            f"texts in lockstep with {', '.join(other)} were asked for.",
+            "rows are drawn together by temperature and min_p alone; a model's generation config "
+            "may ask for more.",
+            "leave lockstep out: the engine then writes them.",
+        )
 
 
 class Room(NamedTuple):
@@ -89,12 +93,14 @@ class Room(NamedTuple):
 class Draw:
     """Draws a token of every row from its law."""
 
-    def __init__(
-        self, temperatures: Sequence[float], min_p: float, seed: int, device: torch.device
-    ) -> None:
-        self.temperatures = torch.tensor(temperatures, device=device)[:, None]
-        self.least = torch.tensor(min_p, device=device).log()
-        self.generator = torch.Generator(device).manual_seed(seed)
+    def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
+        self.temperatures = torch.tensor([[one.temperature] for one in params], device=device)
+        self.least = torch.tensor([[one.min_p] for one in params], device=device).log()
+        self.generator = torch.Generator(device)
+        if params[0].seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(params[0].seed)
 
     def __call__(self, logits: Float[Tensor, "n V"]) -> Int[Tensor, "n"]:
         scores = logits.float()
@@ -110,41 +116,48 @@ class Draw:
 class Batch:
     """Rows that are written together, their prompts padded in front."""
 
-    def __init__(self, session: Session, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+    def __init__(self, session: Session, rows: Sequence[DecodeState]) -> None:
         lm: Any = innermost(session.target)
-        self.lean, self.device = captured_of(lm, "writing in lockstep"), lm.device
-        self.new_tokens, self.longest = new_tokens, max(map(len, prompts))
-        rows = [[0] * (self.longest - len(prompt)) + list(prompt) for prompt in prompts]
-        self.ids = torch.tensor(rows, device=self.device)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
+        self.rows, self.device = rows, lm.device
+        self.lean = captured_of(lm, "writing in lockstep")
+        self.longest = max(row.prompt_len for row in rows)
+        padded = [[0] * (self.longest - row.prompt_len) + row.tokens for row in rows]
+        self.ids = torch.tensor(padded, device=self.device)
+        lengths = torch.tensor([row.prompt_len for row in rows], device=self.device)
         self.begins = self.longest - lengths
-        columns = -(-(self.longest + new_tokens) // ALIGNED) * ALIGNED
+        self.limits = torch.tensor([row.limit[0] for row in rows], device=self.device)
+        self.steps = int(self.limits.max())
+        columns = -(-(self.longest + self.steps) // ALIGNED) * ALIGNED
+        self.last = (lm.max_length or columns) - 1  # position; rows that are over go no further
         self.attention = LockstepAttention(lm.family.windows, self.begins, columns, lm.model.dtype)
-        self.ends = torch.tensor(sorted(session.eos), dtype=torch.long, device=self.device)
+        ends = sorted(rows[0].params.eos)
+        self.ends = torch.tensor(ends, dtype=torch.long, device=self.device)
+        self.draw = Draw([row.params for row in rows], self.device)
 
-    def written(self, draw: Draw) -> list[Written]:
-        """What is written after the prompts, in their order."""
-        tokens = draw(self.read())
+    def write(self) -> None:
+        """Write the rows until the last of them is over."""
+        tokens = self.draw(self.read())
         kept, over = [tokens], torch.isin(tokens, self.ends)
         step = self.stepping()
-        for count in range(1, self.new_tokens):
+        for count in range(1, self.steps):
+            over |= self.limits <= count
             if count % LOOK == 0 and bool(over.all()):
                 break
-            tokens = draw(step(tokens, self.longest + count - 1))
+            tokens = self.draw(step(tokens, self.longest + count - 1))
             kept.append(tokens)
             over |= torch.isin(tokens, self.ends)
-        ends = set(self.ends.tolist())
-        return [up_to_end(row, ends) for row in torch.stack(kept, 1).tolist()]
+        for row, written in zip(self.rows, torch.stack(kept, 1).tolist(), strict=True):
+            row.extend(written)
 
-    def read(self) -> Float[Tensor, "B V"]:
+    def read(self) -> Float[Tensor, "n V"]:
         """Logits behind the prompts."""
         some = max(1, TOKENS // self.longest)
         place = torch.arange(self.longest, device=self.device)
         logits = []
         for start in range(0, len(self.ids), some):
-            rows = self.attention.reading = slice(start, start + some)
-            positions = (place - self.begins[rows, None]).clamp(min=0)
-            logits += self.lean.run(self.ids[rows], positions, place[-1:], self.attention)
+            part = self.attention.reading = slice(start, start + some)
+            positions = (place - self.begins[part, None]).clamp(min=0)
+            logits += self.lean.run(self.ids[part], positions, place[-1:], self.attention)
         self.attention.reading = None
         return torch.cat(logits)
 
@@ -159,7 +172,7 @@ class Batch:
 
         def aim(tokens: Tensor, column: int) -> None:
             ids.copy_(tokens[:, None])
-            positions.copy_((column - self.begins)[:, None])
+            positions.copy_((column - self.begins).clamp(max=self.last)[:, None])
             self.attention.go_to(column)
 
         aim(self.ids[:, -1], self.longest)
@@ -170,11 +183,3 @@ class Batch:
             return again()
 
         return step
-
-
-def up_to_end(tokens: list[int], ends: set[int]) -> Written:
-    """A row's tokens up to and with its first end token."""
-    for at, token in enumerate(tokens):
-        if token in ends:
-            return Written(tokens[: at + 1], True)
-    return Written(tokens, False)

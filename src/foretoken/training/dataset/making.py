@@ -20,8 +20,8 @@ import torch
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
 from foretoken.training.config import check_types
-from foretoken.training.dataset import lockstep
 from foretoken.training.dataset.card import write_card
+from foretoken.training.dataset.lockstep import decode
 from foretoken.training.dataset.own_answers import draft_session
 from foretoken.training.dataset.prompts import Prompt, Prompts
 from foretoken.training.dataset.records import (
@@ -41,7 +41,7 @@ from foretoken.training.recipes import Order
 from foretoken.types import DecodeState, Step
 
 PLAN = "plan.json"
-FREE = ("chats", "features_gib")  # options that may change in a folder that has texts
+FREE = ("chats", "features_gib", "lockstep")  # options that may change in a folder that has texts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class DataConfig:
     laws: int = 16  # likeliest tokens kept of every law; 0: drafts ask the target while they learn
     longest: int = 1024  # tokens of a prompt; longer ones are left out
     rows: int = 128  # decoded together; more than 16 pay where there are no drafts
-    lockstep: int = 0  # written together by one forward a token instead, on a GPU some thousand
+    lockstep: int = 0  # on a GPU: so many, or as many as fit, a token of each per forward instead
     text_tokens: int = 2_000_000  # of ordinary text, at most
     text_window: int = 384  # tokens of ordinary text that are scored and learned together
     features: str | int | tuple[str | int, ...] | None = None  # hidden states kept: final, layers
@@ -84,6 +84,7 @@ class DataConfig:
             ("min_p", 0 <= self.min_p < 1, "from 0 to 1"),
             ("lockstep", not self.lockstep or self.plainly,
              "0 where laws or features are kept, or a draft writes"),
+            ("lockstep", self.lockstep <= self.shard, "at most shard: so many chats are there"),
         )  # fmt: skip
 
     @property
@@ -132,8 +133,6 @@ class Maker:
 
     def answers(self, prompts: Sequence[Prompt], index: int) -> list[Told]:
         """What is written after each prompt, and the target's laws on the way."""
-        if self.config.lockstep:
-            return self.in_lockstep(prompts, index)
         config, writer = self.config, self.writer or self.states.session(self.session)
         turns = len(config.temperatures)
         rows: list[DecodeState] = []
@@ -150,23 +149,11 @@ class Maker:
             for kind, row, said in zip(kinds, rows, laws(writer, rows), strict=True)
         ]
 
-    def in_lockstep(self, prompts: Sequence[Prompt], index: int) -> list[Told]:
-        """Answers alone."""
-        config = self.config
-        temperatures = [
-            config.temperatures[i % len(config.temperatures)] for i in range(len(prompts))
-        ]
-        found = lockstep.write(
-            self.session, [ids for _, ids in prompts], temperatures, together=config.lockstep,
-            new_tokens=config.new_tokens, seed=1_000_003 * config.seed + index * config.shard,
-        )  # fmt: skip
-        return [
-            (Chat(kind, temperature, list(ids), one.tokens), Laws.none(len(one.tokens)))
-            for (kind, ids), temperature, one in zip(prompts, temperatures, found, strict=True)
-        ]
-
     def written_by_target(self, writer: Session, rows: list[DecodeState]) -> list[Laws]:
         """Write the rows, and keep the target's laws of the same forwards."""
+        if self.config.lockstep:
+            decode(writer, rows, self.config.lockstep)
+            return [Laws.none(len(row.new_tokens)) for row in rows]
         keeper = LawKeeper(self.config.laws, self.states)
         writer.decode(rows, keeper.watch)
         return [keeper.of(row) for row in rows]

@@ -13,7 +13,7 @@ from typing import Any
 from foretoken.engine.chat import chat_ids
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError
-from foretoken.training.dataset.lockstep import Written, write
+from foretoken.training.dataset.lockstep import decode
 from foretoken.training.dataset.openers import opened
 from foretoken.training.dataset.records import read_chats, repetition, shard_path
 
@@ -83,35 +83,24 @@ class Prompts:
             for one in begun
         ]
         to_write = [i for i, one in enumerate(begun) if not one.whole]
-        written = self.continued([ids[i] for i in to_write], rng)
+        rows = self.session.rows(
+            [ids[i] for i in to_write],
+            config.prompt_tokens,
+            temperature=1.0,
+            min_p=config.min_p,
+            seed=[rng.getrandbits(40) for _ in to_write],
+        )
+        decode(self.session, rows, config.lockstep)
         unfinished = set()
-        for i, one in zip(to_write, written, strict=True):
-            if not one.stopped:
+        for i, row in zip(to_write, rows, strict=True):
+            if row.finish is None or row.finish.reason != "stop":
                 unfinished.add(i)
-            ids[i] += one.tokens[:-1]
+            ids[i] += row.new_tokens[:-1]
         least = len(template.head) + 3
         return [
             (one.kind, prompt + template.tail)
             for i, (one, prompt) in enumerate(zip(begun, ids, strict=True))
             if i not in unfinished and len(prompt) >= least
-        ]
-
-    def continued(self, begun: list[Any], rng: random.Random) -> list[Written]:
-        """What the target writes behind the beginnings of user turns."""
-        config = self.config
-        if config.lockstep:
-            return write(
-                self.session, begun, [1.0] * len(begun), new_tokens=config.prompt_tokens,
-                together=config.lockstep, seed=rng.getrandbits(40), min_p=config.min_p,
-            )  # fmt: skip
-        seeds = [rng.getrandbits(40) for _ in begun]
-        rows = self.session.rows(
-            begun, config.prompt_tokens, temperature=1.0, min_p=config.min_p, seed=seeds
-        )
-        self.session.decode(rows)
-        return [
-            Written(row.new_tokens, row.finish is not None and row.finish.reason == "stop")
-            for row in rows
         ]
 
     def known(self, index: int) -> None:

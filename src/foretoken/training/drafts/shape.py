@@ -92,24 +92,28 @@ def projected(table: Tensor, counts: Tensor, width: int) -> Tensor:
 
     Directions are those of frequent tokens: each row counts by the root of its frequency.
     """
-    found: Tensor = projection(table, counts, width)(table)
-    if (missing := width - found.shape[1]) > 0:  # a draft wider than its target
-        found = torch.cat([found, 0.02 * torch.randn(len(found), missing)], 1)
-        found = found / found.pow(2).mean().sqrt()
-    return found
+    rows: Tensor = projection(table, counts, width)[0]
+    return rows
 
 
-def projection(table: Tensor, counts: Tensor, width: int) -> nn.Linear:
-    """The map that gives these rows of a table [V H], as many as there are directions."""
+def projection(table: Tensor, counts: Tensor, width: int) -> tuple[Tensor, nn.Linear]:
+    """These rows, and the map of the table that gives them: as many as there are directions.
+
+    Numbers beyond those, of a draft that is wider than its target, are small and random.
+    """
     weights = (counts.float() + 1.0).sqrt()
     mean = (table * weights[:, None]).sum(0) / weights.sum()
     centred = table - mean
     values, directions = torch.linalg.eigh(centred.T @ (centred * weights[:, None]))
     best = directions[:, values.argsort(descending=True)[:width]]
-    best = best / (centred @ best).pow(2).mean().sqrt()
-    found = nn.Linear(*best.shape)
-    found.weight, found.bias = nn.Parameter(best.T.contiguous()), nn.Parameter(-mean @ best)
-    return found.requires_grad_(False)
+    rows: Tensor = centred @ best
+    if (missing := width - rows.shape[1]) > 0:
+        rows = torch.cat([rows, 0.02 * torch.randn(len(rows), missing)], 1)
+    size = rows.pow(2).mean().sqrt()
+    into = nn.Linear(*best.shape)
+    into.weight = nn.Parameter((best / size).T.contiguous())
+    into.bias = nn.Parameter(-mean @ best / size)
+    return rows / size, into.requires_grad_(False)
 
 
 def fitting_shape(target: Any, rows: int, cost: float) -> tuple[Shape, float]:

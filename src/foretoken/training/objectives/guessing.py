@@ -92,11 +92,17 @@ class Ends:
     """The target's input embeddings and output head, frozen, for losses to go through.
 
     `scored` are the tokens whose laws are learnt, all where it is None: `ids` of the outputs, and
-    `places`, the outputs by token, -1 where there is none.
+    `places`, the outputs by token, -1 where there is none. They lie on `device`, or on the
+    target's.
     """
 
     @torch.no_grad()
-    def __init__(self, lm: LanguageModel, scored: Int[Tensor, "n"] | None = None) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        scored: Int[Tensor, "n"] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self.lm, self.head, self.scored = lm, None, scored
         layer: Callable[[Tensor], Tensor] = lm.unembed
         if isinstance(lm, CachedLM):
@@ -106,9 +112,10 @@ class Ends:
         units = torch.eye(lm.hidden_size).to(lm.embed([0]))
         bias = layer(torch.zeros_like(units[:1])).float()
         rows = torch.arange(lm.vocab_size) if scored is None else scored
-        self.ids = rows = rows.to(bias.device)
-        self.bias = bias[0][rows]
-        self.weight = (layer(units).float() - bias).T[rows].contiguous()  # [k H]
+        place, rows = device or bias.device, rows.to(bias.device)
+        self.bias = bias[0][rows].to(place)
+        self.weight = (layer(units).float() - bias).T[rows].contiguous().to(place)  # [k H]
+        self.ids = rows = rows.to(place)
         self.places = rows.new_full((lm.vocab_size,), -1)
         self.places[rows] = torch.arange(len(rows), device=rows.device)
 
@@ -126,6 +133,7 @@ class Ends:
 class GuessObjective(HeadObjective):
     """The head's own loss, through the ends of the session's target."""
 
+    anywhere = True
     config: Any
 
     def __init__(self, config: Any, train: Features) -> None:
@@ -137,7 +145,7 @@ class GuessObjective(HeadObjective):
         if 0 < self.config.vocabulary < target.vocab_size:
             counts = self.train.mass(target.vocab_size)
             self.scored = frequent(counts, self.config.vocabulary, session.eos)
-        self.ends = Ends(target, self.scored)
+        self.ends = Ends(target, self.scored, next(head.parameters()).device)
 
     def __call__(
         self, model: Any, batch: dict[str, Tensor], rng: random.Random

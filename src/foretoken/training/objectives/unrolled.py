@@ -27,7 +27,7 @@ from foretoken.lm.views.view import innermost
 from foretoken.shipped import resolve
 from foretoken.training.captures.texts import fused_layers
 from foretoken.training.drafts.distilling import student
-from foretoken.training.drafts.shape import HEAD, projected, projection
+from foretoken.training.drafts.shape import HEAD, projection
 from foretoken.training.drafts.words import frequent
 from foretoken.training.features import Features, beside
 from foretoken.training.objectives.guessing import GuessObjective, GuessTraining
@@ -66,6 +66,7 @@ class UnrolledTraining(GuessTraining):
             ("overlap", self.overlap >= 0, "0 (cross-entropy alone) or more"),
             ("width", self.width >= 64 and self.width % 64 == 0, "a multiple of 64"),
             ("taps", self.taps is None or min(self.taps, default=-1) >= 0, "layers, from 0 on"),
+            ("embeds", self.embeds or not self.start, "left out beside start, which says it"),
         )
 
 
@@ -74,6 +75,12 @@ class UnrolledObjective(GuessObjective):
 
     def shape(self, session: Session) -> dict[str, Any]:
         config, lm = self.config, innermost(session.target)
+        if not config.embeds and config.width > lm.hidden_size:
+            raise ConfigError(
+                f"a head of width={config.width} with embeds=false was asked for.",
+                f"the target's embeddings have {lm.hidden_size} directions.",
+                "pass a width of at most so many, or leave embeds out.",
+            )
         counts = self.train.mass(lm.vocab_size)
         shape = {"width": config.width, "layers": config.layers, "heads": config.width // HEAD,
                  "inner": 4 * config.width, "embeds": config.embeds}  # fmt: skip
@@ -93,7 +100,9 @@ class UnrolledObjective(GuessObjective):
         vocab_size = innermost(session.target).vocab_size
         self.rows = torch.full((vocab_size,), -1)
         self.rows[self.tokens] = torch.arange(len(self.tokens))
-        self.table = innermost(session.target).embed(list(range(vocab_size))).float()
+        table = innermost(session.target).embed(list(range(vocab_size)))
+        if not head.config.embeds:  # beside the head, where it is asked in every step
+            self.table = table.to(head.enter.weight).clone()
         head.outputs_table.requires_grad_(self.config.embedding_rate > 0)
         with torch.no_grad():
             head.scored.copy_(self.tokens)
@@ -103,21 +112,19 @@ class UnrolledObjective(GuessObjective):
                 head.begin_as(self.start)
             if self.start is not None:
                 return
-            self.begin_with_embeddings(head)
+            self.begin_with_embeddings(head, table)
             head.norm.weight.fill_(0.05)  # small first logits
             for layer in head.layers:
                 layer.joined.weight.zero_()
                 layer.down.weight.zero_()
 
-    def begin_with_embeddings(self, head: Any) -> None:
+    def begin_with_embeddings(self, head: Any, table: Float[Tensor, "V H"]) -> None:
         """The target's embeddings, in as many directions as the head is wide."""
-        table, width = self.table.cpu(), self.config.width
-        rows = projected(table, self.counts, width)
+        rows, into = projection(table.float().cpu(), self.counts, self.config.width)
         if head.config.embeds:
             head.embedding.weight.copy_(rows)
             return
-        into, reached = projection(table, self.counts, width), min(width, table.shape[1])
-        head.enter.weight[:reached], head.enter.bias[:reached] = into.weight, into.bias
+        head.enter.load_state_dict(into.state_dict())
         head.rows.weight.copy_(rows[self.tokens])
 
     def embedded(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n H"]:
@@ -146,7 +153,7 @@ class UnrolledObjective(GuessObjective):
             batch[name][:, :longest]
             for name in ("input_ids", "hidden", "weights", "laws", "log_probs")
         )
-        self.rows, self.table = self.rows.to(ids.device), self.table.to(ids.device)
+        self.rows = self.rows.to(ids.device)
         fused = head.fused(hidden.float().view(*ids.shape, len(head.config.taps), -1))
         chosen = self.rows[laws.long()]
         probs = log_probs.float().exp().masked_fill(chosen < 0, 0.0)
