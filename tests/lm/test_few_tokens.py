@@ -198,6 +198,18 @@ def test_new_buffers_are_found(cache):
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("width", "rows"), [(64, 1), (64, 3), (64, 70), (48, 2)])
+def test_a_norm_of_a_head_is_torchs(dtype, width, rows):
+    module = torch.nn.RMSNorm(width, eps=1e-5)
+    module.weight = torch.nn.Parameter(torch.rand(width), requires_grad=False)
+    module = module.to(dtype)
+    x = torch.randn(2, rows, 2 * width).to(dtype)
+    for states in (x[..., :width], x[0, :, width:], x[1:, :, :width]):
+        wanted = torch.nn.RMSNorm.forward(module.double(), states.double())
+        near(few_tokens.Norm(module.to(dtype))(states), wanted.to(dtype))
+
+
 def test_the_faster_way_is_measured():
     found = slot_attention.reach(torch.float32, 2, 2, 64, 64, torch.get_num_threads())
     assert found in (0, *slot_attention.TRIED[:-1], slot_attention.ENDLESS)
@@ -209,6 +221,16 @@ def test_few_tokens_may_lose_what_one_call_spares(monkeypatch, lost, taken):
     monkeypatch.setattr(slot_attention, "timed", lambda *_: (seconds, 1e-3))
     found = slot_attention.reach.__wrapped__(torch.float32, 2, 2, 64, 64, 1)
     assert found == max([n for n in slot_attention.TRIED if n <= taken], default=0)
+
+
+def test_a_busy_moment_does_not_settle_how_attention_is_made(monkeypatch):
+    looks = iter([(1e-4, 1e-3), (9e-3, 1e-3), (9e-3, 1e-3), (1e-4, 1e-3)])
+    monkeypatch.setattr(slot_attention, "timed", lambda *_: next(looks, (1e-4, 1e-3)))
+    assert (
+        slot_attention.reach.__wrapped__(torch.float32, 2, 2, 64, 64, 1) == slot_attention.ENDLESS
+    )
+    monkeypatch.setattr(slot_attention, "timed", lambda _, n: (1e-4 if n < 8 else 9e-3, 1e-3))
+    assert slot_attention.reach.__wrapped__(torch.float32, 2, 2, 64, 64, 1) == 1
 
 
 @pytest.mark.parametrize("dtype", TYPES)

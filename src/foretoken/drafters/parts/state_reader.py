@@ -149,6 +149,9 @@ class StateReader(TrainedHead):
     def output_of(self, row: DecodeState, nodes: Sequence[int]) -> Float[Tensor, "n W"]:
         """What came out at these nodes of a row's open tree."""
         outputs: Tensor = row.private[self].outputs
+        first, last = nodes[0], nodes[-1]
+        if list(nodes) == list(range(first, last + 1)):  # of a chain, and of most levels
+            return outputs[first : last + 1]
         return outputs.index_select(0, torch.tensor(nodes, device=outputs.device))
 
     def said(

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from foretoken.errors import ConfigError
+from foretoken.lm.kernels.few_tokens import Norm
 from foretoken.lm.kernels.linears import (
     BLOCKS,
     DENSE,
@@ -127,7 +128,7 @@ def choose_kernels(
 
 
 def take_native(model: nn.Module) -> None:
-    """Products in C for few rows, in every linear layer that has one; nothing is measured.
+    """Products and norms in C for few rows, in every layer that has one; nothing is measured.
 
     For small modules whose forward is their own: torch takes 50 to 90 microseconds for a product of
     a few rows with a small weight in bfloat16, C takes 6 to 10 (docs/LOG.md). Many rows are left to
@@ -139,6 +140,9 @@ def take_native(model: nn.Module) -> None:
             product.kernels = [NATIVE] * (LISTED + 1)
             product.many = product.many if can_pack(product.dtype) else NATIVE
             product.put_in()
+    for norm in model.modules():
+        if type(norm) is nn.RMSNorm and "forward" not in norm.__dict__:
+            norm.__dict__["forward"] = Norm(norm)
 
 
 def in_few_sizes(sites: Sequence[Site]) -> None:

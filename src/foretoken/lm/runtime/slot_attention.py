@@ -26,6 +26,7 @@ PROMPT = 128  # from so many tokens on: a prompt, alone in its columns
 IN_ONE_CALL = 64  # tokens of a forward that may be one call in C, if its attention is in C
 SPARED = 1e-4  # seconds that this spares in each layer at the least (0.2 to 0.6 ms were measured)
 COLUMNS, ROUNDS = 512, 25
+LOOKS = 4  # at a loss, before it is believed
 FEWER = 5  # rounds of a prompt, which takes long enough to be told apart; a load waits for them
 ENDLESS = 1 << 30
 
@@ -216,18 +217,27 @@ def in_c(dtype: torch.dtype, *widths: int) -> Callable[..., None] | None:
 def reach(
     dtype: torch.dtype, groups: int, fold: int, width: int, value_width: int, threads: int
 ) -> int:
-    """The most tokens of a row for which attention in C is the faster one on this machine."""
+    """The most tokens of a row for which attention in C is the faster one on this machine.
+
+    A loss is believed when it was seen several times: a neighbour's busy moment would last for the
+    life of the process.
+    """
     slots = SlotCache(1, 1, COLUMNS)
     keys, values = (torch.zeros(1, groups, 1, n, dtype=dtype) for n in (width, value_width))
     slots.update(keys, values, 0)
     slots.reserve([0], [COLUMNS])
     own, best = InSlots(slots, fold, max(TRIED)), 0
     for tokens in TRIED:
-        ours, theirs = timed(own, tokens)
-        if ours > theirs + (SPARED if tokens <= IN_ONE_CALL else 0.0):
+        if not any(pays(own, tokens) for _ in range(LOOKS)):
             return best
         best = tokens
     return ENDLESS
+
+
+def pays(own: InSlots, tokens: int) -> bool:
+    """Whether our attention was the faster one for a row just now, or spares more than it costs."""
+    ours, theirs = timed(own, tokens)
+    return ours <= theirs + (SPARED if tokens <= IN_ONE_CALL else 0.0)
 
 
 def timed(own: InSlots, tokens: int) -> tuple[float, float]:
