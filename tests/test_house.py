@@ -23,7 +23,6 @@ LAYERS = (
         "values",
         "native",
         "config_comments",
-        "fused_attention",
     },
     {"lm", "heads", "datastore"},  # a datastore knows ids and files, neither models nor drafters
     {"drafters", "verifiers", "controllers"},

@@ -127,12 +127,21 @@ def slowly(families: Iterable[str]) -> list[Any]:
     return [pytest.param(family, marks=pytest.mark.slow) for family in families]
 
 
-def tiny(family: str, seed: int = 0) -> Any:
+def short(family: str, positions: int) -> Any:
+    """One that knows no more positions than these."""
+    names = ("max_position_embeddings", "n_positions")
+    return tiny(family, **dict.fromkeys(names, positions))
+
+
+def tiny(family: str, seed: int = 0, **further: Any) -> Any:
     """A random model of `family` in eval mode; the same for the same seed."""
     kind, changes = FAMILIES[family]
+    if further:
+        known = {**COMMON, **changes}
+        further = {name: value for name, value in further.items() if name in known}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = hf.AutoModelForCausalLM.from_config(kind(**{**COMMON, **changes}))
+        model = hf.AutoModelForCausalLM.from_config(kind(**{**COMMON, **changes, **further}))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretoken.lm.kernels import few_tokens
+from foretoken.lm.kernels.choosing import take_native
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import batch_forward, slot_attention
 from foretoken.lm.runtime.attention import attend
@@ -200,14 +201,25 @@ def test_new_buffers_are_found(cache):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("width", "rows"), [(64, 1), (64, 3), (64, 70), (48, 2)])
-def test_a_norm_of_a_head_is_torchs(dtype, width, rows):
+def test_a_norm_of_a_head_is_torchs(dtype, width, rows, monkeypatch):
     module = torch.nn.RMSNorm(width, eps=1e-5)
     module.weight = torch.nn.Parameter(torch.rand(width), requires_grad=False)
     module = module.to(dtype)
     x = torch.randn(2, rows, 2 * width).to(dtype)
     for states in (x[..., :width], x[0, :, width:], x[1:, :, :width]):
         wanted = torch.nn.RMSNorm.forward(module.double(), states.double())
+        calls = counted(monkeypatch)
         near(few_tokens.Norm(module.to(dtype))(states), wanted.to(dtype))
+        few = states.numel() // width <= few_tokens.FEW
+        assert calls == ["norm"] * (few and width % 32 == 0)
+
+
+def test_the_norms_of_a_head_are_made_in_c():
+    head = torch.nn.Sequential(torch.nn.RMSNorm(64), torch.nn.Linear(64, 64, bias=False))
+    take_native(head.requires_grad_(False))
+    assert type(head[0].forward) is few_tokens.Norm
+    x = torch.randn(3, 64)
+    assert torch.allclose(head[0](x), torch.nn.functional.rms_norm(x, (64,)), atol=1e-5)
 
 
 def test_the_faster_way_is_measured():

@@ -12,7 +12,7 @@ from foretoken.training.dataset.lockstep import Draw, Room, decode
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.records import every_chat, largest_in_blocks
 from foretoken.types import SamplingParams
-from tests.lm.families import tiny
+from tests.lm.families import short, tiny
 
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [3], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [40, 41]]
 
@@ -41,13 +41,12 @@ def test_greedy_texts_are_the_engines_own(family):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_no_text_goes_beyond_the_models_positions(family):
-    model = tiny(family)
-    model.config.max_position_embeddings = 16
-    prompts = [[1, 2, 3], [4] * 12, [5] * 16]
-    with foretoken.load(model, "plain", kernels="dense") as session:
-        assert session.target.max_length == 16
-        found = written(session, prompts, 3, 30, temperature=0.0)
-        assert found == alone(session, prompts, 30)
+    """Rows that are over are fed as long as others go on, at positions that there are."""
+    prompts = [[1, 2, 3], [4] * 40, [5] * 64]
+    with foretoken.load(short(family, 64), "plain", kernels="dense") as session:
+        assert session.target.max_length == 64
+        found = written(session, prompts, 3, 90, temperature=0.0)
+        assert found == alone(session, prompts, 90)
         assert {reason for _, reason in found} == {"context"}
 
 
@@ -79,11 +78,32 @@ def test_tokens_are_drawn_from_the_law_at_a_rows_temperature():
         assert not seen[law == 0].any()
 
 
+def test_laws_are_cut_as_the_engine_cuts_them():
+    logits = 3 * torch.randn(6, 97, generator=torch.Generator().manual_seed(2))
+    asked = [
+        {}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.5},
+        {"temperature": 0.6, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
+    ]  # fmt: skip
+    with foretoken.load(tiny("llama"), "plain") as session:
+        rows = [session.rows([[1]], 5, **{"temperature": 1.3, **one})[0] for one in asked]
+        laws = [row.warp.law(row.tokens, some, []) for row, some in zip(rows, logits, strict=True)]
+    found = Draw([row.params for row in rows], torch.device("cpu")).scores(logits).softmax(-1)
+    assert torch.allclose(found, torch.stack(laws), atol=1e-6)
+    assert (found > 0).sum(-1).tolist() == [int((law > 0).sum()) for law in laws]
+
+
 def test_options_that_are_not_known_are_refused():
     with foretoken.load(tiny("llama"), "plain") as session:
-        for asked in ({"top_p": 0.9}, {"repetition_penalty": 1.5}, {"logit_bias": {3: 1.0}}):
+        for asked in ({"presence_penalty": 0.9}, {"logit_bias": {3: 1.0}}):
             with pytest.raises(ConfigError, match=next(iter(asked))):
                 written(session, PROMPTS, 2, temperature=1.0, **asked)
+    model = tiny("llama")
+    model.generation_config.repetition_penalty = 1.5
+    with (
+        foretoken.load(model, "plain") as session,
+        pytest.raises(ConfigError, match="repetition_penalty"),
+    ):
+        written(session, PROMPTS, 2, temperature=1.0)
 
 
 def test_the_largest_scores_are_found_in_blocks():

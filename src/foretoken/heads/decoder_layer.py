@@ -13,8 +13,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foretoken.fused_attention import fused_attention
-
 BASE = 10_000.0  # of the rotary frequencies
 EPS = 1e-6  # of the norms
 
@@ -92,7 +90,7 @@ class DecoderLayer(nn.Module):
         kept = torch.stack([key, value], 2)  # [B Q 2 heads size]
         every = torch.cat([memory.view(*memory.shape[:2], *kept.shape[2:]), kept], 1)
         keys, values = every.transpose(1, 3).unbind(2)  # [B heads S+Q size]
-        mixed = fused_attention(
+        mixed = F.scaled_dot_product_attention(
             query.transpose(1, 2), keys, values, attn_mask=sees[:, None],
             enable_gqa=self.shared < self.heads,
         )  # fmt: skip

@@ -20,7 +20,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foretoken.fused_attention import fused_attention
 from foretoken.heads.decoder_layer import EPS, rotated
 from foretoken.heads.table import HeadConfig
 
@@ -96,7 +95,7 @@ class LongSpec(nn.Module):
         apart = positions[:, :, None] - positions[:, None]
         sees = (apart < self.window).tril()[:, None]  # positions rise
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        mixed = fused_attention(
+        mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=sees, enable_gqa=self.heads != self.kv_heads
         )
         x = x + self.joined(mixed.transpose(1, 2).flatten(2))
@@ -141,7 +140,7 @@ def attended(
         return query.new_zeros(count, heads * size)
     rows = query.view(count, kept, -1, size).permute(1, 2, 0, 3).reshape(kept, -1, size)
     every = None if mask is None else mask.repeat(heads // kept, 1)
-    mixed = fused_attention(rows[None], keys[None], values[None], attn_mask=every)
+    mixed = F.scaled_dot_product_attention(rows[None], keys[None], values[None], attn_mask=every)
     return mixed.view(kept, -1, count, size).permute(2, 0, 1, 3).reshape(count, -1)
 
 
@@ -162,7 +161,7 @@ def withheld(
         part.transpose(1, 2)
         for part in (query[:, late:], keys[:, :-late], values[:, :-late])
     )  # fmt: skip
-    mixed = fused_attention(
+    mixed = F.scaled_dot_product_attention(
         rows, key, value, is_causal=True, enable_gqa=query.shape[2] != keys.shape[2]
     )
     return F.pad(mixed.transpose(1, 2).flatten(2), (0, 0, late, 0))

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.draft_exits import Exits
 from foretoken.lm.draft_vocabulary import OutputRows
@@ -48,6 +50,8 @@ def open_lm(
     """
     check_placed(model)
     family = describe(model)
+    if model.device.type == "cuda":
+        leave_cudnn_out()
     borrowing = Borrowing(model, name)  # in evaluation mode from here on
     with ExitStack() as refused:
         refused.callback(borrowing.close)
@@ -66,6 +70,16 @@ def open_lm(
     if lm.device.type == "cuda" and lm.plan.tree and not is_split(model):
         lm.graphs = Graphs(lm)
     return lm
+
+
+def leave_cudnn_out() -> None:
+    """Have torch's attention use other kernels than cuDNN's in this process.
+
+    torch prefers those on Hopper and later, and they are planned anew for every shape, for tens of
+    milliseconds and more: the columns of a text are others at every token. Whoever wants them back
+    calls `torch.backends.cuda.enable_cudnn_sdp(True)` after loading.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def open_draft(

@@ -62,7 +62,7 @@ def collect(
     """Features of all prompts of a split; finished shards in `folder` are not made again."""
     from rich.progress import Progress
 
-    same_run(folder, split, prompts, capture)
+    _same_run(folder, split, prompts, capture)
     paths = []
     with Progress(disable=not show) as bar:
         starts = range(0, len(prompts), SHARD)
@@ -113,7 +113,7 @@ def written(
         yield fresh, row.new_tokens
 
 
-def same_run(folder: Path, split: str, prompts: Sequence[Any], capture: Capture) -> None:
+def _same_run(folder: Path, split: str, prompts: Sequence[Any], capture: Capture) -> None:
     """Refuse to go on with a collection of other prompts or other options."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}.json"

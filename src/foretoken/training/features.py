@@ -23,6 +23,7 @@ class Features:
     """Tokens in shards, numbered through; only the shards that are asked for are mapped."""
 
     judged_together = JUDGED
+    digest = ""  # what tells a run's texts from others; here a folder holds those of one run
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = list(paths)

@@ -21,7 +21,7 @@ from foretoken.heads.table import HEADS, Head, head_row, resolve
 from foretoken.lm import draft_vocabulary
 from foretoken.training import checkpoint
 from foretoken.training.asked import AskedTexts
-from foretoken.training.capture import collect, same_run
+from foretoken.training.capture import collect
 from foretoken.training.config import TrainingConfig
 from foretoken.training.features import Features, Shuffled
 from foretoken.training.processes import learning_device
@@ -92,7 +92,9 @@ def run_training(
     objective.begin(head, session)
     untrained = objective.judge(head, held_out)
     settings = asdict(config)
-    run = work / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
+    texts = [one.digest for one in (train, held_out) if one.digest]
+    told = json.dumps([settings, *texts] if texts else settings)
+    run = work / hashlib.sha256(told.encode()).hexdigest()[:12]
     progress = fit(head, objective, (train, held_out), config, run, name=name, show=show)
     head = head.to(place)
     head, figures = objective.finish(head, train, held_out)
@@ -127,11 +129,10 @@ def texts_of(
     few = max(1, config.prompts // HELD_OUT)
     if getattr(config, "states", "kept") == "asked":
         counts = {"train": config.prompts, "valid": min(few, JUDGED_MOST)}
-        asked = []
-        for split, count in counts.items():
-            texts = AskedTexts(session, prompts(split, count), capture, name)
-            same_run(folder, split, [texts.digest], capture)
-            asked.append(texts)
+        asked = [
+            AskedTexts(session, prompts(split, count), capture, name)
+            for split, count in counts.items()
+        ]
         return asked[0], asked[1]
     train, held_out = (
         collect(session, prompts(split, count), capture, folder, split, show=show)

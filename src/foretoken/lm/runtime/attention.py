@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from foretoken.fused_attention import fused_attention
 from foretoken.lm.runtime.tree_attention import hybrid, of_rows, pays
 
 NAME = "foretoken"
@@ -59,7 +59,7 @@ def attend(
         sinks = None if s_aux is None else s_aux.reshape(1, -1, fold, 1)
         mixed = by_hand(folded, key, value, mask, scaling, softcap, sinks, queries)
     else:
-        mixed = fused_attention(
+        mixed = F.scaled_dot_product_attention(
             folded,
             key,
             value,

@@ -35,7 +35,7 @@ def decode(session: Session, rows: list[DecodeState], together: int) -> None:
     many as a GPU has room for; by the session itself where `together` is 0.
 
     On a GPU the batches follow from the memory that is free, and what is drawn in them does, too.
-    ConfigError for rows with other options than a temperature and `min_p`.
+    ConfigError for rows with other options than temperature, top_k, top_p and min_p.
     """
     if not together:
         session.decode(rows)
@@ -53,15 +53,15 @@ def decode(session: Session, rows: list[DecodeState], together: int) -> None:
 
 def check_plain(params: SamplingParams) -> None:
     """ConfigError for options that lockstep does not know."""
-    known = ("max_new_tokens", "temperature", "min_p", "eos", "seed")
+    known = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "eos", "seed")
     plain = SamplingParams(**{name: getattr(params, name) for name in known})
     other = [one.name for one in fields(params)
              if getattr(params, one.name) != getattr(plain, one.name)]  # fmt: skip
     if other:
         raise ConfigError(
             f"texts in lockstep with {', '.join(other)} were asked for.",
-            "rows are drawn together by temperature and min_p alone; a model's generation config "
-            "may ask for more.",
+            "rows are drawn together by temperature, top_k, top_p and min_p alone; a model's "
+            "generation config may ask for more.",
             "leave lockstep out: the engine then writes them.",
         )
 
@@ -96,6 +96,10 @@ class Draw:
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
         self.temperatures = torch.tensor([[one.temperature] for one in params], device=device)
         self.least = torch.tensor([[one.min_p] for one in params], device=device).log()
+        self.count = torch.tensor([[one.top_k] for one in params], device=device)
+        self.most = int(self.count.max())
+        self.share = torch.tensor([[one.top_p] for one in params], device=device)
+        self.cut = bool((self.share < 1.0).any())
         self.generator = torch.Generator(device)
         if params[0].seed is None:
             self.generator.seed()
@@ -103,14 +107,25 @@ class Draw:
             self.generator.manual_seed(params[0].seed)
 
     def __call__(self, logits: Float[Tensor, "n V"]) -> Int[Tensor, "n"]:
-        scores = logits.float()
-        best = scores.argmax(-1)
-        scores = scores / self.temperatures.clamp(min=1e-4)
-        scores -= scores.amax(-1, keepdim=True)
-        scores.masked_fill_(scores < self.least, -torch.inf)
+        best, scores = logits.argmax(-1), self.scores(logits)
         noise = torch.empty_like(scores).exponential_(generator=self.generator)
         drawn = (scores - noise.log_()).argmax(-1)  # Gumbel's maximum
         return torch.where(self.temperatures[:, 0] > 0, drawn, best)
+
+    def scores(self, logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
+        """Logits of the laws that are drawn from, the largest zero; -inf where nothing is."""
+        scores = logits.float() / self.temperatures.clamp(min=1e-4)
+        scores -= scores.amax(-1, keepdim=True)
+        if self.most:
+            best = scores.topk(min(self.most, scores.shape[-1]), -1).values
+            last = best.gather(-1, (self.count - 1).clamp(0, best.shape[-1] - 1))
+            scores.masked_fill_((scores < last) & (self.count > 0), -torch.inf)
+        if self.cut:
+            ordered, places = scores.sort(-1, descending=True)
+            law = ordered.softmax(-1)
+            beyond = (law.cumsum(-1) - law >= self.share) & (self.share < 1.0)
+            scores.scatter_(-1, places, ordered.masked_fill_(beyond, -torch.inf))
+        return scores.masked_fill_(scores < self.least, -torch.inf)
 
 
 class Batch:

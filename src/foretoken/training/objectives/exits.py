@@ -62,6 +62,7 @@ class ExitObjective(HeadObjective):
         self, model: nn.Module, batch: dict[str, Tensor], rng: random.Random
     ) -> tuple[Tensor, dict[str, Tensor]]:
         asked = self.schedules(model, len(batch["labels"]), rng.getrandbits(62))
+        asked = asked.to(batch["labels"].device)
         logits = everywhere(model, batch["scores"], asked)
         losses = F.binary_cross_entropy_with_logits(
             logits.float(), batch["labels"], reduction="none"
