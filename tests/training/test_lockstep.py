@@ -17,6 +17,11 @@ from tests.lm.families import short, tiny
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [3], [21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31], [40, 41]]
 
 
+def own(pair):
+    """The target of a pair, which other tests may hold open as they want it captured or not."""
+    return copy.deepcopy(pair[0])
+
+
 def written(session, prompts, together, count=20, **asked):
     """What is written after prompts, and why it ended."""
     rows = session.rows(prompts, count, **asked)
@@ -51,7 +56,7 @@ def test_no_text_goes_beyond_the_models_positions(family):
 
 
 def test_texts_end_with_their_end_token(tiny_pair):
-    with foretoken.load(copy.deepcopy(tiny_pair[0]), "plain") as session:
+    with foretoken.load(own(tiny_pair), "plain") as session:
         prompts = [[i, i + 1] for i in range(90)]
         found = written(session, prompts, 32, 40, temperature=1.0, seed=list(range(90)))
         ends = set(session.eos)
@@ -123,7 +128,7 @@ def test_training_texts_are_made_in_lockstep(tiny_pair, byte_tokenizer, tmp_path
     config = DataConfig(chats=24, shard=12, new_tokens=9, laws=0, lockstep=5, held_out=0.2,
                         temperatures=(0.0, 1.0), repeated=1.0)  # fmt: skip
     prompts = [f"number {i}" for i in range(24)]
-    with foretoken.load(tiny_pair[0], "plain", tokenizer=byte_tokenizer) as session:
+    with foretoken.load(own(tiny_pair), "plain", tokenizer=byte_tokenizer) as session:
         make_data(session, config, tmp_path, prompts, show=False)
         chats = [one for split in ("train", "valid") for one in every_chat(tmp_path, split)]
         assert len(chats) == 24 and {one.temperature for one in chats} == {0.0, 1.0}
@@ -145,7 +150,7 @@ def test_laws_beside_lockstep_are_refused():
 
 def test_a_target_that_is_not_captured_is_refused(tiny_pair):
     with (
-        foretoken.load(tiny_pair[0], "plain", compile="off") as session,
+        foretoken.load(own(tiny_pair), "plain", compile="off") as session,
         pytest.raises(CapabilityError, match="lockstep"),
     ):
         written(session, PROMPTS, 1)
