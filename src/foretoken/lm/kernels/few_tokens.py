@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foretoken.native.library import evenly_apart, operation
+from foretoken.native.library import Call, evenly_apart, operation
 
 FEW = 64  # tokens of a forward; beyond, torch shares the work out among threads
 
@@ -22,10 +22,16 @@ def rms_norm(states: Tensor, weight: Tensor, widened: Tensor, eps: float) -> Ten
     norm = operation("norm", states.dtype) if rows <= FEW and states.is_cpu else None
     if norm is None or weight.dtype is not states.dtype or width % 32:
         both = torch.cat((states, -states), -1)
-        normed = torch.layer_norm(both, (2 * width,), widened, None, eps, False)
-        return normed.narrow(-1, 0, width)
+        wide = torch.layer_norm(both, (2 * width,), widened, None, eps, False)
+        return wide.narrow(-1, 0, width)
+    return normed(norm, states, weight, eps)
+
+
+def normed(norm: Call, states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The same by the operation in C, where it can read states and weight."""
     states, apart = evenly_apart(states)
-    made = states.new_empty(states.shape)
+    made, width = states.new_empty(states.shape), states.shape[-1]
+    rows = states.numel() // width
     norm(states.data_ptr(), weight.data_ptr(), made.data_ptr(), rows, width, apart, eps)
     return made
 
@@ -53,10 +59,7 @@ class Norm:
         ):
             return F.rms_norm(states, module.normalized_shape, weight, module.eps)
         eps = torch.finfo(states.dtype).eps if module.eps is None else module.eps
-        states, apart = evenly_apart(states)
-        made = states.new_empty(states.shape)
-        norm(states.data_ptr(), weight.data_ptr(), made.data_ptr(), rows, width, apart, eps)
-        return made
+        return normed(norm, states, weight, eps)
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor, half: int) -> Tensor:
