@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, c_float, c_int64
+from ctypes import c_float, c_int64
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,7 @@ def first_columns(logits: Float[Tensor, "n V"]) -> list[int] | None:
         return None
     found = (c_int64 * rows)()
     threads = torch.get_num_threads() if rows > 1 else 1
-    call(logits.data_ptr(), rows, width, apart, addressof(found), threads)
+    call(logits.data_ptr(), rows, width, apart, found, threads)
     return found[:]
 
 
@@ -43,10 +43,13 @@ def best_columns(
         law = softmax(logits, temperature)
         top, at = law.max(-1, keepdim=True) if count == 1 else law.topk(count)
         return (at if names is None else names[at]).tolist(), top.tolist()
-    chances, ids = (c_float * (rows * count))(), (c_int64 * (rows * count))()
+    size = rows * count
+    chances, ids = (c_float * size)(), (c_int64 * size)()
     call(
         logits.data_ptr(), rows, width, apart, 1.0 / temperature,
-        None if names is None else names.data_ptr(), count, addressof(chances), addressof(ids),
+        None if names is None else names.data_ptr(), count, chances, ids,
     )  # fmt: skip
-    starts = range(0, rows * count, count)
+    if rows == 1:
+        return [ids[:]], [chances[:]]
+    starts = range(0, size, count)
     return [ids[at : at + count] for at in starts], [chances[at : at + count] for at in starts]

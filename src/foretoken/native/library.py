@@ -41,6 +41,7 @@ SOURCES = tuple(
         "attention.c",
         "rows.c",
         "best.c",
+        "columns.c",
         "laws.c",
         "segment.c",
     )
@@ -58,6 +59,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "best": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _WORD),
     "law": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD),
     "drawn": (_WORD, _COUNT, ctypes.c_double, _WORD),
+    "columns": (_WORD, *[_COUNT] * 5, _WORD, *[_COUNT] * 2),
     "segment": (_WORD, _COUNT, _WORD, *[_COUNT] * 2, *[_WORD] * 5, _COUNT, _INT),
     "between": (_WORD, _COUNT, _WORD, _COUNT, _INT),
 }
@@ -158,6 +160,7 @@ def places(layers: Sequence[tuple[Tensor, Tensor | None]]) -> Places | None:
     return found.places(layers) if isinstance(found, Library) else None
 
 
+@cache
 def operation(name: str, dtype: torch.dtype) -> Call | None:
     """One of CALLS for a type, where it can be had."""
     found = library()

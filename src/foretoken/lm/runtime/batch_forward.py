@@ -69,6 +69,7 @@ class BatchForward:
         self.graphs: Replays | None = None
         self.numbers = Numbers(self.device)
         self._places: dict[tuple[int, int], Tensor] = {}
+        self._windowed = any(family.windows)
         self._layers = decoder_layers(model, family.layers)
         self._decoder = decoder_of(model)
         self._switch = attention.Switch(attention_configs(model))
@@ -241,6 +242,10 @@ class BatchForward:
 
     def _run_one(self, feed: Feed, taps: Taps, part: Part | None) -> Scores:
         """The forward of a lone row, which a draft model makes once per token."""
+        if part is None and feed.scored and feed.embedded is None:
+            found = self._run_in_slots(feed, taps)
+            if found is not None:
+                return found
         width = count = len(feed.tokens)
         if self.plan.ordered and count == 1:
             width = 2  # products of a single row round differently from all others
@@ -256,6 +261,30 @@ class BatchForward:
             last = kept - (width - count)
             logits = logits[last - feed.scored : last]
         return Scores(logits, None if hidden is None else hidden[0, feed.tapped : count])
+
+    def _run_in_slots(self, feed: Feed, taps: Taps) -> Scores | None:
+        """The same where attention of it can be had in C; nothing is made that can be kept.
+
+        Behind a forward code and data are cold: each object more costs a microsecond or several.
+        """
+        lean, width, slot = self.lean, len(feed.tokens), feed.memory.slot
+        if lean is None or not (lean.plain_scores and self.plan.tree) or self.graphs is not None:
+            return None
+        if self.plan.ordered or (self._windowed and window_bounds([feed], self.family.windows)):
+            return None
+        self.cache.reserve([slot], [feed.stop])
+        if self.cache.lowered or not self.in_slots.takes(width):
+            return None
+        mask = None if feed.in_order else self.masks.behind(feed, width)
+        row = Reading.of(slot, 0, width, feed.start, mask)
+        attend = SlotAttention(self.in_slots, (row,), () if mask is None else (mask,))
+        ids, positions = self.numbers.of(feed.tokens, feed.positions)
+        places = self._last(width, feed.scored)
+        *tapped, logits = lean.run(ids, positions, places, attend, taps)
+        feed.settle()
+        if not taps:
+            return Scores(logits)
+        return Scores(logits, torch.stack(tapped, dim=2)[0, feed.tapped :])
 
     def _batch(self, feeds: list[Feed]) -> Batch:
         """Padded ids and positions, in one transfer."""
@@ -288,7 +317,7 @@ class BatchForward:
         lean = self.lean
         if lean is not None:
             attend = self._attention(batch)
-            call = Call(batch, self._last(batch), attend, taps)
+            call = Call(batch, self._last(batch.width, batch.kept), attend, taps)
             if part is not None:
                 *tapped, logits = part.run(lean, call)
             elif any(feed.scored for feed in feeds):
@@ -302,14 +331,15 @@ class BatchForward:
             arguments["order"] = self.span.order_of(feeds, batch.key_positions())
         return self._call(batch, arguments, taps, part)
 
-    def _last(self, batch: Batch) -> Tensor:
+    def _last(self, width: int, kept: int) -> Tensor:
         """Places that logits are wanted at."""
-        key = batch.width, batch.kept
-        if key not in self._places:
+        found = self._places.get((width, kept))
+        if found is None:
             if len(self._places) > 4096:
                 self._places = {}
-            self._places[key] = torch.arange(key[0] - key[1], key[0], device=self.device)
-        return self._places[key]
+            found = torch.arange(width - kept, width, device=self.device)
+            self._places[width, kept] = found
+        return found
 
     def _call(
         self, batch: Batch, arguments: dict[str, Any], taps: Taps, part: Part | None

@@ -87,8 +87,12 @@ class Feed:
     @property
     def in_order(self) -> bool:
         """Whether every token sees all columns up to its own: a chain."""
-        tail = self.start - self.base
-        return all(bits == (2 << tail + i) - 1 for i, bits in enumerate(self.seen))
+        most = 1 << self.start - self.base
+        for bits in self.seen:
+            most <<= 1
+            if bits != most - 1:
+                return False
+        return True
 
     def settle(self) -> None:
         """Record what the forward has cached."""
