@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretoken.native import library as module
-from foretoken.native.best_columns import MOST, best_columns, first_columns
+from foretoken.native.best_columns import MOST, best_columns, first_columns, largest_columns
 from foretoken.native.library import NARROW
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -90,3 +90,30 @@ def test_no_column_is_the_largest_where_a_number_is_none(place, odd):
         logits[1, place] = odd
         found = first_columns(logits)
         assert found in (None, [0, -1])
+
+
+@pytest.mark.parametrize("dtype", TYPES[:2])
+@pytest.mark.parametrize(("rows", "width", "count"), [(1, NARROW, 8), (5, 4099, 3), (3, 49152, 64)])
+def test_the_largest_are_those_of_topk(dtype, rows, width, count):
+    logits = torch.randn(rows, width + 5, generator=torch.Generator().manual_seed(width))
+    logits = logits.to(dtype)[:, 2 : width + 2]
+    ids, values = largest_columns(logits, count)
+    wanted = logits.float().topk(count).values
+    assert torch.equal(torch.tensor(values), wanted)
+    assert torch.equal(logits.float().gather(1, torch.tensor(ids)), wanted)
+    assert all(len(set(row)) == count for row in ids)
+
+
+def test_where_few_are_numbers_the_others_have_no_column():
+    logits = torch.full((2, NARROW), float("nan"))
+    logits[1, [9, 4]] = torch.tensor([1.0, 2.0])
+    ids, values = largest_columns(logits, 3)
+    assert ids == [[-1, -1, -1], [4, 9, -1]]
+    assert values[1] == [2.0, 1.0, -float("inf")]
+
+
+def test_the_largest_of_what_c_cannot_read_are_not_told():
+    wide = torch.randn(2, 1000)
+    assert largest_columns(wide.double(), 3) is None
+    assert largest_columns(wide, MOST + 1) is None
+    assert largest_columns(torch.randn(1000, 2).t(), 3) is None

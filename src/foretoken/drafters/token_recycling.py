@@ -13,17 +13,16 @@ target was, and the likeliest nodes are drafted as far as they pay.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import torch
-
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.adjacency import EDGES, HINTED, Adjacency
 from foretoken.drafters.parts.chances import affordable, trials
-from foretoken.drafters.parts.likeliest import likeliest
+from foretoken.drafters.parts.likeliest import followers
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.errors import check_values
 from foretoken.trees.build import parents_among, undrafted
@@ -80,7 +79,6 @@ class TokenRecycling(RowDrafter):
         self.shapes = RankShapes(template, self.known.keep)
         self.grows = settings.template is None and not settings.free
         self.trust = Trust()
-        self.edges = torch.tensor(EDGES)
 
     def save(self, path: str | Path | None = None) -> None:
         """Write the matrix to `path`, or to the configured file; without either, do nothing."""
@@ -122,12 +120,9 @@ class TokenRecycling(RowDrafter):
             if not row.rehearsal:
                 self.learn(proposed, said, row.warp.greedy)
             # where they lie, and no copy: logits are most of what a step takes in memory
-            values, best = likeliest(score.logits, self.known.keep)
-            self.edges = self.edges.to(values.device)
-            shares = torch.bucketize(values.float().softmax(-1), self.edges)
-            told = zip(draft.tree.tokens, best.tolist(), shares.tolist(), strict=True)
-            for token, followers, sure in told:  # of nodes with one token the last wins
-                self.known.put(token, followers, sure)
+            told = zip(draft.tree.tokens, *followers(score.logits, self.known.keep), strict=True)
+            for token, best, shares in told:  # of nodes with one token the last wins
+                self.known.put(token, best, [bisect_left(EDGES, share) for share in shares])
 
     def learn(self, proposed: Proposed, said: Sequence[int], greedy: bool) -> None:
         """Compare what was proposed with the tokens that came."""

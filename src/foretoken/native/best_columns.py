@@ -27,6 +27,23 @@ def first_columns(logits: Float[Tensor, "n V"]) -> list[int] | None:
     return found[:]
 
 
+def largest_columns(
+    logits: Float[Tensor, "n V"], count: int
+) -> tuple[list[list[int]], list[list[float]]] | None:
+    """Of every row the `count` largest columns, the largest first, and their logits; column minus
+    one where a row has fewer that are numbers. None where this cannot be had in C."""
+    (rows, width), (apart, between) = logits.shape, logits.stride()
+    call = over_columns("largest", logits, width, between) if count <= MOST else None
+    if call is None:
+        return None
+    size = rows * count
+    values, ids = (c_float * size)(), (c_int64 * size)()
+    threads = torch.get_num_threads() if rows > 1 else 1
+    call(logits.data_ptr(), rows, width, apart, count, values, ids, threads)
+    starts = range(0, size, count)
+    return [ids[at : at + count] for at in starts], [values[at : at + count] for at in starts]
+
+
 def best_columns(
     logits: Float[Tensor, "n V"],
     count: int,

@@ -56,6 +56,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "norm": (_WORD, _WORD, _WORD, _COUNT, _COUNT, _COUNT, _REAL),
     "rotate": (*[_WORD] * 4, *[_COUNT] * 6),
     "first": (_WORD, _COUNT, _COUNT, _COUNT, _WORD, _INT),
+    "largest": (_WORD, *[_COUNT] * 4, *[_WORD] * 2, _INT),
     "best": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _WORD),
     "law": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD),
     "drawn": (_WORD, _COUNT, ctypes.c_double, _WORD),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.drafters.parts.likeliest import BLOCK, MANY, likeliest
+from foretoken.drafters.parts.likeliest import BLOCK, MANY, followers, likeliest
 
 
 @pytest.mark.parametrize("vocab", [20, BLOCK * MANY * 8, BLOCK * MANY * 8 + 3, 49_152])
@@ -23,3 +23,23 @@ def test_rows_of_a_larger_tensor_and_equal_scores_are_no_trouble():
     values, ids = likeliest(scores, 8)
     assert set(values.flatten().tolist()) == {0.0}
     assert all(len(set(row)) == 8 for row in ids.tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("vocab", [40, 5000])
+def test_followers_have_their_share_among_themselves(dtype, vocab):
+    scores = torch.randn(3, vocab, generator=torch.Generator().manual_seed(2)).to(dtype)
+    ids, shares = followers(scores, 5)
+    values, wanted = scores.topk(5)
+    assert torch.equal(scores.gather(1, torch.tensor(ids)), values)
+    softmax = values.float().softmax(-1)
+    torch.testing.assert_close(torch.tensor(shares), softmax, rtol=1e-5, atol=1e-7)
+    assert ids == wanted.tolist() or dtype is torch.bfloat16, "equals may come in any order"
+
+
+def test_what_is_no_number_follows_nothing():
+    scores = torch.full((2, 600), -float("inf"))
+    scores[1, 7] = 0.0
+    ids, shares = followers(scores, 3)
+    assert shares == [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    assert ids[1][0] == 7

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import exp, inf
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from foretoken.native.best_columns import largest_columns
 
 BLOCK = 256  # tokens
 MANY = 4  # blocks per token asked for from which blocks are faster than a search through all
@@ -29,3 +34,25 @@ def likeliest(
         ids = torch.cat([ids, torch.arange(vocab - rest, vocab).expand(len(ids), rest)], 1)
     values, found = scores.gather(1, ids).topk(count)
     return values, ids.gather(1, found)
+
+
+def followers(
+    scores: Float[Tensor, "n V"], count: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The ids of the `count` largest of every row, the largest first, and the share of each in the
+    softmax of these alone. What is no number comes last, with no share."""
+    found = largest_columns(scores, count)
+    if found is None:
+        values, ids = likeliest(scores, count)
+        return ids.tolist(), values.float().softmax(-1).tolist()
+    return found[0], [shares(row) for row in found[1]]
+
+
+def shares(scores: Sequence[float]) -> list[float]:
+    """The softmax of descending scores; of none that is finite no share is left."""
+    top = scores[0]
+    if not -inf < top < inf:
+        return [0.0] * len(scores)
+    weights = [exp(score - top) for score in scores]
+    total = sum(weights)
+    return [weight / total for weight in weights]

@@ -15,6 +15,8 @@ INLINE int64_t put(float value, int64_t column, float *best, int64_t *at, int64_
 }
 
 /* first: of each row the first of its largest numbers; minus one where one of them is no number.
+ * largest: of each row the `most` largest numbers and their columns; column minus one where there are
+ *          fewer that are numbers.
  * best: of each row the `most` largest logits' columns, and exp(scale z) over the sum of all. Columns
  * are told by their names, if they have some. `apart`: logits between rows. */
 #define DEFINE(T)                                                                                 \
@@ -69,6 +71,22 @@ INLINE int64_t put(float value, int64_t column, float *best, int64_t *at, int64_
       }                                                                                           \
     }                                                                                             \
     return held;                                                                                  \
+  }                                                                                               \
+                                                                                                  \
+  INLINE void largest_of_##T(const T *z, int64_t width, int64_t most, float *best, int64_t *at) {  \
+    for (int64_t i = found_##T(z, width, best, at, most); i < most; i++)                          \
+      best[i] = -INFINITY, at[i] = -1;                                                            \
+  }                                                                                               \
+                                                                                                  \
+  void largest_##T(const T *z, int64_t rows, int64_t width, int64_t apart, int64_t most,          \
+                   float *best, int64_t *at, int threads) {                                       \
+    if (rows == 1) {                                                                              \
+      largest_of_##T(z, width, most, best, at);                                                   \
+      return;                                                                                     \
+    }                                                                                             \
+    _Pragma("omp parallel for num_threads(threads)")                                              \
+    for (int64_t r = 0; r < rows; r++)                                                            \
+      largest_of_##T(z + r * apart, width, most, best + r * most, at + r * most);                 \
   }                                                                                               \
                                                                                                   \
   void best_##T(const T *z, int64_t rows, int64_t width, int64_t apart, float scale,              \
