@@ -7,8 +7,9 @@ import torch
 
 from foretoken.native import library as module
 from foretoken.native.best_columns import MOST, best_columns, first_columns, largest_columns
-from foretoken.native.library import NARROW
+from foretoken.native.library import NARROW, Library, library
 
+in_c = pytest.mark.skipif(not isinstance(library(), Library), reason="no operations in C here")
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
@@ -92,6 +93,7 @@ def test_no_column_is_the_largest_where_a_number_is_none(place, odd):
         assert found in (None, [0, -1])
 
 
+@in_c
 @pytest.mark.parametrize("dtype", TYPES[:2])
 @pytest.mark.parametrize(("rows", "width", "count"), [(1, NARROW, 8), (5, 4099, 3), (3, 49152, 64)])
 def test_the_largest_are_those_of_topk(dtype, rows, width, count):
@@ -104,6 +106,19 @@ def test_the_largest_are_those_of_topk(dtype, rows, width, count):
     assert all(len(set(row)) == count for row in ids)
 
 
+@in_c
+@pytest.mark.parametrize("dtype", TYPES[:2])
+def test_what_is_no_number_hides_no_other_one(dtype):
+    """One that stands in the same lane of a register, where blocks may be passed over."""
+    logits = torch.linspace(0, 0.2, 1024).flip(0).to(dtype)[None]
+    for at in range(256, 320, 16):
+        logits[0, at] = float("nan")
+        logits[0, at + 16] = 100.0
+        assert largest_columns(logits, 3)[0][0][0] == at + 16
+        logits[0, at + 16] = 0.0
+
+
+@in_c
 def test_where_few_are_numbers_the_others_have_no_column():
     logits = torch.full((2, NARROW), float("nan"))
     logits[1, [9, 4]] = torch.tensor([1.0, 2.0])
@@ -112,6 +127,7 @@ def test_where_few_are_numbers_the_others_have_no_column():
     assert values[1] == [2.0, 1.0, -float("inf")]
 
 
+@in_c
 def test_the_largest_of_what_c_cannot_read_are_not_told():
     wide = torch.randn(2, 1000)
     assert largest_columns(wide.double(), 3) is None

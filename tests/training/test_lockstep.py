@@ -121,7 +121,6 @@ def test_the_largest_scores_are_found_in_blocks():
 def test_rows_are_as_many_as_there_is_room_for():
     room = Room(free=1e6, column=100, law=1000)
     assert room.rows(90) == 100 and room.rows(10**6) == 1
-    assert Room(float("inf"), 1, 1).rows(10) is None
 
 
 def test_training_texts_are_made_in_lockstep(tiny_pair, byte_tokenizer, tmp_path):

@@ -60,7 +60,8 @@ def tune(
     from foretoken.bench.tasks import load_file
 
     tasks = load_file(prompts)
-    from foretoken.bench.tune.run import TuneConfig, run_tune
+    from foretoken.bench.tune.config import TuneConfig
+    from foretoken.bench.tune.run import run_tune
 
     config = TuneConfig(
         target=target,

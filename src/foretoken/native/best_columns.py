@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_float, c_int64
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -40,8 +41,7 @@ def largest_columns(
     values, ids = (c_float * size)(), (c_int64 * size)()
     threads = torch.get_num_threads() if rows > 1 else 1
     call(logits.data_ptr(), rows, width, apart, count, values, ids, threads)
-    starts = range(0, size, count)
-    return [ids[at : at + count] for at in starts], [values[at : at + count] for at in starts]
+    return rows_of(ids, count), rows_of(values, count)
 
 
 def best_columns(
@@ -66,7 +66,9 @@ def best_columns(
         logits.data_ptr(), rows, width, apart, 1.0 / temperature,
         None if names is None else names.data_ptr(), count, chances, ids,
     )  # fmt: skip
-    if rows == 1:
-        return [ids[:]], [chances[:]]
-    starts = range(0, size, count)
-    return [ids[at : at + count] for at in starts], [chances[at : at + count] for at in starts]
+    return rows_of(ids, count), rows_of(chances, count)
+
+
+def rows_of(numbers: Any, count: int) -> list[list[Any]]:
+    """An array of C as lists of so many."""
+    return [numbers[at : at + count] for at in range(0, len(numbers), count)]

@@ -104,6 +104,8 @@ class AskedTexts:
 class Alike(Shuffled):
     """Texts of a pool drawn at random are dealt into batches by their length: little is padding."""
 
+    features: AskedTexts
+
     def chosen(self, index: int) -> Tensor:
         epoch, place = divmod(index, self.per_epoch)
         pool, turn = divmod(place, POOL)

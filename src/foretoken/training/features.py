@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -17,6 +17,19 @@ from foretoken.errors import ConfigError
 
 WINDOW = 8  # shards that a batch draws from
 JUDGED = 1024  # tokens of a batch that is only judged
+
+
+class Examples(Protocol):
+    """What a head learns from, numbered through the parts that it lies in."""
+
+    lengths: list[int]  # of the parts
+    ends: Tensor  # the numbers behind them
+
+    def __len__(self) -> int: ...
+
+    def take(self, chosen: Tensor) -> dict[str, Tensor]:
+        """Those with these numbers [n], in this order."""
+        ...
 
 
 class Features:
@@ -94,14 +107,13 @@ class Shuffled:
     two windows are mapped at a time, however many features there are.
     """
 
-    def __init__(self, features: Any, batch: int, seed: int) -> None:
+    def __init__(self, features: Examples, batch: int, seed: int) -> None:
         self.features, self.seed = features, seed
         self.size = min(batch, len(features))
         self.per_epoch = len(features) // self.size
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = self.features.take(self.chosen(index))
-        return found
+        return self.features.take(self.chosen(index))
 
     def chosen(self, index: int) -> Tensor:
         """The numbers of the tokens in batch `index`."""

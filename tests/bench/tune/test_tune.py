@@ -17,9 +17,10 @@ from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import single
 from foretoken.bench.tune import race as race_module
 from foretoken.bench.tune.candidates import candidates
+from foretoken.bench.tune.config import TuneConfig
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.bench.tune.race import Clock
-from foretoken.bench.tune.run import TuneConfig, run_tune
+from foretoken.bench.tune.run import run_tune
 from foretoken.bench.tune.search import Search
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary

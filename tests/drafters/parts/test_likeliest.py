@@ -37,9 +37,11 @@ def test_followers_have_their_share_among_themselves(dtype, vocab):
     assert ids == wanted.tolist() or dtype is torch.bfloat16, "equals may come in any order"
 
 
-def test_what_is_no_number_follows_nothing():
-    scores = torch.full((2, 600), -float("inf"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_follows_where_nothing_is_finite(dtype):
+    scores = torch.full((3, 600), -float("inf"), dtype=dtype)
     scores[1, 7] = 0.0
+    scores[2, 9] = float("inf")
     ids, shares = followers(scores, 3)
-    assert shares == [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    assert shares == [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     assert ids[1][0] == 7

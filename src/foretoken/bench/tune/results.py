@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretoken import shipped
 from foretoken.bench.catalogue import lossless
 from foretoken.bench.intervals import interval
 from foretoken.bench.tasks import Task
+from foretoken.bench.tune.config import TuneConfig
 from foretoken.bench.tune.halving import PLAIN
 from foretoken.bench.tune.prompts_in_turn import digest
 from foretoken.bench.tune.race import Race
@@ -19,9 +20,6 @@ from foretoken.bench.tune.search import Search
 from foretoken.bench.tune.worth import worth
 from foretoken.engine.tuned import Tuned, identity
 from foretoken.lm.load import target_config
-
-if TYPE_CHECKING:
-    from foretoken.bench.tune.run import TuneConfig
 
 
 def results_of(search: Search, config: TuneConfig, tasks: Sequence[Task]) -> dict[str, Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from foretoken.bench import environment
@@ -15,43 +12,13 @@ from foretoken.bench.progress import shown
 from foretoken.bench.run import settled_heap, warned
 from foretoken.bench.tasks import Task
 from foretoken.bench.tune.candidates import candidates, check_datastores
+from foretoken.bench.tune.config import TuneConfig
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.bench.tune.race import Clock
 from foretoken.bench.tune.report import write_reports
 from foretoken.bench.tune.results import results_of, tuned_of
 from foretoken.bench.tune.search import Search
-from foretoken.errors import check_values
 from foretoken.lm.load import check_source
-from foretoken.types import SamplingParams
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuneConfig:
-    """For whom, with what, and for how long."""
-
-    target: str | Path  # directory or hub name
-    drafts: tuple[str, ...] = ()
-    datastores: tuple[str, ...] = ()
-    minutes: float = 15.0
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
-    out: Path = Path("tuned")
-    device: str | None = None
-    dtype: str | None = None
-    quiet: bool = False
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        above = self.minutes > 0 and math.isfinite(self.minutes)
-        check_values(self, ("minutes", above, "a number above 0"))
-        self.params(self.max_new_tokens, frozenset())  # raises for what cannot be
-
-    def params(self, cap: int, eos: frozenset[int]) -> SamplingParams:
-        return SamplingParams(
-            max_new_tokens=cap, temperature=self.temperature, seed=self.seed, eos=eos
-        )
 
 
 def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -> dict[str, Any]:

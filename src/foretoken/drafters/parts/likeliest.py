@@ -40,12 +40,13 @@ def followers(
     scores: Float[Tensor, "n V"], count: int
 ) -> tuple[list[list[int]], list[list[float]]]:
     """The ids of the `count` largest of every row, the largest first, and the share of each in the
-    softmax of these alone. What is no number comes last, with no share."""
+    softmax of these alone. Nothing has a share where the largest is no finite number."""
     found = largest_columns(scores, count)
     if found is None:
-        values, ids = likeliest(scores, count)
-        return ids.tolist(), values.float().softmax(-1).tolist()
-    return found[0], [shares(row) for row in found[1]]
+        values, best = likeliest(scores, count)
+        found = best.tolist(), values.tolist()
+    ids, listed = found
+    return ids, [shares(row) for row in listed]
 
 
 def shares(scores: Sequence[float]) -> list[float]:

@@ -69,7 +69,6 @@ class BatchForward:
         self.graphs: Replays | None = None
         self.numbers = Numbers(self.device)
         self._places: dict[tuple[int, int], Tensor] = {}
-        self._windowed = any(family.windows)
         self._layers = decoder_layers(model, family.layers)
         self._decoder = decoder_of(model)
         self._switch = attention.Switch(attention_configs(model))
@@ -263,17 +262,17 @@ class BatchForward:
         return Scores(logits, None if hidden is None else hidden[0, feed.tapped : count])
 
     def _run_in_slots(self, feed: Feed, taps: Taps) -> Scores | None:
-        """The same where attention of it can be had in C; nothing is made that can be kept.
+        """The same where attention of it can be had in C; nothing is made anew that could be kept.
 
         Behind a forward code and data are cold: each object more costs a microsecond or several.
         """
         lean, width, slot = self.lean, len(feed.tokens), feed.memory.slot
-        if lean is None or not (lean.plain_scores and self.plan.tree) or self.graphs is not None:
+        if lean is None or not lean.plain_scores or self.graphs is not None:
             return None
-        if self.plan.ordered or (self._windowed and window_bounds([feed], self.family.windows)):
+        if window_bounds([feed], self.family.windows):
             return None
         self.cache.reserve([slot], [feed.stop])
-        if self.cache.lowered or not self.in_slots.takes(width):
+        if not self.in_slots.takes(width):
             return None
         mask = None if feed.in_order else self.masks.behind(feed, width)
         row = Reading.of(slot, 0, width, feed.start, mask)

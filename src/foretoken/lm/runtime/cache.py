@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from foretoken.lm.runtime.pages import Pages, zeros
-from foretoken.native.columns import Lying, lying
+from foretoken.native.columns import Mover, movers
 
 Columns = tuple[Tensor, Tensor, Tensor, Tensor]  # keys and values to write, then to read
 WHOLE = 16  # columns of a granted size are a multiple of it
@@ -103,19 +103,16 @@ class Group:
     keys: Tensor  # [layers, slots, heads, columns, dim]
     values: Tensor
     pages: Sequence[Pages] = ()  # what the buffers lie in, where that can be given back in part
-    lying: tuple[Lying | None, ...] = ()  # keys and values, once asked for
+    movers: list[Mover] | None = None  # of keys and values as they lie, once asked for
 
     def gathered(self, slot: int, columns: Sequence[int], to: int) -> bool:
         """Move ascending columns of a row to follow each other from column `to` on, which is not
         behind the first of them, in C; False where this cannot be had."""
-        if not self.lying:
-            self.lying = lying(self.keys), lying(self.values)
-        both = [one for one in self.lying if one is not None]
-        if len(both) < 2:
-            return False
-        for one in both:
-            one.gather(slot, columns, to)
-        return True
+        if self.movers is None:
+            self.movers = movers(self.keys, self.values)
+        for mover in self.movers:
+            mover.gather(slot, columns, to)
+        return bool(self.movers)
 
     def attach(self) -> None:
         for i, layer in enumerate(self.layers):
@@ -124,13 +121,13 @@ class Group:
     def leave(self, count: int) -> None:
         """Forget the first layers."""
         self.layers = self.layers[count:]
-        self.keys, self.values, self.lying = self.keys[count:], self.values[count:], ()
+        self.keys, self.values, self.movers = self.keys[count:], self.values[count:], None
         self.pages = ()  # they begin with the layers that are gone
 
     def empty(self) -> None:
         """Keep the shape alone, and give the memory back."""
         self.keys, self.values = self.keys[:, :0].clone(), self.values[:, :0].clone()
-        self.pages = self.lying = ()
+        self.pages, self.movers = (), None
         self.attach()
 
     def give_back(self, layer: int, slot: int | None = None, first: int = 0) -> None:
@@ -163,7 +160,7 @@ class SlotCache(Cache):
         self.used = 0  # first slots that hold a row
         self.filled = [0] * slots  # columns of each slot that may have been written
         self.loose = False  # layers came with buffers of their own, not shared yet
-        self.alike = False  # all layers share their buffers
+        self.shared = False  # when buffers were last made, every layer got a part of them
         self.target = Target(0, 1, 0, 0, 0)
         self.lowered = False  # some layers leave the first columns out
 
@@ -238,7 +235,7 @@ class SlotCache(Cache):
             part = count if whole else -(-count // PARTS)
             while groups:
                 self.groups.append(self._merged(groups, part))
-        self.alike = sum(len(group.layers) for group in self.groups) == len(self.rows_of)
+        self.shared = sum(len(group.layers) for group in self.groups) == len(self.rows_of)
 
     def _merged(self, groups: list[Group], part: int) -> Group:
         """The first `part` layers of these groups in buffers of their own; they leave the groups,
@@ -293,7 +290,7 @@ class SlotCache(Cache):
     @property
     def in_place(self) -> bool:
         """Whether all layers share their buffers, and each of them reads a row from its start."""
-        return self.alike and not self.loose and not self.lowered
+        return self.shared and not self.loose and not self.lowered
 
     def lone_columns(self) -> list[Columns] | None:
         """For each layer, where a forward over one row writes keys and values, and what it reads.
@@ -351,7 +348,7 @@ class SlotCache(Cache):
         return True
 
     def keep(self, slot: int, start: int, nodes: Sequence[int]) -> None:
-        """Move columns `start + nodes[i]` of a row to `start + i`."""
+        """Move columns `start + nodes[i]` of a row to `start + i`; `nodes` ascend."""
         at = next((i for i, node in enumerate(nodes) if node != i), len(nodes))
         if at == len(nodes) or not self.groups:
             return

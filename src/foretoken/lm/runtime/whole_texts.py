@@ -52,6 +52,7 @@ class CausalAttention:
 
     def __init__(self, windows: Sequence[int | None], length: int) -> None:
         self.windows, self.length = windows, length
+        self.masks: dict[int, Tensor] = {}  # of windows shorter than the texts
 
     def __call__(
         self,
@@ -64,21 +65,17 @@ class CausalAttention:
         sinks: Tensor | None,
     ) -> Tensor:
         """[B, T, H, D of values]."""
-        window = self.windows[layer]
-        narrow = window is not None and window < self.length
-        mask = banded(query, window) if narrow and window is not None else None
+        window, mask = self.windows[layer], None
+        if window is not None and window < self.length:
+            if window not in self.masks:
+                place = torch.arange(self.length, device=query.device)
+                hidden = unseen(place[:, None] - place, window)
+                self.masks[window] = hiding(hidden, query.dtype)[None, None]
+            mask = self.masks[window]
         mixed, _ = attend(
-            None, query, key, value, mask, scaling, 0.0, softcap, sinks, causal=not narrow
+            None, query, key, value, mask, scaling, 0.0, softcap, sinks, causal=mask is None
         )
         return mixed
-
-
-def banded(like: Tensor, window: int) -> Float[Tensor, "1 1 T T"]:
-    """A mask in which every token sees the last `window` tokens, itself among them."""
-    length = like.shape[2]
-    place = torch.arange(length, device=like.device)
-    behind = place[:, None] - place
-    return hiding((behind < 0) | (behind >= window), like.dtype)[None, None]
 
 
 class LockstepAttention:
@@ -102,6 +99,11 @@ class LockstepAttention:
         self.masks = {window: self.seen(0, window) for window in set(windows)}
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # by layer, once it was asked
         self.reading: slice | None = None
+        self.prompts: dict[int | None, Tensor] = {}  # masks of the prompts that are read, by window
+
+    def read(self, rows: slice | None) -> None:
+        """What the next forwards bring: prompts of these rows, or a token of every row."""
+        self.reading, self.prompts = rows, {}
 
     def go_to(self, column: int) -> None:
         """Write into this column next; it and those of the texts before it are seen."""
@@ -111,9 +113,7 @@ class LockstepAttention:
 
     def seen(self, column: int, window: int | None) -> Float[Tensor, "n 1 1 S"]:
         """What each row's token in this column sees."""
-        hidden = (self.place > column) | (self.place < self.begins[:, None])
-        if window is not None:
-            hidden |= self.place <= column - window
+        hidden = unseen(column - self.place, window) | (self.place < self.begins[:, None])
         return hiding(hidden, self.dtype)[:, None, None]
 
     def __call__(
@@ -143,7 +143,9 @@ class LockstepAttention:
             length = key.shape[2]
             keys[self.reading, :, :length] = key
             values[self.reading, :, :length] = value
-            mask, keys, values = self.within_prompts(length, window), key, value
+            if window not in self.prompts:
+                self.prompts[window] = self.within_prompts(length, window)
+            mask, keys, values = self.prompts[window], key, value
         mixed, _ = attend(None, query, keys, values, mask, scaling, 0.0, softcap, sinks)
         return mixed
 
@@ -151,10 +153,15 @@ class LockstepAttention:
         """Every token sees its row's prompt up to itself; padding, which nobody reads, itself."""
         place = self.place[:length]
         behind = place[:, None] - place
-        hidden = (behind < 0) | (place < self.begins[self.reading, None, None])
-        if window is not None:
-            hidden |= behind >= window
+        hidden = unseen(behind, window) | (place < self.begins[self.reading, None, None])
         return hiding(hidden & (behind != 0), self.dtype)[:, None]
+
+
+def unseen(behind: Int[Tensor, "*n"], window: int | None) -> Tensor:
+    """Whether a token does not see one that lies so far behind it: those to come, and those that
+    a window of its layer, itself among them, leaves behind."""
+    hidden = behind < 0
+    return hidden if window is None else hidden | (behind >= window)
 
 
 def hiding(where: Tensor, dtype: torch.dtype) -> Tensor:

@@ -60,8 +60,8 @@ INLINE int64_t put(float value, int64_t column, float *best, int64_t *at, int64_
     for (; k < width; k += TRIED) {                                                               \
       const int64_t stop = k + TRIED < width ? k + TRIED : width;                                 \
       if (held == most && stop == k + TRIED) {                                                    \
-        floats top = widened_##T(z + k);                                                          \
-        for (int64_t i = k + LANES; i < stop; i += LANES) top = larger(widened_##T(z + i), top);  \
+        floats top = same(best[most - 1]); /* a number: what is none would hide others of its lane */ \
+        for (int64_t i = k; i < stop; i += LANES) top = larger(widened_##T(z + i), top);          \
         if (largest(top) <= best[most - 1]) continue;                                             \
       }                                                                                           \
       for (int64_t i = k; i < stop; i++) {                                                        \

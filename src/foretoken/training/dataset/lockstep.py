@@ -46,7 +46,8 @@ def decode(session: Session, rows: list[DecodeState], together: int) -> None:
     with torch.inference_mode():
         while waiting:
             some = waiting[:together]
-            some = some[: room.rows(some[-1].prompt_len + max(row.limit[0] for row in some))]
+            if room is not None:
+                some = some[: room.rows(some[-1].prompt_len + max(row.limit[0] for row in some))]
             Batch(session, some).write()
             waiting = waiting[len(some) :]
 
@@ -69,24 +70,22 @@ def check_plain(params: SamplingParams) -> None:
 class Room(NamedTuple):
     """The memory of a GPU that rows may take."""
 
-    free: float  # bytes; without end on a CPU, where whoever asks knows best
+    free: float  # bytes
     column: int  # bytes of a token's keys and values in all layers
     law: int  # and of what a row's law takes while a token is drawn
 
     @classmethod
-    def of(cls, session: Session) -> Room:
-        """What is free now."""
+    def of(cls, session: Session) -> Room | None:
+        """What is free now; None on a CPU, where whoever asks for rows knows best."""
         lm: Any = innermost(session.target)
         if lm.device.type != "cuda":
-            return cls(float("inf"), 1, 1)
+            return None
         sizes = footprint(lm.model.config, lm.model.dtype, lm.device)
         torch.cuda.empty_cache()
         return cls(SHARE * torch.cuda.mem_get_info(lm.device)[0], sizes.column, LAWS * sizes.vocab)
 
-    def rows(self, columns: int) -> int | None:
-        """How many rows of so many columns there may be; None: any number."""
-        if self.free == float("inf"):
-            return None
+    def rows(self, columns: int) -> int:
+        """How many rows of so many columns there may be."""
         return max(1, int(self.free / (columns * self.column + self.law)))
 
 
@@ -170,10 +169,11 @@ class Batch:
         place = torch.arange(self.longest, device=self.device)
         logits = []
         for start in range(0, len(self.ids), some):
-            part = self.attention.reading = slice(start, start + some)
+            part = slice(start, start + some)
+            self.attention.read(part)
             positions = (place - self.begins[part, None]).clamp(min=0)
             logits += self.lean.run(self.ids[part], positions, place[-1:], self.attention)
-        self.attention.reading = None
+        self.attention.read(None)
         return torch.cat(logits)
 
     def stepping(self) -> Callable[[Tensor, int], Tensor]:
