@@ -128,6 +128,7 @@ def test_training_texts_are_made_in_lockstep(tiny_pair, byte_tokenizer, tmp_path
                         temperatures=(0.0, 1.0), repeated=1.0)  # fmt: skip
     prompts = [f"number {i}" for i in range(24)]
     with foretoken.load(own(tiny_pair), "plain", tokenizer=byte_tokenizer) as session:
+        assert Room.of(session) is None, "on a CPU whoever asks for rows knows best"
         make_data(session, config, tmp_path, prompts, show=False)
         chats = [one for split in ("train", "valid") for one in every_chat(tmp_path, split)]
         assert len(chats) == 24 and {one.temperature for one in chats} == {0.0, 1.0}
