@@ -88,6 +88,7 @@ def run(description: str | None) -> int:
     options.add_argument("--limit", type=int, default=26, help="prompts taken of --tasks")
     options.add_argument("--exits", type=int, nargs="*", default=(1, 2, 3, 4), help="of the sweep")
     options.add_argument("--lengths", type=int, nargs="*", default=(2, 4, 6, 8))
+    options.add_argument("--dtype", default="float32")
     options.add_argument("--max-new-tokens", type=int, default=64)
     options.add_argument("--temperature", type=float, default=0.0)
     options.add_argument("--name", default="", help="of another target, in the result's name")
@@ -97,7 +98,7 @@ def run(description: str | None) -> int:
     name = "self_speculation" + (f"-{asked.name}" if asked.name else "")
     with pair(asked.target, asked.draft, None if asked.quick else asked.params) as models:
         config = BenchConfig(
-            target=models.target, dtype="float32",
+            target=models.target, dtype=asked.dtype,
             methods=["plain", *sweep(exits, lengths), "del", PAPER_DEL, SWIFT, PAPER_SWIFT],
             out=WORK / (name + ("-quick" if asked.quick else "")), repetitions=1,
             max_new_tokens=16 if asked.quick else asked.max_new_tokens,
@@ -120,7 +121,7 @@ def run(description: str | None) -> int:
     setting = results["setting"]
     text = "\n".join([
         f"# {results['title']}", "",
-        f"{setting['models']['target']}, {setting['prompts']} prompts, "
+        f"{setting['models']['target']} in {asked.dtype}, {setting['prompts']} prompts, "
         f"temperature {asked.temperature:g}, at most {setting['max_new_tokens']} new tokens.", "",
         gates.markdown(found), Clock.of(config.out).table({"del": fastest(results, "layerskip")}),
         *notes, "", *lines, "",

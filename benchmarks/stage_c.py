@@ -7,8 +7,8 @@
 Every prompt is new to every row, and each row keeps what it learned from the prompts before, as a
 server would: so there is one repetition, and the intervals are over prompts. The datastore of
 `rest` and one `rasd` holds generated traffic and source files, both of the training split. Rows are
-held against each other by all their tokens over all their seconds. Writes
-benchmarks/results/stage_c.json, .md, .svg and .html.
+held against each other by all their tokens over all their seconds. Text that does not repeat
+itself is for `never_slower.py`. Writes benchmarks/results/stage_c.json, .md, .svg and .html.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ Speeds = dict[str, dict[str, float]]  # by family and row
 
 EQUAL = 16  # nodes at which look-up and recycled tokens are held against each other
 REPETITIVE = ("dialogue", "retrieval", "summarisation")
-HOSTILE = "random tokens"
 MORE = ("chain", "tree", "rest", "rasd")  # given what `auto` is not: a draft model, a datastore
 
 
@@ -46,19 +45,6 @@ def code(count: int) -> list[Task]:
     return [
         single(piece[: len(piece) // 2], id=f"code/{n}", family="code")
         for n, piece in enumerate(pieces)
-    ]
-
-
-def noise(count: int, vocabulary: int = 4096, length: int = 200) -> list[Task]:
-    """Prompts in which nothing repeats and nothing means anything."""
-    rng = random.Random("hostile")
-    return [
-        single(
-            [rng.randrange(16, vocabulary) for _ in range(length)],
-            id=f"{HOSTILE}/{n}",
-            family=HOSTILE,
-        )
-        for n in range(count)
     ]
 
 
@@ -151,7 +137,7 @@ def auto_share(speeds: Speeds) -> tuple[float | None, str]:
     """The speed of `auto` over that of the best row of a family, where it does worst."""
     worst, where = None, "no family"
     for family, found in speeds.items():
-        if family == HOSTILE or "auto" not in found:
+        if "auto" not in found:
             continue
         best = max(found, key=lambda name: found[name])
         share = found["auto"] / found[best]
@@ -189,8 +175,6 @@ def verdicts(results: dict[str, Any], cells: Sequence[Cell]) -> list[gates.Gate]
     )
     share, where = auto_share(by_clock(results))
     priced, there = auto_share(by_price(results, cells))
-    hostile = found.get("auto", {}).get("families", {}).get(HOSTILE)
-    calm = hostile["speedup"]["total"] if hostile else None
     answers = [found.get(n, {}).get("accuracy") for n in (named(results, "specee"), "plain")]
     lost = answers[1]["value"] - answers[0]["value"] if all(answers) else None
     return [
@@ -214,7 +198,6 @@ def verdicts(results: dict[str, Any], cells: Sequence[Cell]) -> list[gates.Gate]
         gates.Gate(f"fused over {single_best}", above(fused, single_best), 1.0),
         gates.Gate(f"auto over the best row ({where})", share, 0.95),
         gates.Gate(f"the same, target forwards at one price ({there})", priced, 0.95),
-        gates.Gate("auto over plain on random tokens", calm, 0.97),
     ]  # fmt: skip
 
 
@@ -235,8 +218,7 @@ def run(description: str | None) -> int:
         if not methods:
             datastore = asked.datastore or store(models.target, 200 if quick else 20_000)
             methods = rows(datastore, asked.exits)
-        tasks = [*prompts(count), *code(count), *noise(max(1, count // 2))]
-        tasks = spread(tasks, 3 if quick else None)
+        tasks = spread([*prompts(count), *code(count)], 3 if quick else None)
         config = BenchConfig(
             target=models.target,
             draft=models.draft,
