@@ -76,6 +76,7 @@ def main() -> None:
     console.print(Rule(f"The same target widened to {chosen.params}, the same draft"))
     with tempfile.TemporaryDirectory() as folder:
         wide = Path(folder) / "wide"
+        tell("widening: more arithmetic, the same function")
         with console.status("widening: more arithmetic, the same function"):
             widen_directory(target, wide, size(chosen.params), verify=False)
             session = foretoken.load(wide, method="chain", draft=draft)
@@ -103,6 +104,12 @@ def real(tokens: int, repetitions: int) -> None:
     compare(session, TRAINED, prompts, tokens, repetitions)
 
 
+def tell(what: str) -> None:
+    """A sign of life where there is no terminal for a spinner."""
+    if not console.is_terminal:
+        console.print(f"{what} ...", style="dim", markup=False)
+
+
 def show(session: Session, prompts: list[Any]) -> None:
     """Text as it is written, coloured by where each token came from."""
     console.print(legend(session.method, console))
@@ -127,6 +134,7 @@ def compare(
     sessions = {name: first.using(method, **parts) for name, (method, parts) in methods.items()}
     names = list(sessions)
     written: dict[tuple[str, int], list[Result]] = {}
+    tell(f"measuring {', '.join(names)}: {repetitions} times {len(prompts)} prompts")
     with console.status("measuring") as status:
         for session in sessions.values():
             session.generate(prompts[0], max_new_tokens=16)  # warm up
@@ -173,4 +181,7 @@ def report(
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("stopped") from None

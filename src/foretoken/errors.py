@@ -44,8 +44,7 @@ def check_values(owner: object, *rules: tuple[str, bool, str]) -> None:
             )
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The known names closest to `name`, ready for a message; all of them when none is close."""
-    known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return ", ".join(close or known)
+def meant(name: str, names: Iterable[str]) -> str:
+    """What to do about an unknown name: which of the known ones is close, if any is."""
+    close = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)
+    return f"did you mean {', '.join(close)}?" if close else "choose one of these."

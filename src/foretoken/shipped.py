@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from foretoken.errors import CheckpointError, ConfigError, nearest
+from foretoken.errors import CheckpointError, ConfigError, meant
 
 NAMES = ("text-target", "text-draft")
 TRAINED = ("smollm2-135m-draft", "smollm2-135m-eagle3")  # a draft and a head for a fetched model
@@ -24,7 +24,7 @@ def path(name: str) -> Path:
         raise ConfigError(
             asked=f"the mini {name!r}",
             possible=", ".join(known),
-            do=f"did you mean {nearest(name, known)}?",
+            do=meant(name, known),
         )
     return _WEIGHTS / name
 

@@ -140,7 +140,7 @@ def test_a_base_model_gets_lines_that_begin_with_who_speaks(byte_tokenizer):
     [
         ([], "without messages"),
         ("hi", "a str was passed"),
-        ([{"role": "user"}], "message 0 of a chat holds role"),
+        ([{"role": "user"}], "message 0 of a chat has the fields role"),
         ([*HELLO, {"role": "user", "content": ""}], "message 1"),
         ([{"role": "pope", "content": "hi"}], "no popes"),
     ],

@@ -459,9 +459,16 @@ def test_audit_says_in_its_exit_status_whether_every_row_passed(monkeypatch, tmp
     found = json.loads(ran.stdout)
     assert found == json.loads((tmp_path / "deep" / "audit.json").read_text())
     bad = report.AuditRow("exact law", "plain", report.FAIL, "off by 0.1", {}, 0.1)
-    monkeypatch.setattr(report, "run", lambda *a, **k: report.AuditReport((bad,)))
+
+    def failed(*given, progress, **options):
+        progress("exact law: plain")
+        progress("exact law: chain")
+        return report.AuditReport((bad,))
+
+    monkeypatch.setattr(report, "run", failed)
     ran = run("audit")
     assert ran.exit_code == 1 and "off by 0.1" in ran.stdout
+    assert ran.stderr.count("checking exact law") == 1, "a line for each kind, without a terminal"
 
 
 def test_audit_measures_acceptance_instead(monkeypatch, models):

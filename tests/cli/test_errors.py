@@ -2,6 +2,9 @@
 
 import json
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -50,6 +53,20 @@ def test_command_lines_that_cannot_be_understood():
     refused(run("train", "acceptence"), "'acceptence'", "did you mean acceptance")
     refused(run("--verson"), "--verson", "did you mean --version")
     refused(run("generate", "x", "-v", "-q"), "--verbose and --quiet")
+
+
+def test_where_no_name_is_close_none_is_suggested():
+    found = parts(run("methods", "nosuch", "--json"))
+    assert "chain" in found["possible"] and found["do"].startswith("choose one of these.")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_document_that_cannot_be_written_is_told_to_people_instead():
+    command = [sys.executable, "-c", "from foretoken.cli import main; main()", "methods", "--json"]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 1 and ran.stderr.startswith("error: ")
+    assert "Traceback" not in ran.stderr and "No space left" in ran.stderr
 
 
 def test_one_prompt_from_one_place(tmp_path):
@@ -170,6 +187,7 @@ def test_a_lossy_method_says_so_everywhere(pair_folders):
     assert "LOSSY" in ran.stderr and "are preferred" in " ".join(ran.stderr.split())
     found = json.loads(run("generate", "the cat", *how, "--json").stdout)
     assert found["lossless"] is False and "are preferred" in found["why"]
+    assert found["law"] == "not the target's own law"
     assert "LOSSY" in run("chat", *how, input="/exit\n").stderr
     how[-1] = "plain"
     found = json.loads(run("generate", "the cat", *how, "--json").stdout)

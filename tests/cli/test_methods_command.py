@@ -33,6 +33,14 @@ def test_every_method_is_one_line_of_eighty_columns():
     assert all(row.summary in wide for row in METHODS.values())
 
 
+@pytest.mark.parametrize("name", ["specdec++", "mcsd-dynamic"])
+def test_a_method_whose_controller_has_a_head_says_that_it_needs_one(name):
+    shown = sheet(METHODS[name], 80)
+    assert "head=FOLDER" in shown and f"--method {name} --set head=" in shown
+    [line] = [line for line in table(80).split("\n") if line.startswith(f"{name} ")]
+    assert line.split()[2] == "both"
+
+
 def test_every_option_of_every_part_has_a_comment_that_says_what_it_means():
     own = (place for row in METHODS.values() for place in (row.drafter, row.model) if ":" in place)
     parts = [*VERIFIERS.values(), *CONTROLLERS.values(), *own]

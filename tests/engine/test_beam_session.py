@@ -1,5 +1,7 @@
 """Sessions of beams: results, batches, options, and what is refused."""
 
+import json
+
 import pytest
 import torch
 
@@ -38,6 +40,15 @@ def test_texts_come_scored_and_best_first(spec, method):
     if found.finish_reasons[0] == "length":
         assert len(found.tokens) == 12
         assert found.text == session.tokenizer.decode(found.tokens)
+
+
+def test_results_are_plain_values_and_a_line(spec):
+    found = spec.using("beam-sampling", num_beams=3).generate("ab", 6, seed=1)
+    told = json.loads(json.dumps(found.to_dict()))
+    assert told["texts"] == found.texts and told["scores"] == found.scores
+    assert told["lossless"] is True and "beam" in told["law"]
+    assert found.finish_reason == found.finish_reasons[0]
+    assert repr(found).startswith("BeamResult(") and len(repr(found)) < 300
 
 
 def test_counts_add_up(spec):

@@ -7,11 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from foretoken.audit import checks
 from foretoken.audit.rows import write
 from foretoken.coins import SeededCoins
 from foretoken.engine.admission import Waiting
+from foretoken.errors import ConfigError
 from foretoken.methods import METHODS
 from foretoken.row import make_row
 from foretoken.types import DecodeState, Finish, SamplingParams
@@ -291,6 +293,40 @@ def test_a_processor_that_raises_ends_its_own_row_only(name) -> None:
     while not engine.idle:
         engine.step()
     assert len(again.new_tokens) == 20, "the engine goes on"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=type)
+@pytest.mark.parametrize("name", ["plain", "chain", "tree", "pearl", "prompt-lookup"])
+def test_what_no_exception_is_ends_the_row_whose_processor_raised_it(name, error) -> None:
+    """`sys.exit` in a callback is its own request's end, and not that of those beside it."""
+
+    def processor(ids, scores):
+        if ids.shape[-1] > 8:
+            raise error
+        return scores
+
+    engine = build(METHODS[name])
+    bad = a_row(9, [2, 1, 0], 20, 1.0)
+    bad = make_row([2, 1, 0], replace(bad.params, processors=processor), SeededCoins(9), VOCAB)
+    good = a_row(3, [0, 1, 2], 20, 1.0)
+    for row in (bad, good):
+        engine.submit(row)
+    while not engine.idle:
+        engine.step()
+    assert bad.error is error and good.error is None
+    assert [good.new_tokens] == write(build(METHODS[name]), [a_row(3, [0, 1, 2], 20, 1.0)])
+
+
+@pytest.mark.parametrize("gives", [None, "scores", torch.zeros(1, 3)], ids=["none", "text", "few"])
+def test_a_processor_that_gives_no_scores_is_told_so(gives) -> None:
+    engine = build(METHODS["chain"])
+    row = a_row(9, [2, 1, 0], 20, 1.0)
+    given = replace(row.params, processors=lambda ids, scores: gives)
+    row = make_row([2, 1, 0], given, SeededCoins(9), VOCAB)
+    engine.submit(row)
+    while not engine.idle:
+        engine.step()
+    assert isinstance(row.error, ConfigError) and "processors gave" in str(row.error)
 
 
 @pytest.mark.parametrize("name", ["plain", "chain", "rsd-c", "prompt-lookup"])

@@ -3,6 +3,7 @@
 import copy
 import random
 
+import numpy as np
 import pytest
 import torch
 from families import CHAINS, FURTHER, REQUIRED, slowly
@@ -138,12 +139,12 @@ def test_models_of_one_structure_share_a_tracing_and_no_weight(make_tiny, monkey
     assert closeness(score.logits, fresh_tree(second, row.tokens, tree)) < CLOSE
 
 
-def test_a_model_that_somebody_patched_is_traced_by_itself(make_tiny):
+def test_a_model_that_somebody_hooked_into_is_not_captured(make_tiny):
     open_lm(make_tiny("llama"))
     model = make_tiny("llama")
     model.model.layers[2].mlp.register_forward_hook(lambda module, given, output: 0.5 * output)
     lm = open_lm(model)
-    assert lm.kernels.captured
+    assert not lm.kernels.captured and "layers.2.mlp has a hook" in lm.kernels.uncaptured
     row, tree = row_of([2, 7, 1]), random_tree(random.Random(2), 1, 5)
     lm.prefill([row])
     [score] = lm.score([row], [point(tree)])
@@ -179,13 +180,16 @@ def test_what_is_patched_after_loading_is_not_passed_over(how, make_tiny):
     assert closeness(score.logits, fresh_tree(model, row.tokens, tree)) < CLOSE
 
 
-def test_a_layer_changed_behind_the_configuration_is_found_out(make_tiny):
-    """A shared tracing does not know of it; what runs is compared with the model all the same."""
-    open_lm(make_tiny("llama"))
-    model = make_tiny("llama")
-    model.model.layers[1].self_attn.scaling *= 4
-    lm = open_lm(model)
-    assert not lm.kernels.captured and "off by" in lm.kernels.uncaptured
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_layer_changed_behind_the_configuration_is_found_out(seen, make_tiny):
+    """Plain values tell structures apart; whatever runs is compared with the model all the same."""
+    for factor in (1, 4):
+        model = make_tiny("llama")
+        attention = model.model.layers[1].self_attn
+        scaled = factor * attention.scaling
+        attention.scaling = scaled if seen else np.float64(scaled)  # no plain number
+        lm = open_lm(model)
+    assert lm.kernels.captured == seen and ("off by" in lm.kernels.uncaptured) != seen
     row, tree = row_of([2, 7, 1]), random_tree(random.Random(2), 1, 5)
     lm.prefill([row])
     [score] = lm.score([row], [point(tree)])

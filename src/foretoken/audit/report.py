@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ class AuditReport:
     def render(self, width: int | None = None) -> str:
         """The page as text, coloured when it goes to a terminal."""
         terminal = sys.stdout.isatty()
-        width = width or (None if terminal else 150)
+        width = width or (None if terminal or "COLUMNS" in os.environ else 150)
         console = Console(file=io.StringIO(), force_terminal=terminal, width=width)
         with console.capture() as page:
             console.print(self.page())

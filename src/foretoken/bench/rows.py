@@ -16,7 +16,7 @@ from typing import Any
 
 from foretoken import methods
 from foretoken.bench.catalogue import ENGINES, PEERS, engine_of, is_peer, needs, needs_draft
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import ConfigError, meant
 from foretoken.methods import METHODS
 
 DEFAULT_METHODS = ("plain", "chain", "tree", "prompt-lookup", *PEERS)
@@ -113,7 +113,7 @@ def _parse(name: str) -> list[RowSpec]:
         raise ConfigError(
             f"the row {name!r} was asked for.",
             f"rows are {', '.join(KNOWN)}, each with options like chain[depth=4].",
-            f"did you mean {nearest(asked, KNOWN)}?",
+            meant(asked, KNOWN),
         )
     options = {}
     for item in filter(None, (part.strip() for part in (match.group(2) or "").split(","))):

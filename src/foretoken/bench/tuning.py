@@ -7,7 +7,7 @@ from typing import Any
 
 from foretoken.bench.own import Outcome
 from foretoken.bench.rows import RowSpec
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import ConfigError, meant
 from foretoken.types import SamplingParams
 
 
@@ -31,7 +31,7 @@ class TunedRow:
                 raise ConfigError(
                     f"the row {spec.label} was asked for.",
                     f"{spec.method} takes {', '.join(sorted(known)) or 'no options'}.",
-                    f"did you mean {nearest(key, known)}?" if known else "leave the options out.",
+                    meant(key, known) if known else "leave the options out.",
                 )
 
     def tune(

@@ -39,8 +39,10 @@ def over_peer(results: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def titled(label: str, row: Mapping[str, Any]) -> str:
-    """The name of a row for readers: a lossy one says so."""
-    return label if row["lossless"] is not False else f"{label} (lossy)"
+    """The name of a row for readers: a lossy one says so, and one of another law."""
+    if row["lossless"] is False:
+        return f"{label} (lossy)"
+    return f"{label} (law of beams)" if row.get("beams") else label
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], dict[str, dict[str, str]]]:

@@ -66,6 +66,7 @@ EXAMPLES: dict[str, Any] = {  # values for options that have none: a word of the
     "int": 4,
 }
 NARROW = 80
+SIZES = ("num_beams", "k", "depth")  # options that an example had better show
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def as_row(row: Method) -> dict[str, Any]:
         "guarantee": guarantee(row),
         "lossless": promised(row).lossless,
         "needs_draft": needs_draft(row),
-        "needs": list(row.needs),
+        "needs": list(row.brought()),
         "verifiers": [row.verifier, *row.verifiers],
         "controller": row.controller,
         "controllers": controllers(row),
@@ -189,7 +190,7 @@ def table(width: int) -> str:
     for row in METHODS.values():
         law = guarantee(row).split()[0] if " for " not in guarantee(row) else "other"
         needs = {(True, True): "both", (True, False): "draft", (False, True): "data"}
-        need = needs.get((needs_draft(row), bool(row.needs)), "-")
+        need = needs.get((needs_draft(row), bool(row.brought())), "-")
         line = f"{row.name:{broad}}{law:6}{need:6}"
         lines.append(line + shortened(row.summary, max(width, NARROW) - len(line)))
     return "\n".join(
@@ -270,7 +271,10 @@ def as_plain(one: Option) -> dict[str, Any]:
 def sheet(row: Method, width: int) -> str:
     """All there is to know about a method before it is used."""
     rules = ", ".join((row.verifier, *row.verifiers))
-    needs = [*(["a draft model"] if needs_draft(row) else []), *(f"{n}=FOLDER" for n in row.needs)]
+    needs = [
+        *(["a draft model"] if needs_draft(row) else []),
+        *(f"{n}=FOLDER" for n in row.brought()),
+    ]
     facts = {
         "promise": str(promised(row)),
         "needs": ", ".join(needs) or "nothing beside the target",
@@ -300,8 +304,10 @@ def sheet(row: Method, width: int) -> str:
 def usage(row: Method) -> list[str]:
     """How the method and one of its options are written, in Python and in a shell."""
     every = options_of(row)
-    needed = [one for one in every if one.name in row.needs]
-    shown = needed or [one for one in every if one.of in ("drafter", "controller=fixed")][:1]
+    needed = [one for one in every if one.name in row.brought()]
+    own = [one for one in every if one.of in ("drafter", "controller=fixed")]
+    own.sort(key=lambda one: one.name not in SIZES)  # stable: a size if there is one
+    shown = needed or own[:1]
     python = ", ".join(one.python for one in shown)
     draft = ', draft="text-draft"' if needs_draft(row) else ""
     return [

@@ -41,8 +41,10 @@ OWN = Origin("written by the target alone", "", ("", ""), ("", ""))
 
 
 def consoles() -> tuple[Console, Console]:
-    """Standard output for text, standard error for remarks."""
-    return Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    """Standard output for text, standard error for remarks, which a file gets in whole lines."""
+    remarks = Console(stderr=True, highlight=False)
+    remarks.soft_wrap = not remarks.is_terminal
+    return Console(highlight=False, soft_wrap=True), remarks
 
 
 def signs(out: Console) -> Callable[[Origin], tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from foretoken.errors import ConfigError, ForetokenError, nearest
+from foretoken.errors import ConfigError, ForetokenError, meant
 
 FAILED, MISTAKE = 1, 2  # exit statuses: what was asked for did not work out, or cannot work
 EXTRAS = {  # modules that only some installations have -> the extra that brings them
@@ -33,15 +33,24 @@ OF_COMMAND = {"foretoken train": "train", "foretoken eval": "eval"}  # which nee
 
 def tell(error: ForetokenError, as_json: bool = False) -> None:
     """The error on stderr, or as a document on stdout: asked, possible here, what to do."""
-    if as_json:
-        parts = {"asked": error.asked, "possible": error.possible, "do": error.do}
-        json.dump({"error": parts}, sys.stdout, indent=2, ensure_ascii=False)
-        sys.stdout.write("\n")
+    if as_json and written_as_json(error):
         return
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(Text("error: ", style="bold red") + Text(error.asked))
     console.print(Text("  possible here: ", style="bold") + Text(error.possible))
     console.print(Text("  what to do: ", style="bold") + Text(error.do))
+
+
+def written_as_json(error: ForetokenError) -> bool:
+    """Whether the document reached stdout, which may itself be what failed."""
+    parts = {"asked": error.asked, "possible": error.possible, "do": error.do}
+    try:
+        json.dump({"error": parts}, sys.stdout, indent=2, ensure_ascii=False)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigError | None:
@@ -82,9 +91,9 @@ def misuse(error: Any, context: Any) -> ConfigError:
     asked = getattr(error, "option_name", None)
     close = ""
     if asked:
-        close = f"did you mean {nearest(asked, options)}? "
+        close = f"{meant(asked, options)} "
     elif children and (named := re.search("'(.*)'", message)):
-        close = f"did you mean {nearest(named.group(1), children)}? "
+        close = f"{meant(named.group(1), children)} "
     what, known = ("commands", children) if children and not asked else ("options", options)
     return ConfigError(
         f"{command}: {message}.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ from foretoken.cli.app import app
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from foretoken.audit.report import AuditReport
     from foretoken.audit.yardstick import Yardstick
     from foretoken.bench.rows import RowSpec
@@ -153,6 +156,24 @@ def bench_tasks(tasks: str, limit: int, seed: int) -> list[Task]:
     ]
 
 
+NARROW = ("row", "tokens/s", "over plain", "accepted length", "text as plain")
+
+
+def narrow(results: dict[str, Any]) -> RenderableType:
+    """The columns that tell most, for a terminal in which the others would not fit."""
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from foretoken.bench.words import MISSING, table
+
+    columns, rows = table(results)
+    shown = [name for name in NARROW if name in columns]
+    found = Table(Column("row", overflow="fold"), *shown[1:])
+    for row in rows.values():
+        found.add_row(*(escape(row.get(name, MISSING)) for name in shown))
+    return found
+
+
 def show_results(results: dict[str, Any], out: Path, as_json: bool) -> None:
     """The table on the terminal and where the rest lies."""
     if as_json:
@@ -164,8 +185,12 @@ def show_results(results: dict[str, Any], out: Path, as_json: bool) -> None:
     console = Console(soft_wrap=True, highlight=False)
     for path in sorted(out.glob("*.md")):
         lines = path.read_text(encoding="utf-8").splitlines()
-        shown = "\n".join(line for line in lines if not line.startswith("!["))
-        console.print(shown, markup=False)
+        shown = [line for line in lines if not line.startswith("![")]
+        if console.is_terminal and max(map(len, shown), default=0) > console.width:
+            console.print(narrow(results))
+            console.print(f"all columns: {path}", style="dim")
+        else:
+            console.print("\n".join(shown), markup=False)
     for path in sorted(out.glob("*.html")):
         console.print(f"page: {path}", style="dim")
 
@@ -219,10 +244,29 @@ def audit(
         mutate=mutate,
         target=whole,
         draft=small,
-        progress=not json_,
+        progress=False if json_ else audit_progress(),
         draft_vocabulary=draft_vocabulary,
     )
     show_report(report, out, json_)
+
+
+def audit_progress() -> bool | Callable[[str], None]:
+    """A bar, or a line for each kind of check where there is no terminal; nothing under `-q`."""
+    from rich.console import Console
+
+    from foretoken.cli.logs import COMMANDS, quiet
+
+    if quiet() or Console(stderr=True).is_terminal:
+        return not quiet()
+    kinds: set[str] = set()
+
+    def told(name: str) -> None:
+        kind = name.split(":")[0]
+        if kind not in kinds:
+            kinds.add(kind)
+            COMMANDS.info("checking %s ...", kind)
+
+    return told
 
 
 def measured_acceptance(target: Any, draft: Any, quiet: bool) -> Yardstick:

@@ -34,9 +34,9 @@ def list_(json_: o.AsJson = False) -> None:
         o.print_json(rows)
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("name", "weights", "folder")
+    table = Table("name", "weights", Column("folder", overflow="fold"))
     for row in rows:
         absent = f"foretoken minis get {row['name']}" if row["fetched"] else "not built"
         size = f"{row['bytes'] / 2**20:.1f} MiB" if row["bytes"] else absent

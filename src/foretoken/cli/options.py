@@ -69,7 +69,10 @@ TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run model code from the checkpoint.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-MaxNewTokens = Annotated[int | None, typer.Option(help="Tokens to write at most.")]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(help="Tokens to write at most; else the generation config's cap, or 256."),
+]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this mass.")]

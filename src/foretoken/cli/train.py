@@ -17,7 +17,7 @@ from rich.markup import escape
 
 from foretoken.cli import options as o
 from foretoken.cli.app import app
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, meant
 
 HELD_OUT = 10  # one passage of a file in this many is kept for judging
 
@@ -60,7 +60,7 @@ def train(
     """Make a draft for a target, or train a method's head, from what the models themselves say.
 
     A draft takes two commands: `train data` has the target write texts, `train draft` learns them.
-    Several processes learn together: `torchrun --nproc-per-node 2 -m foretoken train draft ...`.
+    Several processes learn together: `torchrun --nproc-per-node 2 -m foretoken train draft`.
     """
     from foretoken.heads.table import HEADS, resolve
     from foretoken.training.recipes import RECIPES, check_processes
@@ -74,6 +74,7 @@ def train(
         ], json_)  # fmt: skip
         return
     require_extra()
+    check_name(name, (*RECIPES, *HEADS))
     from foretoken.training.config import configured, options
     from foretoken.training.heads import trainable
 
@@ -100,6 +101,16 @@ def train(
         name, config, out, target=target, draft=draft, data=data, fresh=fresh, json_=json_,
         device=device, dtype=dtype,
     )  # fmt: skip
+
+
+def check_name(name: str, known: Sequence[str]) -> None:
+    """ConfigError for what nothing trains."""
+    if name not in known:
+        raise ConfigError(
+            f"training {name!r} was asked for.",
+            f"what can be trained is {', '.join(known)}.",
+            f"{meant(name, known)} `foretoken train --list` tells what each one makes.",
+        )
 
 
 def check_text(name: str, text: Sequence[str]) -> None:

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from foretoken.engine.session import Session
 
 
-BEAM_FIELDS = ("sequences", "scores", "texts", "finish_reasons")
-
-
 @app.command(
     epilog="Example: `foretoken generate 'Once upon a time' --target ./llama --draft ./small`"
 )
@@ -74,6 +71,7 @@ def generate(
     Options left out follow the model's generation config (generation_config.json), as in
     transformers' generate; --no-generation-config leaves it aside.
     """
+    check_colours(method, show)
     text = read_prompt(prompt, file, messages)
     sampling = o.sampling(
         stop,
@@ -135,28 +133,27 @@ def remark(err: Console, line: str, promise: Promise) -> None:
         err.print(str(promise), style="bold", markup=False)
 
 
+def check_colours(name: str | None, show: bool) -> None:
+    """ConfigError for colours of a method that writes several texts."""
+    from foretoken.methods import method
+
+    if show and name is not None and method(name).writes == "beams":
+        raise ConfigError(
+            f"--show was passed with method {name!r}.",
+            "colours tell where the tokens of one text come from; beams are several.",
+            "leave --show out, or use a method that writes one text.",
+        )
+
+
 def write_beams(
     session: Session, text: Any, sampling: dict[str, Any], show: bool, json_: bool
 ) -> None:
     """All texts with their scores, the best first."""
-    if show:
-        raise ConfigError(
-            f"--show was passed with method {session.method!r}.",
-            "colours tell where the tokens of one text come from; beams are several.",
-            "leave --show out, or use a method that writes one text.",
-        )
+    check_colours(session.method, show)
     result = session.generate(text, **sampling)
     stats = result.stats
     if json_:
-        document = {name: getattr(result, name) for name in BEAM_FIELDS}
-        o.print_json(
-            {
-                "method": session.method,
-                **session.engine.promise.to_dict(),
-                **document,
-                "stats": stats.to_dict(),
-            }
-        )
+        o.print_json({"method": session.method, **result.to_dict()})
         return
     from foretoken.cli.colour import consoles
 

@@ -29,8 +29,7 @@ class DecisionModel(StoppingHead):
     class Config(Size):
         head: str | Path = ""  # folder that `foretoken train decision` wrote
         threshold: float = 0.4  # least output that is drafted on with; paper 0.4
-        # A drafter with a shape of its own brings its size where nothing is said.
-        depth: int = 10  # longest path; paper's code 10
+        depth: int = 10  # longest path, where no shape says it; paper's code 10
 
         def __post_init__(self) -> None:
             require_head(self.head, "decision", "depths chosen by a decision model")

@@ -15,8 +15,7 @@ from foretoken.types import Budget, CostTable, DecodeState, Draft, Go, Level, Ro
 class Size:
     """The options that say a constant budget."""
 
-    # A drafter with a shape of its own, such as mcsd's, brings its size where nothing is said.
-    depth: int = 5  # drafted tokens on the longest path
+    depth: int = 5  # drafted tokens on the longest path; a shape such as mcsd's brings its own
     nodes: int | None = None  # drafted nodes of a tree; None: `depth`, a chain's worth
 
     def __post_init__(self) -> None:

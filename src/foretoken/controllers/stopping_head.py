@@ -43,5 +43,6 @@ def require_head(folder: str | Path, kind: str, asked: str) -> None:
         raise ConfigError(
             f"{asked} were asked for without a head.",
             "the head is trained for one pair of models and kept in a folder.",
-            f"make one with `foretoken train {kind} --out DIR`, then pass head=DIR.",
+            f"make one with `foretoken train {kind} --out DIR`, then pass head=DIR (in a shell "
+            "--set head=DIR).",
         )

@@ -11,7 +11,7 @@ from typing import Any
 from foretoken.contract import LanguageModel
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.step import Parts
-from foretoken.errors import CapabilityError, ConfigError, nearest
+from foretoken.errors import CapabilityError, ConfigError, meant
 from foretoken.methods import (
     CONTROLLERS,
     VERIFIERS,
@@ -196,7 +196,7 @@ def _named(part: str, name: str, known: dict[str, str]) -> str:
         raise ConfigError(
             f"{part} {name!r} was asked for.",
             f"{part}s are {', '.join(known)}.",
-            f"did you mean {nearest(name, known)}?",
+            meant(name, known),
         )
     return known[name]
 
@@ -255,7 +255,7 @@ def _route(
             raise ConfigError(
                 f"option {name!r} was asked for with method {row.name!r}.",
                 f"options of this method, with its verifier and controller: {', '.join(possible)}.",
-                f"did you mean {nearest(name, possible)}?",
+                meant(name, possible),
             )
         cls = parts[known[name]]
         hint = typing.get_type_hints(cls.Config)[name]
@@ -266,6 +266,14 @@ def _route(
     return options
 
 
+MADE_BY = {  # what makes the folders that methods need
+    "datastore": "foretoken datastore build FILES --out DIR",
+    "keys": "foretoken datastore build FILES --dense --out DIR",
+    "predictors": "foretoken train exits --out DIR",
+    "draft_head": "foretoken train {head} --out DIR",
+}
+
+
 def _require_options(row: Method, config: dict[str, Any]) -> None:
     """A method that stands on data or learned parts is refused without them."""
     for name in row.needs:
@@ -273,7 +281,8 @@ def _require_options(row: Method, config: dict[str, Any]) -> None:
             raise ConfigError(
                 f"method {row.name!r} was asked for without its {name}.",
                 f"{row.name!r} needs the option {name}: a folder made for the target beforehand.",
-                f"pass {name}=FOLDER; `foretoken --help` lists the commands that make one.",
+                f"make one with `{MADE_BY[name].format(head=row.head)}`, then pass {name}=DIR "
+                f"(in a shell --set {name}=DIR).",
             )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Unpack
 from foretoken.engine.beam import BeamRecord, Round, decode
 from foretoken.engine.promise import Promise
 from foretoken.engine.requests import Prompt, Sampling, as_batch
+from foretoken.engine.results import shortened
 from foretoken.engine.scheduling import held
 from foretoken.engine.session import Session
 from foretoken.engine.text import decoder, text_of
@@ -99,6 +100,30 @@ class BeamResult:
     def tokens(self) -> list[int]:
         """The tokens of the best text."""
         return self.sequences[0]
+
+    @property
+    def finish_reason(self) -> str:
+        """Why the best text ended."""
+        return self.finish_reasons[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "texts": self.texts,
+            "sequences": self.sequences,
+            "scores": self.scores,
+            "finish_reasons": self.finish_reasons,
+            **self.promise.to_dict(),
+            "stats": self.stats.to_dict(),
+        }
+
+    def __repr__(self) -> str:
+        stats, lossy = self.stats, "" if self.lossless else f", LOSSY: {self.promise.why}"
+        return (
+            f"BeamResult({len(self.texts)} texts, best {shortened(self.text)!r}, "
+            f"score {self.scores[0]:.3f}, {len(self.tokens)} tokens, "
+            f"{stats.mean_accepted_length:.2f} tokens per target forward{lossy})"
+        )
 
 
 class BeamSession(Session):

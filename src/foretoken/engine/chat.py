@@ -79,7 +79,7 @@ def _message(one: Any, number: int) -> dict[str, Any]:
     keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
     keys = keys[:MOST_TOLD]
     raise ConfigError(
-        f"message {number} of a chat holds {keys or 'nothing'}, or an empty content.",
+        f"message {number} of a chat has the fields {keys or 'none'}, and no role or no content.",
         "a message has a role (a text such as user) and a content that is not empty.",
         f"write it as in {EXAMPLE}.",
     )

@@ -182,7 +182,8 @@ class Engine(Parts):
         """A step of all rows together; None where all failed.
 
         If it fails, the row whose own processor raised ends with that error and the others go on
-        without it; where nobody knows whose error it is, each row tries alone.
+        without it; where nobody knows whose error it is, each row tries alone. What interrupts
+        whoever leads leaves the rows as they were: others go on with the step.
         """
         used = [getattr(row.coins, "used", 0) for row in rows]
         lengths = [len(row.tokens) for row in rows]
@@ -190,22 +191,21 @@ class Engine(Parts):
             if self.unpriced(len(rows)):
                 self.price(rows)
             return self.advance(rows)
-        except Exception as error:
+        except BaseException as error:
             guilty = [row for row in rows if blamed([row], error)]
-            if len(rows) == 1 or lengths != [len(row.tokens) for row in rows]:
+            leaders = not isinstance(error, Exception) and not guilty
+            torn = lengths != [len(row.tokens) for row in rows]
+            if torn or (len(rows) == 1 and not leaders):
                 guilty = list(rows)
             for row in guilty:
                 row.fail(error)
+            if leaders:
+                rewind(rows, used)
+                raise
             groups = [[row for row in rows if row not in guilty]]
             if not guilty:
                 LOG.warning("a step of %d rows failed, each is tried alone: %r", len(rows), error)
                 groups = [[row] for row in rows]
-        except BaseException as error:  # of whoever leads; the step is repeated by who goes on
-            rewind(rows, used)
-            if lengths != [len(row.tokens) for row in rows]:
-                for row in rows:
-                    row.fail(error)
-            raise
         rewind(rows, used)
         steps = [step for group in groups if group and (step := self.round(group)) is not None]
         return joined(steps) if steps else None

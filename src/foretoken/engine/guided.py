@@ -22,7 +22,7 @@ from llguidance import LLMatcher, grammar_from
 from llguidance.hf import from_tokenizer
 from torch import Tensor
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import ConfigError, meant
 from foretoken.types import Ragged
 
 KEPT = 32  # grammars of earlier requests that need not be read again
@@ -211,9 +211,7 @@ def grammar_text(asked: Any) -> str:
     given = {kind: value for kind, value in asked.items() if value is not None}
     for kind in given:
         if kind not in KINDS:
-            raise ConfigError(
-                f"guided has {kind!r}.", possible, f"did you mean {nearest(str(kind), KINDS)}?"
-            )
+            raise ConfigError(f"guided has {kind!r}.", possible, meant(str(kind), KINDS))
     if len(given) != 1:
         named = " and ".join(given) or "nothing"
         raise ConfigError(f"guided names {named}.", possible, "pass exactly one of them.")

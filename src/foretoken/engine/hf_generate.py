@@ -93,7 +93,7 @@ def custom_generate(
     return Inside(method, draft, streamer, stops, tokenizer, seed, max_rows, parts, kernels)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Inside:
     """What `generate` calls in place of its own decoding."""
 
@@ -107,6 +107,12 @@ class Inside:
     parts: dict[str, Any]
     kernels: str
     _kept: tuple[list[BorrowedModel], Engine] | None = None
+
+    def __repr__(self) -> str:
+        draft = "" if self.draft is None else f", draft={type(self.draft).__name__}"
+        chosen = {name: value for name, value in self.parts.items() if value is not None}
+        options = "".join(f", {name}={value!r}" for name, value in chosen.items())
+        return f"custom_generate(method={self.method!r}{draft}{options})"
 
     # generate looks at this signature: a parameter named like one of its own keyword arguments
     # would take that argument away from it, so everything else stays in `model_kwargs`.

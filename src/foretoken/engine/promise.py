@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from foretoken.contract import Controller, Drafter, Guided, LanguageModel, Verifier
@@ -21,14 +21,19 @@ class Promise:
     law: str  # which law that is
     why: str  # what it rests on, or why nothing is promised
 
+    @property
+    def kept(self) -> str:
+        """The law of the text; what it is not, where the law above is not kept."""
+        return self.law if self.lossless else f"not {self.law}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return asdict(self)
+        return {"lossless": self.lossless, "law": self.kept, "why": self.why}
 
     def __str__(self) -> str:
         if self.lossless:
             return f"lossless: {self.law}"
-        return f"LOSSY: not {self.law}: {self.why}"
+        return f"LOSSY: {self.kept}: {self.why}"
 
 
 def promise_of(drafter: Any, rule: Any, target: Any = None) -> Promise:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretoken.engine.chat import Message, chat_ids, is_chat
 from foretoken.engine.text import check_text
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import ConfigError, meant
 from foretoken.types import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Message]  # a text, token ids, or chat messages
@@ -76,6 +76,9 @@ def is_number(value: Any, kind: type) -> bool:
     return isinstance(value, Integral) or math.isfinite(value)  # type: ignore[arg-type]
 
 
+BEAMS = "beams have methods of their own: load with 'beam-sampling' or 'dsbd', num_beams=4."
+
+
 def check_sampling(options: Mapping[str, Any]) -> None:
     """Names and types; ranges are checked by SamplingParams. None is as good as not passed."""
     for name, value in options.items():
@@ -83,7 +86,7 @@ def check_sampling(options: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"the option {name!r} was passed.",
                 f"options are {', '.join(sorted(SAMPLING))}.",
-                f"did you mean {nearest(name, SAMPLING)}?",
+                BEAMS if name == "num_beams" else meant(name, SAMPLING),
             )
         kind, what = KINDS.get(name, (object, ""))
         fits = is_number if kind in (Integral, Real) else isinstance

@@ -32,22 +32,24 @@ class Result:
             "text": self.text,
             "tokens": self.tokens,
             "finish_reason": self.finish_reason,
-            "lossless": self.promise.lossless,
-            "law": self.promise.law,
-            "why": self.promise.why,
+            **self.promise.to_dict(),
             "stats": self.stats.to_dict(),
         }
 
     def __repr__(self) -> str:
-        told = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         stats = self.stats
         lossy = "" if self.lossless else f", LOSSY: {self.promise.why}"
         return (
-            f"Result({told!r}, {len(self.tokens)} tokens, "
+            f"Result({shortened(self.text)!r}, {len(self.tokens)} tokens, "
             f"finish_reason={self.finish_reason!r}, "
             f"{stats.mean_accepted_length:.2f} tokens per target forward, "
             f"{stats.tokens_per_second:.1f} tokens/s{lossy})"
         )
+
+
+def shortened(text: str) -> str:
+    """A text as far as fits in a line about it."""
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,8 +171,9 @@ class Session:
         if reduced := draft_vocabulary_of(self.draft):
             models.append(f"draft vocabulary {reduced}")
         words = "without a tokenizer" if self.tokenizer is None else "with a tokenizer"
-        told = ", ".join([f"method={self.method!r}", *models, words, str(self.engine.promise)])
-        return f"{type(self).__name__}({told})"
+        state = ["closed"] if getattr(self.target, "closed", False) else []
+        told = [f"method={self.method!r}", *models, words, str(self.engine.promise), *state]
+        return f"{type(self).__name__}({', '.join(told)})"
 
     def generate(
         self, prompt: Any, max_new_tokens: int | None = None, **sampling: Unpack[Sampling]

@@ -143,7 +143,7 @@ def extended(row: DecodeState, tokens: Sequence[int]) -> list[int]:
     before = len(row.tokens)
     try:
         return row.extend(tokens)
-    except Exception as error:  # a caller's code: told to that caller, unchanged
+    except BaseException as error:  # a caller's code: told to that caller, unchanged
         row.fail(error)
         return row.tokens[before:]
 

@@ -97,7 +97,7 @@ class Tolerant:
             LOG.error("a drafter could not let go of a text: %r", error)
 
 
-def blamed(rows: Rows, error: Exception) -> bool:
+def blamed(rows: Rows, error: BaseException) -> bool:
     """Whether one of the rows' own options raised it."""
     warps = [w for row in rows for w in (row.warp, *row.private.values()) if isinstance(w, Warp)]
     return any(warp.failure is error for warp in warps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import ConfigError, meant
 
 # Fields that `generate` honours and a session has another way to be told.
 ELSEWHERE = {
@@ -33,7 +33,7 @@ def generation_config(model: Any, asked: Mapping[str, Any]) -> Any:
                 f"the task asks for {name!r} in its generation_kwargs.",
                 "beside until and max_gen_toks, these are fields of a transformers "
                 "GenerationConfig.",
-                f"did you mean {nearest(name, known)}?",
+                meant(name, known),
             )
     return kind(**asked)
 

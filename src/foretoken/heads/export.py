@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foretoken.errors import CheckpointError, ConfigError, nearest
+from foretoken.errors import CheckpointError, ConfigError, meant
 from foretoken.heads import store
 from foretoken.heads.files import move
 from foretoken.heads.public import LAYER, MLP
@@ -66,7 +66,7 @@ def export(folder: str | Path, to: str | Path, layout: str, base: Base | None = 
         raise ConfigError(
             f"the layout {layout!r} was asked for.",
             f"layouts are {', '.join(LAYOUTS)}.",
-            f"did you mean {nearest(layout, LAYOUTS)}? `foretoken heads export --help` names them.",
+            f"{meant(layout, LAYOUTS)} `foretoken heads export --help` names them.",
         )
     card, base = store.card_of(folder), base or Base()
     way = LAYOUTS[layout]

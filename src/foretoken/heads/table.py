@@ -8,7 +8,7 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import ConfigError, meant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ def head_row(name: str) -> Head:
         raise ConfigError(
             f"the head {name!r} was asked for.",
             f"heads are {', '.join(HEADS)}.",
-            f"did you mean {nearest(name, HEADS)}? `foretoken train --list` tells what they do.",
+            f"{meant(name, HEADS)} `foretoken train --list` tells what they do.",
         )
     return HEADS[name]
 

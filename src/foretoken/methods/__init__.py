@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import ConfigError, meant
 from foretoken.methods import (
     baseline,
     beams,
@@ -45,7 +45,7 @@ def method(name: str) -> Method:
         raise ConfigError(
             f"method {name!r} was asked for.",
             f"methods are {', '.join(METHODS)}.",
-            f"did you mean {nearest(name, METHODS)}? `foretoken methods` lists them all.",
+            f"{meant(name, METHODS)} `foretoken methods` lists them all.",
         )
     return METHODS[name]
 

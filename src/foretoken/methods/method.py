@@ -17,6 +17,8 @@ CONTROLLERS = {
 }
 GENERAL_CONTROLLERS = ("fixed", "cost_model", "smartspec")  # fit every method that drafts
 
+TRAINED = {"acceptance_head": "acceptance", "decision": "decision"}  # controllers with a head
+
 VERIFIERS = {
     "point": "verifiers.point:Point",
     "recursive": "verifiers.recursive:Recursive",
@@ -57,6 +59,10 @@ class Method:
     paper_options: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()  # options without a default: folders of data or learned parts
     writes: str = "text"  # one growing text per prompt, or "beams": a scored set of texts
+
+    def brought(self) -> tuple[str, ...]:
+        """Options without a default, those of the method's own controller among them."""
+        return (*self.needs, "head") if self.controller in TRAINED else self.needs
 
     def handed(self) -> tuple[str, ...]:
         """The loaded models that its parts are made of."""

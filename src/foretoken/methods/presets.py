@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.errors import ConfigError, meant
 from foretoken.methods.method import Method
 
 MEASURED, PAPER = "measured", "paper"
@@ -57,7 +57,7 @@ def preset_of(row: Method, name: Any) -> str:
         raise ConfigError(
             f"preset={name!r} was asked for.",
             f"presets are {', '.join(PRESETS)}.",
-            f"did you mean {nearest(str(name), PRESETS)}?",
+            meant(str(name), PRESETS),
         )
     if name == PAPER and not row.paper:
         raise ConfigError(

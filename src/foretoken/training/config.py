@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from foretoken.config_comments import meanings
-from foretoken.errors import ConfigError, check_values, nearest
+from foretoken.errors import ConfigError, check_values, meant
 from foretoken.values import fits, told
 
 Config = TypeVar("Config")
@@ -73,7 +73,7 @@ def configured(cls: type[Config], given: Mapping[str, Any], what: str) -> Config
             raise ConfigError(
                 f"option {name!r} was asked for with {what}.",
                 f"its options are {', '.join(known)}.",
-                f"did you mean {nearest(name, known)}?",
+                meant(name, known),
             )
     hints = typing.get_type_hints(cls)
     lists = {name for name in given if typing.get_origin(hints[name]) is tuple}

@@ -75,7 +75,7 @@ class Warp:
         self._counted = 0
         self._seen: set[int] = set()
         self._counts: Counter[int] = Counter()
-        self.failure: Exception | None = None  # what a processor or grammar of the row raised
+        self.failure: BaseException | None = None  # what a processor or grammar of the row raised
 
     def law(
         self, tokens: Sequence[int], logits: Float[Tensor, "V"], path: Sequence[int] = ()
@@ -166,7 +166,7 @@ class Warp:
         """Scores less the tokens that the grammar does not allow behind each path, in place."""
         try:
             self.params.grammar.restrict(tokens, paths, scores)
-        except Exception as error:
+        except BaseException as error:
             self.failure = error
             raise
         return scores
@@ -174,8 +174,15 @@ class Warp:
     def _user_processed(self, tokens: list[int], scores: Tensor) -> Tensor:
         ids = torch.tensor([tokens], dtype=torch.long, device=scores.device)
         try:
-            processed: Tensor = self.params.processors(ids, scores.clone())
-        except Exception as error:
+            processed: Any = self.params.processors(ids, scores.clone())
+            if not isinstance(processed, Tensor) or processed.shape != scores.shape:
+                given = tuple(getattr(processed, "shape", ())) or type(processed).__name__
+                raise ConfigError(
+                    f"processors gave {given} for scores of shape {tuple(scores.shape)}.",
+                    "a logits processor returns the scores it was given, changed or not.",
+                    "return a tensor of that shape from each.",
+                )
+        except BaseException as error:  # SystemExit as well: it is this row's, and nobody else's
             self.failure = error
             raise
         return processed

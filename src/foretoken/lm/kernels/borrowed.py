@@ -29,6 +29,7 @@ from foretoken.lm.kernels.choosing import (
 from foretoken.lm.kernels.lean import LeanForward
 from foretoken.lm.kernels.linears import Product
 from foretoken.lm.kernels.merged import Site
+from foretoken.lm.kernels.seams import Seam, seams
 from foretoken.lm.runtime.fingerprints import WeightWatch
 from foretoken.lm.runtime.finite import check_finite
 from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
@@ -114,6 +115,14 @@ class Shared:
         self.modes, self.kernels, self.before = None, None, []
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a look at a model has found."""
+
+    weights: int = 0  # that were changed or replaced
+    beside: bool = False  # whether tensors lie elsewhere, buffers or modules are others
+
+
 def let_go(held: weakref.ref[nn.Module], shared: Shared, key: int) -> None:
     """Give back whatever a borrower held, however often it took it."""
     with _lock:
@@ -134,6 +143,7 @@ class Borrowing:
         self.asked = "auto", False
         self.kernels: Kernels | None = None
         self.watch: WeightWatch | None = None
+        self.seams: list[Seam] = []
         with _lock:
             self.shared = _shared.setdefault(model, Shared())
         self.close_once = weakref.finalize(self, let_go, weakref.ref(model), self.shared, self.key)
@@ -172,6 +182,7 @@ class Borrowing:
         self.closed = True
         self.close_once()
         self.kernels = self.watch = None
+        self.seams = []
 
     def install(
         self, mode: str, pad_lone: bool = False, capture: Callable[[], LeanForward] | None = None
@@ -193,7 +204,7 @@ class Borrowing:
                         why = refused.possible.rstrip(".")
                 shared.kernels = self.chosen(mode, pad_lone, lean, why)
             self.share(mode, pad_lone)
-            self.watch = WeightWatch(self.model)
+            self.watch, self.seams = WeightWatch(self.model), seams(self.model)
             return shared.kernels.report
 
     def chosen(self, mode: str, pad_lone: bool, lean: LeanForward | None, why: str) -> Kernels:
@@ -236,17 +247,23 @@ class Borrowing:
         """Whether the model has the place, type and vocabulary it was opened with."""
         return placement(self.model) == self.placement
 
-    def refresh(self, full: bool) -> tuple[int, bool]:
-        """Follow changed weights: how many there were, and whether any tensor lies elsewhere now.
+    def refresh(self, full: bool, check: Callable[[Any], None] = lambda model: None) -> Followed:
+        """Follow what was changed; `check` refuses a model with other modules than can be followed.
 
         A look at fingerprints; `full` compares every packed number with its weight.
         """
         with _lock:
             if self.closed or self.kernels is None or self.watch is None:
-                return 0, False
-            if self.kernels.lean is not None and self.kernels.lean.patched():
+                return Followed()
+            now = seams(self.model)
+            patched = now != self.seams
+            if patched:
+                check(self.model)
+                self.seams = now
+            if self.kernels.lean is not None and self.kernels.lean.patched(now):
                 self.give_up_capture("its modules were patched after it was captured")
-            changed, weights, moved = self.watch.look(self.model)
+            found = self.watch.look(self.model)
+            changed, weights, moved = found.modules, found.weights, found.moved
             if moved and not self.fits():
                 refuse_other_place(self.model, self.name)
             if changed:
@@ -258,11 +275,12 @@ class Borrowing:
                 elif full and not product.follows():
                     product.renew()
                     weights += 1
-            if self.kernels.lean is not None and (changed or moved):
+            beside = patched or moved or found.buffers
+            if self.kernels.lean is not None and (changed or beside or full):
                 self.kernels.lean.settle()
             if changed or moved or full:
                 self.watch.renew(self.model)
-            return weights, moved
+            return Followed(weights, beside)
 
     def check_usable(self) -> None:
         """ConfigError where the model was closed, or set to training mode since it was loaded."""
@@ -279,7 +297,8 @@ class Borrowing:
                 f" and {len(training) - 1} more modules" if training[0] and training[1:] else ""
             )
             raise ConfigError(
-                f"the {self.name} was set to training mode after it was loaded: {which}.",
+                f"the {self.name} has modules in training mode, set so or put in after it was "
+                f"loaded: {which}.",
                 "text is written in evaluation mode; dropout would change it at every token.",
                 "call model.eval() before generate.",
             )

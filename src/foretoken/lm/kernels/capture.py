@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from foretoken.errors import CapabilityError
+from foretoken.lm.kernels.seams import hooked, values
 from foretoken.lm.runtime.attention import Switch
 from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.captured import Sublayer
@@ -193,26 +194,25 @@ def capture(
     """
     if not layers:
         raise refusal(family, "its decoder layers could not be found")
+    if (name := hooked(model)) is not None:
+        raise refusal(family, f"{name} has a hook or a forward of its own, whose values may change")
     key = structure(model, ragged)
     with _lock:
-        outline = _outlines.get(key) if key is not None else None
+        outline = _outlines.get(key)
     if outline is None:
         outline = trace(Traced(model, family, layers, decoder), ragged)
-        if key is not None:
-            with _lock:
-                if len(_outlines) >= KEPT:
-                    del _outlines[next(iter(_outlines))]
-                _outlines[key] = outline
+        with _lock:
+            if len(_outlines) >= KEPT:
+                del _outlines[next(iter(_outlines))]
+            _outlines[key] = outline
     return outline.of(model)
 
 
 def structure(model: Any, ragged: bool) -> Any:
-    """What a graph depends on; None for a model that somebody has hooked into or patched."""
+    """What the graph of a model without hooks depends on."""
     found: list[Any] = [ragged, model.dtype, model.device, model.config.to_json_string()]
     for name, module in model.named_modules():
-        if "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks:
-            return None
-        found.append((name, type(module)))
+        found.append((name, type(module), type(module).forward, values(module)))
         for tensors in (module._parameters, module._buffers):
             found += [(n, type(t), t.shape, t.dtype) for n, t in tensors.items() if t is not None]
     owned = [id(tensor) for tensor in model.parameters(recurse=True)]

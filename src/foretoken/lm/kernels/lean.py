@@ -19,6 +19,7 @@ from foretoken.lm.kernels.capture import Capture, capture
 from foretoken.lm.kernels.linears import Product, linears
 from foretoken.lm.kernels.merged import Merged, Site
 from foretoken.lm.kernels.rewrites import A, calls, insert, rewrite, value
+from foretoken.lm.kernels.seams import Seam, seams
 from foretoken.lm.kernels.segmented import segmented
 from foretoken.lm.kernels.straight_line import Program, attention_node
 from foretoken.lm.runtime.cache_attention import Attention
@@ -158,9 +159,9 @@ class LeanForward:
                 site.renew()
         self.settle()
 
-    def patched(self) -> bool:
-        """Whether modules were replaced, hooked into or given another forward since."""
-        return seams(self.capture.root) != self.traced
+    def patched(self, now: list[Seam]) -> bool:
+        """Whether modules were replaced, hooked into or given other code or values since."""
+        return now != self.traced
 
     def settle(self) -> None:
         """Take all weights as they are now."""
@@ -168,22 +169,6 @@ class LeanForward:
         self.program.tables.clear()
         self.variants.clear()  # segments know where the weights were
         self.whole = Copies([weight.now() for weight in self.capture.weights.values()])
-
-
-def seams(model: nn.Module) -> list[tuple[int, ...]]:
-    """Where a caller's code can enter a model: its modules, and what is hung on each."""
-    found: list[tuple[int, ...]] = []
-    waiting = [
-        model
-    ]  # walked here: `modules()` makes a name for each, and takes five times as long
-    while waiting:
-        module = waiting.pop()
-        waiting += [child for child in module._modules.values() if child is not None]
-        forward = module.__dict__.get("forward")
-        own = 0 if forward is None or isinstance(forward, Product) else id(forward)
-        hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
-        found.append((id(module), own, *hooks))
-    return found
 
 
 def last_attention(graph: fx.Graph, end: fx.Node) -> fx.Node:

@@ -23,7 +23,7 @@ from foretoken.lm.runtime.cache_attention import (
     RowsTogether,
 )
 from foretoken.lm.runtime.captured import FILLING, HEADLESS, WHOLE, Call, Captured, Cut
-from foretoken.lm.runtime.family import Family, attention_configs, decoder_layers, decoder_of
+from foretoken.lm.runtime.family import Family, Structure
 from foretoken.lm.runtime.masks import Masks, Sights, window_bounds
 from foretoken.lm.runtime.packing import Batch, Feed, Numbers
 from foretoken.lm.runtime.partial_forwards import Part, Stack
@@ -69,9 +69,9 @@ class BatchForward:
         self.graphs: Replays | None = None
         self.numbers = Numbers(self.device)
         self._places: dict[tuple[int, int], Tensor] = {}
-        self._layers = decoder_layers(model, family.layers)
-        self._decoder = decoder_of(model)
-        self._switch = attention.Switch(attention_configs(model))
+        self.structure = Structure.of(model, family.layers)
+        self._layers, self._decoder = self.structure.layers, self.structure.decoder
+        self._switch = attention.Switch(self.structure.configs)
         accepted = inspect.signature(model.forward).parameters
         self._positions_accepted = "position_ids" in accepted
         self._keep_accepted = "logits_to_keep" in accepted

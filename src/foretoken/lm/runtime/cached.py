@@ -94,12 +94,12 @@ class CachedLM(BatchForward):
 
         The look takes well under a millisecond; `full` compares every number that was copied.
         """
-        changed, moved = self.borrowing.refresh(full)
-        if changed and self.prefixes is not None:
+        found = self.borrowing.refresh(full, self.structure.check)
+        if (found.weights or found.beside) and self.prefixes is not None:
             self.prefixes.clear()
-        if moved and self.graphs is not None:
+        if found.beside and self.graphs is not None:
             self.graphs.drop()  # captured at addresses that may be others' by now
-        return int(changed)
+        return int(found.weights)
 
     def reset(self) -> None:
         """Forget all rows and give their memory back."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from foretoken.errors import CapabilityError
+from foretoken.errors import CapabilityError, ConfigError
 
 # Attention whose biases or windows follow the place in the cache instead of the position.
 BY_PLACE = frozenset({"bloom", "mpt", "gpt_neo"})
@@ -138,3 +138,30 @@ def attention_configs(model: Any) -> list[Any]:
         if config is not None and hasattr(config, "_attn_implementation"):
             found[id(config)] = config
     return list(found.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Structure:
+    """The modules that caches, exits and the attention function of a loaded model are made for."""
+
+    decoder: nn.Module
+    layers: list[nn.Module]
+    configs: list[Any]
+
+    @classmethod
+    def of(cls, model: Any, count: int) -> Structure:
+        return cls(decoder_of(model), decoder_layers(model, count), attention_configs(model))
+
+    def check(self, model: Any) -> None:
+        """ConfigError where the decoder has other layers now, or they look attention up elsewhere,
+        as a copied layer does in the configuration that was copied with it.
+        """
+        now = Structure.of(model, len(self.layers))
+        before = [self.decoder, *self.layers, *self.configs]
+        if list(map(id, (now.decoder, *now.layers, *now.configs))) != list(map(id, before)):
+            raise ConfigError(
+                "layers of a loaded model were replaced, moved or removed, or their attention was.",
+                "what is loaded follows weights, hooks and the modules inside of layers; caches "
+                "and exits are of the layers that were there.",
+                "close what was loaded, and load the changed model.",
+            )

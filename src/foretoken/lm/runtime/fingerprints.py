@@ -8,6 +8,7 @@ compare: which tensor it is, where it lies, its version, and a few of its number
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -54,20 +55,27 @@ class Fingerprint:
         return self.samples is not None and self.samples.tobytes() != self.seen
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What was found between two looks at a model."""
+
+    modules: dict[int, nn.Module]  # with changed parameters, by id
+    weights: int  # parameters that were replaced or written to
+    moved: bool  # whether any tensor is another one, or lies elsewhere
+    buffers: bool  # whether one was written to where it lies
+
+
 class WeightWatch:
     """The fingerprints of all parameters and buffers of a model, from one look to the next."""
 
     def __init__(self, model: nn.Module) -> None:
         self.marks = {key: Fingerprint(weight) for key, _, weight in owned(model)}
 
-    def look(self, model: nn.Module) -> tuple[dict[int, nn.Module], int, bool]:
-        """Modules with changed parameters by id, how many parameters, whether any tensor moved.
-
-        Buffers count as moved only: a model may write to its own in every forward.
-        """
+    def look(self, model: nn.Module) -> Changes:
+        """What has changed since the last look. A model may write to its buffers by itself."""
         changed: dict[int, nn.Module] = {}
         weights: set[int] = set()
-        moved, count = False, 0
+        moved, buffers, count = False, False, 0
         for key, module, weight in owned(model):
             count += 1
             mark = self.marks.get(key)
@@ -77,9 +85,10 @@ class WeightWatch:
                 if isinstance(weight, nn.Parameter):
                     changed[id(module)] = module
                     weights.add(id(weight))
-                elif elsewhere:
+                else:
+                    buffers |= not elsewhere
                     self.marks[key] = Fingerprint(weight)
-        return changed, len(weights), moved or count != len(self.marks)
+        return Changes(changed, len(weights), moved or count != len(self.marks), buffers)
 
     def states(self, module: nn.Module) -> tuple[Any, ...]:
         """What the parameters of a module are now: equal between looks if nothing was changed."""
