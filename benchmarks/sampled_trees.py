@@ -57,24 +57,33 @@ def held_against(dynamic: str) -> dict[str, str | None]:
     }  # fmt: skip
 
 
+def chosen(held: dict[str, str | None], methods: list[str] | None) -> dict[str, str | None]:
+    """The rows of these methods, and those that they are held against; all, if none are named."""
+    if not methods:
+        return held
+    known = {row.split("[")[0] for row in held}
+    if unknown := {*methods} - known:
+        raise SystemExit(f"no row of {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    rows = {row for row in held if row.split("[")[0] in methods}
+    rows |= {other for row in rows if (other := held[row]) is not None}
+    return {row: other if other in rows else None for row, other in held.items() if row in rows}
+
+
 def verdicts(clock: Clock, dynamic: str) -> list[gates.Gate]:
-    """The papers' ratios, in tokens per step and by the clock."""
+    """The papers' ratios of the rows there are, in tokens per step and by the clock."""
 
     def gate(above: str, below: str, bound: float, by: str = "seconds") -> gates.Gate:
         unit = "time" if by == "seconds" else "tokens per step"
         found = clock.over(above, below, by)["value"]
         return gates.Gate(f"{above} over {below}, {unit}", found, bound, unit="x")
 
-    return [
-        gate(SPECTR, EIGHT, 1.2, "steps"),
-        gate(SPECTR, EIGHT, 1.0),
-        gate(MCSD, FOUR, 1.0, "steps"),
-        gate(MCSD, FOUR, 1.0),
-        gate(RSD_S, MCSD, 1.0, "steps"),
-        gate(RSD_S, MCSD, 1.0),
-        gate(INIT, MCSD, 1.0),
-        gate(dynamic, MCSD, 1.0),
-    ]
+    bounds = [
+        (SPECTR, EIGHT, 1.2, "steps"), (SPECTR, EIGHT, 1.0), (MCSD, FOUR, 1.0, "steps"),
+        (MCSD, FOUR, 1.0), (RSD_S, MCSD, 1.0, "steps"), (RSD_S, MCSD, 1.0),
+        (INIT, MCSD, 1.0, "steps"), (INIT, MCSD, 1.0), (dynamic, MCSD, 1.0, "steps"),
+        (dynamic, MCSD, 1.0),
+    ]  # fmt: skip
+    return [gate(*bound) for bound in bounds if {*bound[:2]} <= {*clock.work}]
 
 
 def run(description: str | None) -> int:
@@ -82,19 +91,22 @@ def run(description: str | None) -> int:
     options.add_argument("--head", type=Path, help="folder of a trained decision model")
     options.add_argument("--params", default="350M", help="size to widen the shipped target to")
     options.add_argument("--per-family", type=int, default=50, help="prompts of each family")
+    options.add_argument("--methods", nargs="*", help="these, and what they are held against")
+    options.add_argument("--name", default="", help="of such a run, in the result's name")
     options.add_argument("--max-new-tokens", type=int, default=64)
     options.add_argument("--temperature", type=float, default=0.7)
     draft_noise(options)
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
-    name = weak_name("sampled_trees", asked.noise)
+    name = weak_name("sampled_trees" + (f"-{asked.name}" if asked.name else ""), asked.noise)
     with pair(asked.target, asked.draft) as small, weaker(small, asked.noise) as small:
+        chosen(held_against("mcsd-dynamic[]"), asked.methods)  # refuses before anything is trained
         head = decision_model(asked, small)
         dynamic = f"mcsd-dynamic[head={head},k=4,depth=5]"
         with pair(asked.target, str(small.draft), None if asked.quick else asked.params) as models:
             config = BenchConfig(
                 target=models.target, draft=models.draft, dtype="float32",
-                methods=list(held_against(dynamic)), repetitions=1,
+                methods=list(chosen(held_against(dynamic), asked.methods)), repetitions=1,
                 out=WORK / (name + ("-quick" if asked.quick else "")),
                 max_new_tokens=16 if asked.quick else asked.max_new_tokens,
                 temperature=asked.temperature, threads=asked.threads, resume=asked.resume,
@@ -115,7 +127,9 @@ def run(description: str | None) -> int:
         "gates": [gate.to_dict() for gate in found],
     }  # fmt: skip
     text = f"# {results['title']}\n\n{told}\n\n{gates.markdown(found)}\n"
-    gates.publish(asked.out, name, document, text + clock.table(held_against(dynamic)))
+    held = chosen(held_against(dynamic), asked.methods)
+    table = clock.table(held, base=next(iter(held)))
+    gates.publish(asked.out, name, document, text + table)
     gates.show(found, results["title"])
     return 0
 

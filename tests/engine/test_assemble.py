@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from foretoken.audit.fixtures import needed
@@ -5,11 +7,13 @@ from foretoken.contract import Guided
 from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.growers.chain import Chain
-from foretoken.engine.assemble import assemble, config_fields
+from foretoken.engine.assemble import assemble, check_options, config_fields
 from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError, PairingError
+from foretoken.heads.table import HEADS
 from foretoken.lm.table import TableLM
 from foretoken.methods import CONTROLLERS, METHODS, needs_draft, paper_setting
+from foretoken.training.recipes import RECIPES
 from foretoken.types import Shape
 from foretoken.verifiers.block import Block
 from foretoken.verifiers.recursive import Recursive
@@ -153,6 +157,15 @@ def test_a_value_of_another_type_is_refused(options, told):
         built("chain", **options)
     with pytest.raises(ConfigError, match="template"):
         built("tree", template="wide")
+
+
+@pytest.mark.parametrize("name", [row.name for row in METHODS.values() if row.needs])
+def test_what_a_method_needs_is_named_with_the_command_that_makes_it(name):
+    with pytest.raises(ConfigError) as caught:
+        check_options(name)
+    told = str(caught.value)
+    [command] = re.findall(r"make one with `foretoken (train|datastore build) (\S+)", told)
+    assert command[0] != "train" or command[1] in {**HEADS, **RECIPES}
 
 
 def test_unknown_names_are_refused_with_the_nearest():

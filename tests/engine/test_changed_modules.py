@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import foretoken
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, ForetokenError
 
 PROMPT = [5, 9, 2, 41, 9, 2]
 VOCAB = 97
@@ -18,7 +18,9 @@ METHODS = ("plain", "prompt-lookup", "layerskip")
 
 @pytest.fixture
 def model(make_llama):
-    return make_llama(VOCAB, num_hidden_layers=4)
+    made = make_llama(VOCAB, num_hidden_layers=4, hidden_act="gelu")
+    assert made.model.layers[1].mlp.act_fn.act is nn.functional.gelu
+    return made
 
 
 def plain_text(model, count=16):
@@ -66,7 +68,14 @@ def class_replaced(model):
     mlp.__class__ = type("Negated", (kind,), negated)
 
 
-CHANGES = [attention_scaled, rotations_scaled, epsilon_raised, frequencies_written, class_replaced]
+def activation_replaced(model):
+    model.model.layers[1].mlp.act_fn.act = torch.relu  # a function, no module
+
+
+CHANGES = [
+    attention_scaled, rotations_scaled, epsilon_raised, frequencies_written, class_replaced,
+    activation_replaced,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -114,6 +123,73 @@ def test_hooks_of_transformers_for_hidden_states_cost_no_capture(model):
         assert text(session) == plain_text(model) and session.target.lean is not None
     with foretoken.load(model, "plain") as session:
         assert session.target.lean is not None
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_training_leaves_behind_costs_no_capture(model):
+    """Checkpoints of gradients, forwards that wrappers took off again, hooks of adapters."""
+    with foretoken.load(model, "plain") as session:
+        model.gradient_checkpointing_enable()
+        model.gradient_checkpointing_disable()
+        model.enable_input_require_grads()
+        mlp = model.model.layers[1].mlp
+        mlp.forward = mlp.forward
+        model.add_model_tags(["tagged"])
+        assert text(session) == plain_text(model) and session.target.lean is not None
+    with foretoken.load(model, "plain") as session:
+        assert session.target.lean is not None
+
+
+def test_hooks_of_all_modules_are_noticed(model):
+    from torch.nn.modules.module import register_module_forward_hook
+
+    def halved(module, given, output):
+        return 0.5 * output if type(module) is type(model.model.layers[0].mlp) else None
+
+    with foretoken.load(model, "plain") as session:
+        before = text(session)
+        hook = register_module_forward_hook(halved)
+        try:
+            assert text(session) == plain_text(model) != before
+            with foretoken.load(model, "plain") as other:
+                assert other.target.lean is None and text(other) == plain_text(model)
+        finally:
+            hook.remove()
+        assert text(session) == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_no_obstacle(model):
+    model.extra = torch.jit.script(nn.ReLU())
+    with foretoken.load(model, "plain") as session:
+        assert text(session) == plain_text(model)
+
+
+def test_inside_generate_a_replaced_layer_is_followed(model):
+    ids = torch.tensor([PROMPT])
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, "do_sample": False}
+    ours = foretoken.custom_generate(method="prompt-lookup")
+
+    def written():
+        return model.generate(ids, custom_generate=ours, **how)[0, len(PROMPT) :].tolist()
+
+    before = written()
+    layer_copied(model)
+    model.model.layers[1].mlp.up_proj.weight.data *= -1
+    assert written() == plain_text(model) != before
+
+
+def test_a_change_that_a_look_refused_is_told_by_the_next(model):
+    with foretoken.load(model, "plain") as session:
+        borrowing, weight = session.target.borrowing, model.model.layers[0].mlp.up_proj.weight
+        whole = weight.detach().clone()
+        model.model.layers[1].mlp.register_forward_hook(scaled(-1.0))
+        weight.data.fill_(float("nan"))
+        with pytest.raises(ForetokenError, match=r"NaN|nan|number"):
+            session.target.refresh()
+        weight.data.copy_(whole)
+        found = borrowing.refresh(False)
+        assert found.patched and found.hooked and not borrowing.refresh(False).patched
 
 
 def layer_copied(model):

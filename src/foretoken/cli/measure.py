@@ -186,11 +186,14 @@ def show_results(results: dict[str, Any], out: Path, as_json: bool) -> None:
     for path in sorted(out.glob("*.md")):
         lines = path.read_text(encoding="utf-8").splitlines()
         shown = [line for line in lines if not line.startswith("![")]
-        if console.is_terminal and max(map(len, shown), default=0) > console.width:
+        rows = [line for line in shown if line.startswith("|")]
+        if console.is_terminal and max(map(len, rows), default=0) > console.width:
+            first = shown.index(rows[0])
+            console.print("\n".join(shown[:first]), markup=False)
             console.print(narrow(results))
             console.print(f"all columns: {path}", style="dim")
-        else:
-            console.print("\n".join(shown), markup=False)
+            shown = [line for line in shown[first:] if not line.startswith("|")]
+        console.print("\n".join(shown), markup=False)
     for path in sorted(out.glob("*.html")):
         console.print(f"page: {path}", style="dim")
 

@@ -149,7 +149,7 @@ def write_beams(
     session: Session, text: Any, sampling: dict[str, Any], show: bool, json_: bool
 ) -> None:
     """All texts with their scores, the best first."""
-    check_colours(session.method, show)
+    check_colours(session.method, show)  # one that a tuned file names
     result = session.generate(text, **sampling)
     stats = result.stats
     if json_:

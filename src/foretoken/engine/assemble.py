@@ -278,11 +278,12 @@ def _require_options(row: Method, config: dict[str, Any]) -> None:
     """A method that stands on data or learned parts is refused without them."""
     for name in row.needs:
         if not config.get(name):
+            heads = [head for one in (row, *map(method_row, row.inner)) if (head := one.head)]
+            maker = MADE_BY[name].format(head=(*heads, "NAME")[0])
             raise ConfigError(
                 f"method {row.name!r} was asked for without its {name}.",
                 f"{row.name!r} needs the option {name}: a folder made for the target beforehand.",
-                f"make one with `{MADE_BY[name].format(head=row.head)}`, then pass {name}=DIR "
-                f"(in a shell --set {name}=DIR).",
+                f"make one with `{maker}`, then pass {name}=DIR (in a shell --set {name}=DIR).",
             )
 
 

@@ -32,5 +32,6 @@ class BorrowedModel:
             self.lm.borrowing.give_back()
 
     def current(self, model: Any) -> bool:
-        """Whether what was built over `lm` still fits: the same model, type, place and words."""
-        return model is self.lm.model and self.lm.borrowing.fits()
+        """Whether what was built over `lm` fits: the same model, layers, type, place and words."""
+        lm = self.lm
+        return model is lm.model and lm.borrowing.fits() and lm.structure.fits(model)

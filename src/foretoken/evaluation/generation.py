@@ -32,7 +32,7 @@ def generation_config(model: Any, asked: Mapping[str, Any]) -> Any:
             raise ConfigError(
                 f"the task asks for {name!r} in its generation_kwargs.",
                 "beside until and max_gen_toks, these are fields of a transformers "
-                "GenerationConfig.",
+                f"GenerationConfig: {', '.join(sorted(known))}.",
                 meant(name, known),
             )
     return kind(**asked)

@@ -18,6 +18,7 @@ from foretoken.lm.kernels.borrowed import Borrowing
 from foretoken.lm.kernels.capture import refusal
 from foretoken.lm.kernels.graphs import Graphs
 from foretoken.lm.kernels.lean import LeanForward
+from foretoken.lm.kernels.seams import hooked
 from foretoken.lm.placing import check_placed, is_split
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.family import describe
@@ -67,7 +68,8 @@ def open_lm(
         if compile == "max":
             check_fastest(lm)
         refused.pop_all()
-    if lm.device.type == "cuda" and lm.plan.tree and not is_split(model):
+    graphed = lm.device.type == "cuda" and lm.plan.tree and not is_split(model)
+    if graphed and hooked(model) is None:
         lm.graphs = Graphs(lm)
     return lm
 

@@ -17,7 +17,7 @@ CONTROLLERS = {
 }
 GENERAL_CONTROLLERS = ("fixed", "cost_model", "smartspec")  # fit every method that drafts
 
-TRAINED = {"acceptance_head": "acceptance", "decision": "decision"}  # controllers with a head
+WITH_HEAD = ("acceptance_head", "decision")  # controllers that a trained head decides for
 
 VERIFIERS = {
     "point": "verifiers.point:Point",
@@ -62,7 +62,7 @@ class Method:
 
     def brought(self) -> tuple[str, ...]:
         """Options without a default, those of the method's own controller among them."""
-        return (*self.needs, "head") if self.controller in TRAINED else self.needs
+        return (*self.needs, "head") if self.controller in WITH_HEAD else self.needs
 
     def handed(self) -> tuple[str, ...]:
         """The loaded models that its parts are made of."""

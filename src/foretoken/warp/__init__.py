@@ -176,7 +176,8 @@ class Warp:
         try:
             processed: Any = self.params.processors(ids, scores.clone())
             if not isinstance(processed, Tensor) or processed.shape != scores.shape:
-                given = tuple(getattr(processed, "shape", ())) or type(processed).__name__
+                wrong = isinstance(processed, Tensor)
+                given = tuple(processed.shape) if wrong else type(processed).__name__
                 raise ConfigError(
                     f"processors gave {given} for scores of shape {tuple(scores.shape)}.",
                     "a logits processor returns the scores it was given, changed or not.",

@@ -7,6 +7,7 @@ being closed gives back what it held.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -29,10 +30,12 @@ from foretoken.lm.kernels.choosing import (
 from foretoken.lm.kernels.lean import LeanForward
 from foretoken.lm.kernels.linears import Product
 from foretoken.lm.kernels.merged import Site
-from foretoken.lm.kernels.seams import Seam, seams
+from foretoken.lm.kernels.seams import Seam, hooked, seams
 from foretoken.lm.runtime.fingerprints import WeightWatch
 from foretoken.lm.runtime.finite import check_finite
 from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
+
+LOG = logging.getLogger(__name__)
 
 # One lock for all models: kernels measured beside each other would be measured wrongly. It is
 # entered again by a borrower that the garbage collector drops meanwhile.
@@ -120,7 +123,8 @@ class Followed:
     """What a look at a model has found."""
 
     weights: int = 0  # that were changed or replaced
-    beside: bool = False  # whether tensors lie elsewhere, buffers or modules are others
+    patched: bool = False  # whether modules, their values, buffers or places of tensors are others
+    hooked: bool = False  # whether a caller's code runs in the modules now
 
 
 def let_go(held: weakref.ref[nn.Module], shared: Shared, key: int) -> None:
@@ -144,6 +148,7 @@ class Borrowing:
         self.kernels: Kernels | None = None
         self.watch: WeightWatch | None = None
         self.seams: list[Seam] = []
+        self.patched = False  # since it was told last
         with _lock:
             self.shared = _shared.setdefault(model, Shared())
         self.close_once = weakref.finalize(self, let_go, weakref.ref(model), self.shared, self.key)
@@ -221,6 +226,7 @@ class Borrowing:
         with _lock:
             there = self.shared.kernels
             assert there is not None
+            LOG.info("the captured forward of the %s is given up: %s", self.name, why)
             found = self.chosen(*there.asked, None, why)
             there.report, there.products, there.lean = found.report, found.products, None
             return there.report
@@ -256,14 +262,14 @@ class Borrowing:
             if self.closed or self.kernels is None or self.watch is None:
                 return Followed()
             now = seams(self.model)
-            patched = now != self.seams
-            if patched:
+            if now != self.seams:
                 check(self.model)
-                self.seams = now
+                self.seams, self.patched = now, True
             if self.kernels.lean is not None and self.kernels.lean.patched(now):
                 self.give_up_capture("its modules were patched after it was captured")
             found = self.watch.look(self.model)
             changed, weights, moved = found.modules, found.weights, found.moved
+            self.patched |= moved or found.buffers
             if moved and not self.fits():
                 refuse_other_place(self.model, self.name)
             if changed:
@@ -275,12 +281,12 @@ class Borrowing:
                 elif full and not product.follows():
                     product.renew()
                     weights += 1
-            beside = patched or moved or found.buffers
-            if self.kernels.lean is not None and (changed or beside or full):
+            if self.kernels.lean is not None and (changed or self.patched or full):
                 self.kernels.lean.settle()
             if changed or moved or full:
                 self.watch.renew(self.model)
-            return Followed(weights, beside)
+            patched, self.patched = self.patched, False  # told once, also if a look was refused
+            return Followed(weights, patched, patched and hooked(self.model) is not None)
 
     def check_usable(self) -> None:
         """ConfigError where the model was closed, or set to training mode since it was loaded."""

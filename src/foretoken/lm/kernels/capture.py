@@ -212,7 +212,7 @@ def structure(model: Any, ragged: bool) -> Any:
     """What the graph of a model without hooks depends on."""
     found: list[Any] = [ragged, model.dtype, model.device, model.config.to_json_string()]
     for name, module in model.named_modules():
-        found.append((name, type(module), type(module).forward, values(module)))
+        found.append((name, type(module), getattr(type(module), "forward", None), values(module)))
         for tensors in (module._parameters, module._buffers):
             found += [(n, type(t), t.shape, t.dtype) for n, t in tensors.items() if t is not None]
     owned = [id(tensor) for tensor in model.parameters(recurse=True)]

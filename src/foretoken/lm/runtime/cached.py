@@ -92,13 +92,14 @@ class CachedLM(BatchForward):
     def refresh(self, full: bool = False) -> int:
         """Follow weights that were changed or replaced since the last look; how many there were.
 
-        The look takes well under a millisecond; `full` compares every number that was copied.
+        The look takes about a millisecond; `full` compares every number that was copied.
         """
         found = self.borrowing.refresh(full, self.structure.check)
-        if (found.weights or found.beside) and self.prefixes is not None:
+        if (found.weights or found.patched) and self.prefixes is not None:
             self.prefixes.clear()
-        if found.beside and self.graphs is not None:
+        if found.patched and self.graphs is not None:
             self.graphs.drop()  # captured at addresses that may be others' by now
+            self.graphs = None if found.hooked else self.graphs  # hooks read what may change
         return int(found.weights)
 
     def reset(self) -> None:

@@ -152,13 +152,18 @@ class Structure:
     def of(cls, model: Any, count: int) -> Structure:
         return cls(decoder_of(model), decoder_layers(model, count), attention_configs(model))
 
-    def check(self, model: Any) -> None:
-        """ConfigError where the decoder has other layers now, or they look attention up elsewhere,
-        as a copied layer does in the configuration that was copied with it.
+    def fits(self, model: Any) -> bool:
+        """Whether the decoder has the same layers, which look attention up where they did.
+
+        A copied layer does so in the configuration that was copied with it.
         """
         now = Structure.of(model, len(self.layers))
         before = [self.decoder, *self.layers, *self.configs]
-        if list(map(id, (now.decoder, *now.layers, *now.configs))) != list(map(id, before)):
+        return list(map(id, (now.decoder, *now.layers, *now.configs))) == list(map(id, before))
+
+    def check(self, model: Any) -> None:
+        """ConfigError where it does not fit."""
+        if not self.fits(model):
             raise ConfigError(
                 "layers of a loaded model were replaced, moved or removed, or their attention was.",
                 "what is loaded follows weights, hooks and the modules inside of layers; caches "
