@@ -44,6 +44,11 @@ def check_values(owner: object, *rules: tuple[str, bool, str]) -> None:
             )
 
 
+def made_by(command: str, option: str) -> str:
+    """What to do where a folder is missing that a command makes."""
+    return f"make one with `{command}`, then pass {option}=DIR (in a shell --set {option}=DIR)."
+
+
 def meant(name: str, names: Iterable[str]) -> str:
     """What to do about an unknown name: which of the known ones is close, if any is."""
     close = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from hf_calls import greedy_text
 from torch import nn
 
 import foretoken
@@ -24,11 +25,7 @@ def model(make_llama):
 
 
 def plain_text(model, count=16):
-    ids = torch.tensor([PROMPT])
-    written = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-    )
-    return written[0, len(PROMPT) :].tolist()
+    return greedy_text(model, PROMPT, count)
 
 
 def text(session, count=16):
@@ -166,17 +163,11 @@ def test_a_scripted_module_is_no_obstacle(model):
 
 
 def test_inside_generate_a_replaced_layer_is_followed(model):
-    ids = torch.tensor([PROMPT])
-    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, "do_sample": False}
     ours = foretoken.custom_generate(method="prompt-lookup")
-
-    def written():
-        return model.generate(ids, custom_generate=ours, **how)[0, len(PROMPT) :].tolist()
-
-    before = written()
+    before = greedy_text(model, PROMPT, custom_generate=ours)
     layer_copied(model)
     model.model.layers[1].mlp.up_proj.weight.data *= -1
-    assert written() == plain_text(model) != before
+    assert greedy_text(model, PROMPT, custom_generate=ours) == plain_text(model) != before
 
 
 def test_a_change_that_a_look_refused_is_told_by_the_next(model):
@@ -237,7 +228,4 @@ def test_texts_begun_under_another_hook_are_not_taken_up_again(model):
         session.keep_prefixes(1 << 20)
         before = session.generate(prompt, 16).tokens
         model.model.layers[1].mlp.register_forward_hook(scaled(-1.0))
-        ids = torch.tensor([prompt])
-        fresh = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16,
-                               do_sample=False)  # fmt: skip
-        assert session.generate(prompt, 16).tokens == fresh[0, 80:].tolist() != before
+        assert session.generate(prompt, 16).tokens == greedy_text(model, prompt) != before

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from hf_calls import greedy_text
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
@@ -104,11 +105,7 @@ CHANGES = [
 
 
 def plain_text(model, count=16):
-    ids = torch.tensor([PROMPT])
-    written = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-    )
-    return written[0, len(PROMPT) :].tolist()
+    return greedy_text(model, PROMPT, count)
 
 
 def text(session, count=16):

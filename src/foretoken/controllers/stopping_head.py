@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.controllers.steady import Stopping
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, made_by
 from foretoken.heads import store
 from foretoken.types import FinalNorm, Level
 
@@ -43,6 +43,5 @@ def require_head(folder: str | Path, kind: str, asked: str) -> None:
         raise ConfigError(
             f"{asked} were asked for without a head.",
             "the head is trained for one pair of models and kept in a folder.",
-            f"make one with `foretoken train {kind} --out DIR`, then pass head=DIR (in a shell "
-            "--set head=DIR).",
+            made_by(f"foretoken train {kind} --out DIR", "head"),
         )

@@ -21,7 +21,7 @@ from foretoken.drafters.growers.best_first import BestFirst, BestFirstGrowth, Ra
 from foretoken.drafters.growers.chain import ChainGrowth
 from foretoken.drafters.growers.grower import Grower, Growth, Opened
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
-from foretoken.errors import ConfigError, check_values
+from foretoken.errors import ConfigError, check_values, made_by
 from foretoken.heads import store
 from foretoken.heads.exits import ExitPredictors
 from foretoken.lm.views.early_exit_scoring import Leave
@@ -118,7 +118,7 @@ class EarlyLeave(Grower):
             raise ConfigError(
                 "leaving the target's layers early was asked for without predictors.",
                 "they are trained for one pair of models and kept in a folder.",
-                "make one with `foretoken train exits --out DIR`, then pass predictors=DIR.",
+                made_by("foretoken train exits --out DIR", "predictors"),
             )
         check_values(config, ("shape", config.shape in SHAPES, f"one of {', '.join(SHAPES)}"))
         if config.shape == "tree":

@@ -11,7 +11,7 @@ from typing import Any
 from foretoken.contract import LanguageModel
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.step import Parts
-from foretoken.errors import CapabilityError, ConfigError, meant
+from foretoken.errors import CapabilityError, ConfigError, made_by, meant
 from foretoken.methods import (
     CONTROLLERS,
     VERIFIERS,
@@ -283,7 +283,7 @@ def _require_options(row: Method, config: dict[str, Any]) -> None:
             raise ConfigError(
                 f"method {row.name!r} was asked for without its {name}.",
                 f"{row.name!r} needs the option {name}: a folder made for the target beforehand.",
-                f"make one with `{maker}`, then pass {name}=DIR (in a shell --set {name}=DIR).",
+                made_by(maker, name),
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretoken.contract import LanguageModel
-from foretoken.errors import CapabilityError, ConfigError
+from foretoken.errors import CapabilityError, ConfigError, made_by
 from foretoken.heads import store
 from foretoken.lm.draft_vocabulary import chosen_rows
 from foretoken.lm.kernels.choosing import take_native
@@ -38,7 +38,7 @@ class TrainedHead:
             raise ConfigError(
                 f"drafting with a head of the kind {kind!r} was asked for without one.",
                 "a head is trained for one target and kept in a folder.",
-                f"make one with `foretoken train {kind} --out DIR`, then pass draft_head=DIR.",
+                made_by(f"foretoken train {kind} --out DIR", "draft_head"),
             )
         self.card = card = store.read_card(folder, kind)
         store.check_fits(card, folder, target.hidden_size, target.vocab_size)
