@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
-import warnings
 import weakref
 from contextlib import contextmanager
 
 import families
 import pytest
 import torch
-import transformers as hf
 from play import change_weight, closeness, point, random_tokens, random_tree, row_of
 
 from foretoken.lm.kernels import choosing, position_tables, segmented, segments
 from foretoken.lm.kernels.linears import NATIVE, PACKED, can_pack
 from foretoken.lm.kernels.lowering import KIND, Place, Step
 from foretoken.lm.kernels.position_tables import PositionTable
-from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import slot_attention
 from foretoken.lm.runtime.captured import Cut, Sublayer
 from foretoken.native import library as native
@@ -30,36 +27,6 @@ pytestmark = pytest.mark.skipif(
 )
 TYPES = [torch.float32, torch.bfloat16]
 TAPS = (Embedding(), Layer(0), Layer(-1), FinalNorm())
-WIDER = {"hidden_size": 128, "head_dim": 32, "n_embd": 128, "word_embed_proj_dim": 128}
-
-
-@pytest.fixture
-def made(monkeypatch):
-    """Opens a tiny model whose heads are wide enough for attention in C: (lm, segments made)."""
-    monkeypatch.setattr(slot_attention, "reach", lambda *_: 32)
-    found = []
-    own = segments.Stretch.__init__
-
-    def init(self, *given, **named):
-        own(self, *given, **named)
-        found.append(self)
-
-    monkeypatch.setattr(segments.Stretch, "__init__", init)
-
-    def make(family, dtype=torch.float32, **more):
-        kind, changes = families.FAMILIES[family]
-        wide = {key: WIDER[key] for key in WIDER if key in {**families.COMMON, **changes}}
-        wide |= {"num_attention_heads": 4, "sliding_window": None} if "window" in family else {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            config = kind(**{**families.COMMON, **changes, **wide, **more})
-            model = hf.AutoModelForCausalLM.from_config(config).to(dtype).eval()
-        lm = open_lm(model)
-        assert lm.lean is not None, lm.kernels.uncaptured
-        lm.lean.reach = 32
-        return lm, found
-
-    return make
 
 
 @contextmanager

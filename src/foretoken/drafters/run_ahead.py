@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from jaxtyping import Int
+from torch import Tensor
+
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import ConfigError
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
 LONGEST = 64  # nodes of a tree that is left open: closing it costs one forward over what is pending
@@ -62,6 +66,11 @@ class RunAhead(OrdinaryModel):
         for tree, feed in zip(trees, feeds, strict=True):
             tree.fed += feed
         return [Scores(score.logits[-1:]) for score in scores]
+
+    def grow_tree(
+        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
+    ) -> Grown | None:
+        return None  # what is open goes on from one step to the next
 
     def keep(
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.contract import DraftModel, StoppingRule
-from foretoken.drafters.growers.grower import Grower, Growth
+from foretoken.drafters.growers.at_once import AtOnce
+from foretoken.drafters.growers.grower import Growth
 from foretoken.drafters.growers.tree_growth import TreeGrowth
 from foretoken.errors import check_values
 from foretoken.trees.build import parents_among
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.trees.templates import Form, Template
 from foretoken.trees.worth import Calibration, Decline, cheapest, paying
 from foretoken.types import (
@@ -75,6 +77,37 @@ class BestFirstGrowth(TreeGrowth):
         self.worth = 0.0  # expected tokens above their price
         self.gain = 0.0  # what the last level added to it
         self.kept = [0]  # the nodes that were proposed
+
+    def rule(self) -> GrowthRule | None:
+        """What the methods below do, in numbers; None for templates and laws that options cut."""
+        ranker = self.ranker
+        if ranker.template is not None or not self.warp.uncut:
+            return None
+        return GrowthRule(
+            self.depth,
+            self.budget,
+            ranker.branch,
+            self.warp.params.temperature,
+            self.row.params.eos,
+            () if self.prices is None else self.prices.nodes,
+            self.floor,
+            least=FEED * self.level_price,
+            level=self.level_price,
+            min_gain=ranker.min_gain,
+            calibration=ranker.calibration,
+            decline=ranker.decline,
+            greedy=self.greedy,
+            rehearsed=self.row.rehearsal,
+        )
+
+    def adopt(self, grown: Grown) -> None:
+        """Take over a tree that the model grew by this rule."""
+        self.tokens, self.parents, self.ranks = grown.tokens, grown.parents, grown.ranks
+        self.laws, self.values = grown.laws, grown.values
+        self.places = {node: place for node, place in enumerate(grown.places) if place >= 0}
+        self.best = [(-grown.values[node], node) for node in grown.best]
+        self.paid, self.worth, self.gain = grown.paid, grown.worth, grown.gain
+        self.frontier, self.level = grown.frontier, grown.level
 
     def take(self, score: Scores, stop: StoppingRule | None) -> bool:
         born, go = len(self.tokens), Go.ON
@@ -196,7 +229,7 @@ class BestFirstGrowth(TreeGrowth):
             calibration.judged(draft, verdict.path, laws, ranks, self.greedy)
 
 
-class BestFirst(Grower):
+class BestFirst(AtOnce):
     """Best-first growth under a node budget, or a static template of ranks."""
 
     traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)

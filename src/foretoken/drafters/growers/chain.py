@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from foretoken.contract import StoppingRule
-from foretoken.drafters.growers.grower import Grower, Growth
+from foretoken.drafters.growers.at_once import AtOnce
+from foretoken.drafters.growers.grower import Growth
 from foretoken.errors import ConfigError
 from foretoken.trees.build import chain
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import Budget, DecodeState, Draft, Draw, Go, Level, Scores, Traits
 from foretoken.warp.plain import law_of, likeliest_of
 
@@ -50,6 +52,17 @@ class ChainGrowth(Growth):
     def taken(self, score: Scores) -> bool:
         """Asked after each token taken from the scores: whether another may follow it."""
         return True
+
+    def rule(self) -> GrowthRule | None:
+        """That of a plain chain, where its tokens are the draft's favourites."""
+        if not (self.greedy and self.row.warp.bare):
+            return None
+        return GrowthRule(self.depth, self.depth, branch=1, ends=self.row.params.eos)
+
+    def adopt(self, grown: Grown) -> None:
+        """Take over a chain that the model went along by itself."""
+        self.tokens, self.certainty = grown.tokens[1:], grown.laws[-1]
+        self.scored = len(grown.tokens) - (grown.places[-1] < 0)
 
     def sure(self, score: Scores) -> float:
         """The probability of the last token, before any sampling option."""
@@ -99,7 +112,7 @@ class ChainGrowth(Growth):
         return list(path[: self.scored - 1])
 
 
-class Chain(Grower):
+class Chain(AtOnce):
     """One guess per depth."""
 
     traits = Traits(frozenset({Draw.POINT, Draw.IID}))

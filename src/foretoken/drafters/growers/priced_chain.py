@@ -16,6 +16,7 @@ from foretoken.contract import DraftModel
 from foretoken.drafters.growers.chain import Chain, ChainGrowth
 from foretoken.drafters.growers.grower import Growth, Opened
 from foretoken.drafters.parts.experience import Experience
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -43,6 +44,17 @@ class PricedGrowth(ChainGrowth):
         self.sure_of.append(sure)
         self.chances.append(self.chances[-1] * self.known.calibration.chance(sure, 0, self.greedy))
         return self.chances[-1] * self.known.share >= self.prices.one_more(len(self.tokens))
+
+    def rule(self) -> GrowthRule | None:
+        rule = super().rule()
+        if rule is None:
+            return None
+        bars = [self.prices.one_more(drafted) for drafted in range(self.depth + 1)]
+        return replace(rule, bars=bars, share=self.known.share, calibration=self.known.calibration)
+
+    def adopt(self, grown: Grown) -> None:
+        super().adopt(grown)
+        self.sure_of, self.chances = grown.laws, grown.values
 
     def draft(self) -> Draft:
         return replace(super().draft(), chances=tuple(self.chances))

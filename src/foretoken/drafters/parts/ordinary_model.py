@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+from jaxtyping import Int
+from torch import Tensor
+
 from foretoken.contract import Features, LanguageModel
 from foretoken.lm.views.few_rows import is_silenced
+from foretoken.trees.growing import Grown, GrowsTrees, GrowthRule
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
 RECENT = 0.2  # weight of the texts read last in what reading is known to take
@@ -67,6 +71,16 @@ class OrdinaryModel:
         if self.unread:
             self.read(rows)
         return self.lm.grow(rows, tokens, parents, taps)
+
+    def grow_tree(
+        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
+    ) -> Grown | None:
+        """A new tree of a row in one call; None: to be asked level by level instead."""
+        if not isinstance(self.lm, GrowsTrees):
+            return None
+        if self.unread:
+            self.read([row])
+        return self.lm.grow_tree(row, rule, names)
 
     def keep(
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]

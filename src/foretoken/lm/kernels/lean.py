@@ -21,6 +21,7 @@ from foretoken.lm.kernels.merged import Merged, Site
 from foretoken.lm.kernels.rewrites import A, calls, insert, rewrite, value
 from foretoken.lm.kernels.seams import Seam, seams
 from foretoken.lm.kernels.segmented import segmented
+from foretoken.lm.kernels.segments import Segment
 from foretoken.lm.kernels.straight_line import Program, attention_node
 from foretoken.lm.runtime.cache_attention import Attention
 from foretoken.lm.runtime.captured import WHOLE, Cut, Sublayer
@@ -58,6 +59,7 @@ class Variant:
 
     run: Callable[..., list[Tensor]]
     copies: Copies
+    call: Segment | None = None  # that it is, where it makes logits of few tokens in one
 
 
 class LeanForward:
@@ -105,15 +107,24 @@ class LeanForward:
         if type(attend) is SlotAttention and len(ids) == 1:
             way = Way.FEW if ids.shape[1] <= self.reach else Way.MANY
         entered = entering is not None
+        found = self.variant(taps, cut, way, entered)
+        if not entered and not cut.without:
+            return found.run(ids, positions, places, attend)
+        nothing = self.nothing.expand(*ids.shape, -1)
+        return found.run(ids, positions, places, attend, entering=entering, nothing=nothing)
+
+    def variant(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Variant:
+        """The code that gives these results, over the weights as they are now."""
         key = taps, cut, way, entered
         found = self.variants.get(key) or self.write(*key)
         if found.copies.changed():
             self.follow_versions()
             found = self.write(*key)
-        if not entered and not cut.without:
-            return found.run(ids, positions, places, attend)
-        nothing = self.nothing.expand(*ids.shape, -1)
-        return found.run(ids, positions, places, attend, entering=entering, nothing=nothing)
+        return found
+
+    def in_one_call(self) -> Segment | None:
+        """The whole forward of few tokens as one call in C; None where it is more than that."""
+        return self.variant((), WHOLE, Way.FEW, False).call
 
     def write(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Variant:
         """The code that gives these results and no others."""
@@ -142,8 +153,7 @@ class LeanForward:
         if written is None:
             found = Variant(self.program.variant(results, instead), self.whole)
         else:
-            run, made_of = written
-            found = Variant(run, Copies(made_of))
+            found = Variant(written.run, Copies(written.made_of), written.call)
         self.variants[taps, cut, way, entered] = found
         return found
 

@@ -188,6 +188,14 @@ class Segmented:
         self.lines.append(Line(text, given, makes))
         self.parts.append(part)
 
+    def in_one_call(self) -> Segment | None:
+        """The segment that is all there is, if it reads tokens alone and makes logits alone."""
+        if len(self.lines) != 2 or len(self.parts) != 1 or not self.flat:
+            return None
+        [part] = self.parts
+        alone = isinstance(part, Segment) and not part.given and len(part.results) == 1
+        return part if alone else None
+
     def code(self) -> list[str]:
         """The lines; what a line makes is given back behind the last one that reads it."""
         last = {name: i for i, line in enumerate(self.lines) for name in (*line.reads, *line.makes)}
@@ -202,6 +210,16 @@ class Segmented:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The code of a variant, the weights that it may know by a copy, and the one call that it is,
+    where it makes logits and is no more than that."""
+
+    run: Callable[..., list[Tensor]]
+    made_of: list[Tensor]
+    call: Segment | None
+
+
 def weights_type(program: Program) -> torch.dtype:
     return next(iter(program.capture.root.parameters())).dtype
 
@@ -211,10 +229,10 @@ def segmented(
     results: Sequence[fx.Node],
     instead: Mapping[fx.Node, fx.Node | str],
     whole: bool,
-) -> tuple[Callable[..., list[Tensor]], list[Tensor]] | None:
+) -> Written | None:
     """As `Program.variant`, for tokens of one batch laid end to end, with segments wherever
-    operations can be steps (`whole`: products and attention too, for few tokens), and the weights
-    that it may know by a copy; None where there are no operations in C."""
+    operations can be steps (`whole`: products and attention too, for few tokens); None where there
+    are no operations in C."""
     call = operation("segment" if whole else "between", weights_type(program))
     if call is None:
         return None
@@ -223,4 +241,4 @@ def segmented(
     inputs = [program.label[node] for node in program.capture.inputs]
     extra = [f"{name}=None" for name in EXTRA] if instead else []
     run = program.compile("run", ["parts", *inputs, ATTEND, *extra], made.code())
-    return partial(run, made.parts), made.made_of()
+    return Written(partial(run, made.parts), made.made_of(), made.in_one_call())

@@ -23,13 +23,14 @@ from foretoken.lm.runtime.output_head import OutputHead
 from foretoken.lm.runtime.packing import (
     Memory,
     committed_feed,
-    renewed_feed,
     tree_feed,
 )
 from foretoken.lm.runtime.prefixes import SHORTEST, Prefix, Prefixes
+from foretoken.lm.runtime.scaled_rows import advance_scaled
 from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.runtime.sharing import exclusive, shared_by
-from foretoken.trees.masks import depths
+from foretoken.lm.runtime.trees_at_once import TreesAtOnce
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import Caps, DecodeState, Draft, Ragged, Rows, Scores, Taps
 
 CHUNK = 512  # tokens of prompts fed together: a mask of a whole long prompt would not fit
@@ -108,6 +109,11 @@ class CachedLM(BatchForward):
         if self.prefixes is not None:
             self.prefixes.clear()
         self.empty_cache()
+
+    @cached_property
+    def trees_at_once(self) -> TreesAtOnce:
+        """What grows a lone row's tree in one call."""
+        return TreesAtOnce(self)
 
     @cached_property
     def _head(self) -> OutputHead:
@@ -221,6 +227,16 @@ class CachedLM(BatchForward):
             if above and above[0] < 0:
                 self._memory(row).forget()
         return self._advance(rows, tokens, parents, taps)
+
+    @exclusive
+    def grow_tree(
+        self, row: DecodeState, rule: GrowthRule, names: Tensor | None = None
+    ) -> Grown | None:
+        """Open a new tree of the row and let it grow; None: to be asked level by level instead.
+
+        `names` are the tokens of the first columns of the logits, where others are not meant.
+        """
+        return self.trees_at_once.grow(row, self._memory(row), rule, names)
 
     @exclusive
     def commit(self, rows: Rows, paths: Ragged) -> None:
@@ -353,9 +369,10 @@ class CachedLM(BatchForward):
     def _advance(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps) -> list[Scores]:
         """Logits and tapped features of new nodes."""
         if self.family.switch is not None:
+            memories = [self._memory(row) for row in rows]
             return [
-                self._advance_scaled(row, new, above, taps)
-                for row, new, above in zip(rows, tokens, parents, strict=True)
+                advance_scaled(self._run, self.family.switch, memory, row, new, above, taps)
+                for memory, row, new, above in zip(memories, rows, tokens, parents, strict=True)
             ]
         feeds = []
         for row, new, above in zip(rows, tokens, parents, strict=True):
@@ -365,36 +382,3 @@ class CachedLM(BatchForward):
             missing = () if memory.tokens else row.tokens[memory.cached : -1]
             feeds.append(tree_feed(memory, missing, new, above))
         return self._run(feeds, taps)
-
-    def _advance_scaled(
-        self, row: DecodeState, tokens: Sequence[int], parents: Sequence[int], taps: Taps
-    ) -> Scores:
-        """As `_advance` for longrope, whose scaling follows the last position of a call.
-
-        Nodes on both sides of the switch are scored in one call each, and the columns are always
-        those that a forward over the row without a cache would have made.
-        """
-        memory, switch = self._memory(row), self.family.switch
-        assert switch is not None
-        root = len(row.tokens) - 1
-        beyond = [root + depth >= switch for depth in depths(parents, memory.depths)]
-        sides = sorted(set(beyond))
-        parts = []
-        for side in sides:
-            if len(sides) == 1 and memory.far == side:
-                missing = () if memory.tokens else row.tokens[memory.cached : -1]
-                feed = tree_feed(memory, missing, tokens, parents)
-            else:
-                feed = renewed_feed(memory, row.tokens[:-1], tokens, parents, side, switch)
-                if side != sides[-1]:
-                    feed.nodes = None  # they enter the tree with the second call
-            parts += self._run([feed], taps)
-            memory.far = side
-        if len(parts) == 1:
-            return parts[0]
-        near, far = parts
-        there = torch.tensor(beyond, device=self.device)[:, None]
-        logits = torch.where(there, far.logits, near.logits)
-        if near.hidden is None or far.hidden is None:
-            return Scores(logits)
-        return Scores(logits, torch.where(there[..., None], far.hidden, near.hidden))

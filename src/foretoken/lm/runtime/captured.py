@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -48,6 +48,12 @@ class Captured(Protocol):
 
     layers: int
     plain_scores: bool  # no layer caps its scores or has sinks beside its keys
+    reach: int  # tokens of a forward for which products in C are the faster way
+
+    def in_one_call(self) -> Any:
+        """The whole forward of few tokens as one call in C (`kernels.segments.Segment`); None where
+        it is more than that."""
+        ...
 
     def run(
         self,

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.contract import LanguageModel
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.views.view import TargetView
-from foretoken.types import Draft, Ragged, Rows, SamplingParams, Scores, Taps
+from foretoken.trees.growing import Grown, GrowsTrees, GrowthRule
+from foretoken.types import DecodeState, Draft, Ragged, Rows, SamplingParams, Scores, Taps
 
 
 class FewRows(TargetView):
@@ -37,6 +38,12 @@ class FewRows(TargetView):
 
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         return [self.spread(score) for score in self.lm.grow(rows, tokens, parents, taps)]
+
+    def grow_tree(
+        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
+    ) -> Grown | None:
+        lm, own = self.lm, self.output_rows.tokens
+        return lm.grow_tree(row, rule, own) if isinstance(lm, GrowsTrees) else None
 
     def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         return self.output_rows.spread(self.lm.unembed(hidden)[:, : len(self.output_rows)])

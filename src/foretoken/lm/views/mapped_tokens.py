@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.coins import SeededCoins
 from foretoken.contract import LanguageModel
 from foretoken.lm.token_map import TokenMap
 from foretoken.lm.views.few_rows import FewRows
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import DecodeState, Draft, Ragged, Rows, SamplingParams, Scores, Taps
 
 
@@ -90,6 +91,11 @@ class MappedTokens(FewRows):
             self.blind(len(new), taps) if at is None or score is None else self.picked(score, at)
             for new, at, score in zip(tokens, wanted, some, strict=True)
         ]
+
+    def grow_tree(
+        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
+    ) -> Grown | None:
+        return None  # a node of the target's may be several of the draft's
 
     def translated(
         self, shadow: Shadow, tokens: Sequence[int], parents: Sequence[int]

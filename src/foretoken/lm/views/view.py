@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.contract import LanguageModel, LayerCache
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import Caps, DecodeState, Draft, Ragged, Rows, Scores, Taps
 
 
@@ -46,6 +47,11 @@ class TargetView:
 
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         return self.lm.grow(rows, tokens, parents, taps)
+
+    def grow_tree(
+        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
+    ) -> Grown | None:
+        return None  # what a view changes of the scores would be left out
 
     def commit(self, rows: Rows, paths: Ragged) -> None:
         self.lm.commit(rows, paths)

@@ -89,7 +89,10 @@ INLINE void lay_out(bf16 *to, const bf16 *const row[SIDE], int64_t width) {
 }
 #endif
 
-/* Each thread of a team calls these and does its share; no meeting at the end. */
+struct step;   /* of a stretch of a forward (segment.c) */
+struct cached; /* one layer of the cache */
+
+/* Each thread of a team calls the shares and does its own; no meeting at the end. */
 #define DECLARE(T)                                                                                \
   void product_share_##T(const T *x, T *y, int64_t rows, int64_t width, int64_t apart,            \
                          const struct part *parts, int64_t count);                                \
@@ -100,7 +103,13 @@ INLINE void lay_out(bf16 *to, const bf16 *const row[SIDE], int64_t width) {
                 int64_t width, int64_t apart, float eps);                                         \
   void rotate_##T(const T *restrict x, const T *restrict cos, const T *restrict sin,              \
                   T *restrict y, int64_t heads, int64_t tokens, int64_t width, int64_t head,      \
-                  int64_t apart, int64_t angle_apart);
+                  int64_t apart, int64_t angle_apart);                                            \
+  void best_##T(const T *z, int64_t rows, int64_t width, int64_t apart, float scale,              \
+                const int64_t *names, int64_t most, float *best, int64_t *at);                    \
+  int64_t segment_##T(const struct step *steps, int64_t count, void *const *buffers, int64_t all, \
+                      int64_t wanted, const int64_t *ids, const int64_t *positions,               \
+                      const int64_t *places, const struct cached *layers, const struct row *rows, \
+                      int64_t row_count, int threads);
 
 DECLARE(f32)
 DECLARE(bf16)

@@ -1,0 +1,72 @@
+"""Trees that a draft model grows by itself: by which rule, and what has become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Int
+from torch import Tensor
+
+from foretoken.trees.worth import Calibration, Decline
+from foretoken.types import DecodeState
+
+
+@dataclass(slots=True)
+class GrowthRule:
+    """How a tree grows whose candidates are the likeliest tokens and of which nobody asks anything
+    between its levels. A chain is a tree of one branch."""
+
+    depth: int
+    nodes: int  # candidates that are kept
+    branch: int  # likeliest tokens looked at below a node
+    temperature: float = 1.0  # of the probabilities that candidates are ranked by
+    ends: Collection[int] = ()  # tokens that nothing follows
+    prices: Sequence[float] = ()  # [n]: of scoring n nodes below the root; empty: none
+    floor: float = -1.0  # the value that any candidate must exceed
+    # A node is fed if its value, times `share`, is at least `least` or, where there are any, the
+    # bar of its level.
+    least: float = 0.0
+    bars: Sequence[float] = ()
+    share: float = 1.0
+    level: float = 0.0  # expected tokens that a level costs
+    min_gain: float = 0.0  # no further level that can add fewer
+    calibration: Calibration | None = None  # of the draft's confidence
+    decline: Decline | None = None  # what a level adds beside the one before; None: as much
+    greedy: bool = True  # calibrate as of greedy rows
+    rehearsed: bool = False  # favourites are certain, and nothing is learned
+
+
+@dataclass(slots=True)
+class Grown:
+    """A tree so far; lists run over its nodes in the order of their creation, the root first."""
+
+    whole: bool  # False: the nodes of `frontier` are to be fed, and it goes on from there
+    tokens: list[int]
+    parents: list[int]
+    ranks: list[int]  # among the followers of their parent
+    laws: list[float]  # the draft's probability of each, given its parent
+    values: list[float]  # that the target comes as far as each
+    places: list[int]  # in the model's open tree; -1: never fed
+    best: list[int]  # the kept candidates, best first
+    paid: int  # of these, those worth their price
+    frontier: list[int]
+    level: int
+    worth: float  # expected tokens above the price
+    gain: float  # of it, what the last level added
+    seconds: float  # that forwards took
+
+
+@runtime_checkable
+class GrowsTrees(Protocol):
+    """A model that may grow a row's tree in one call."""
+
+    def grow_tree(
+        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
+    ) -> Grown | None:
+        """Open a new tree of the row and let it grow; None: to be asked level by level instead.
+
+        `names` are the tokens of the first columns of its logits, where others do not count.
+        """
+        ...

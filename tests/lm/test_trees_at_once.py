@@ -1,0 +1,288 @@
+"""A tree grown in one call in C is the one grown level by level; so is what it leaves behind."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import itertools
+import pkgutil
+import random
+
+import pytest
+import torch
+from play import change_weight, random_tokens
+
+import foretoken
+from foretoken.coins import SeededCoins
+from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.growers.priced_chain import PricedChain
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.engine.engine import Engine, decode
+from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.kernels import segmented
+from foretoken.lm.kernels.linears import can_pack
+from foretoken.lm.opening import open_draft, open_lm
+from foretoken.lm.runtime.trees_at_once import TreesAtOnce
+from foretoken.lm.views.view import TargetView
+from foretoken.native import library as native
+from foretoken.native.growth import Growth
+from foretoken.row import make_row
+from foretoken.types import Budget, Prices, SamplingParams
+from foretoken.verifiers.recursive import Recursive
+
+pytestmark = pytest.mark.skipif(
+    not can_pack(torch.float32) or isinstance(native.library(), native.Unavailable),
+    reason="no oneDNN, no C compiler or no OpenMP here",
+)
+FAMILIES = ("llama", "qwen2", "qwen3")  # whose forward is one call
+PRICES = Prices(0.08, tuple(0.02 * n for n in range(40)), 1.0)
+STEEP = Prices(0.02, tuple(0.004 * n**1.5 for n in range(40)), 1.0)
+VOCAB = 576  # so many that both ways look for the best by one operation
+RULES = {
+    "tree": (BestFirst, {"min_gain": 0.0}, Budget(5, 12)),
+    "narrow tree": (BestFirst, {"branch": 2, "calibrate": False}, Budget(4, 9)),
+    "priced tree": (BestFirst, {}, Budget(8, 30, PRICES)),
+    "steep prices": (BestFirst, {}, Budget(6, 30, STEEP)),
+    "chain": (PricedChain, None, Budget(6, 6)),
+    "priced chain": (PricedChain, None, Budget(8, 8, Prices(0.02, (0.0,) * 20, 1.0))),
+}
+
+
+class LevelByLevel(OrdinaryModel):
+    """A draft model that is asked about every level."""
+
+    def grow_tree(self, row, rule, names=None):
+        return None
+
+
+class Granted(Fixed):
+    """The same budget in every step."""
+
+    def __init__(self, budget):
+        super().__init__()
+        self.granted = budget
+
+    def budgets(self, rows):
+        return [self.granted] * len(rows)
+
+
+@pytest.fixture
+def grown(monkeypatch):
+    """What every tree that was grown in one call came to: None, unfinished or whole."""
+    seen = []
+    own = TreesAtOnce.grow
+
+    def noting(self, *given):
+        found = own(self, *given)
+        seen.append(None if found is None else found.whole)
+        return found
+
+    monkeypatch.setattr(TreesAtOnce, "grow", noting)
+    return seen
+
+
+def words(count):
+    """A text of so many tokens."""
+    return tuple(token % VOCAB for token in random_tokens(random.Random(count), count))
+
+
+def read_something(lm):
+    row = make_row(list(words(9)), SamplingParams(), SeededCoins(0), VOCAB)
+    lm.prefill([row])
+    lm.free([row])
+
+
+@pytest.fixture
+def pair(made):
+    """A draft whose laws are neither flat nor certain, and a target."""
+
+    def make(family, dtype=torch.float32, alike=False):
+        lively = {"vocab_size": VOCAB, "initializer_range": 0.3}
+        torch.manual_seed(1)
+        draft, _ = made(family, dtype, **lively)
+        torch.manual_seed(1 if alike else 2)
+        target, _ = made(family, dtype, **lively)
+        read_something(draft)  # buffers of a cache are made by its first forward
+        return draft, target
+
+    return make
+
+
+def played(target, draft, kind, grower, prompts=((5, 9, 2, 41),), between=None, **options):
+    """New tokens and drafts of texts that a drafter writes with, all rows together."""
+    make, config, budget = grower
+    drafter = make(kind(draft), None if config is None else make.Config(**config))
+    engine = Engine(target, drafter, Recursive(), Granted(budget))
+    params = SamplingParams(**{"max_new_tokens": 40, **options})
+    rows = [make_row(list(p), params, SeededCoins(3), VOCAB) for p in prompts]
+    trees = []
+    for step in decode(rows, engine):
+        trees += [(draft.tree.tokens, draft.tree.parents) for draft in step.drafts]
+        if between is not None:
+            between(len(trees))
+    return [row.new_tokens for row in rows], trees
+
+
+def both(target, draft, grower, **options):
+    """Texts and drafts in one call and level by level."""
+    return [
+        played(target, draft, kind, grower, **options) for kind in (OrdinaryModel, LevelByLevel)
+    ]
+
+
+def test_c_and_python_agree_on_what_a_tree_is_made_of():
+    size = ctypes.CDLL(str(native.built())).growth_bytes
+    size.restype = ctypes.c_int64
+    assert ctypes.sizeof(Growth) == size()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_the_tree_grown_level_by_level(family, rule, pair, grown):
+    draft, target = pair(family)
+    for prompt in ((5, 9, 2, 41), (7,), words(30)):
+        once, by_level = both(target, draft, RULES[rule], prompts=(prompt,))
+        assert once == by_level
+    assert grown and all(grown)
+    assert len({len(tokens) for tokens, _ in once[1]}) > 1 or rule == "chain"
+
+
+@pytest.mark.parametrize("rule", ["tree", "priced tree", "chain"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_every_type_and_at_every_temperature(dtype, rule, pair, grown):
+    draft, target = pair("llama", dtype)
+    for temperature in (0.0, 0.6, 1.0, 2.5):
+        once, by_level = both(target, draft, RULES[rule], temperature=temperature, seed=1)
+        assert once == by_level
+    chains_are_drawn = rule == "chain"
+    assert all(grown) and len(grown) >= (10 if chains_are_drawn else 60)
+
+
+def test_the_cache_holds_what_the_path_says(pair, grown):
+    """Logits behind a text whose trees grew in one call are those of a forward of its own."""
+    draft, target = pair("llama", alike=True)
+    make, config, budget = RULES["tree"]
+    drafter = make(OrdinaryModel(draft), make.Config(**config))
+    row = make_row([5, 9, 2, 41], SamplingParams(max_new_tokens=30), SeededCoins(0), VOCAB)
+    lengths = []
+    for step in decode([row], Engine(target, drafter, Recursive(), Granted(budget))):
+        lengths.append(len(step.verdicts[0].path))
+        if row.finish is None:
+            draft.self_check(row)
+    assert max(lengths) > 2 and all(grown)
+
+
+def test_end_tokens_end_their_branches(pair, grown):
+    draft, target = pair("llama")
+    [text], _ = played(target, draft, LevelByLevel, RULES["tree"])
+    ends = frozenset(range(0, VOCAB, 3)) - set(text[:20])
+    once, by_level = both(target, draft, RULES["tree"], eos=ends)
+    assert once == by_level and all(grown)
+    tokens, parents = zip(
+        *itertools.chain(*(zip(*tree, strict=True) for tree in once[1])), strict=True
+    )
+    assert ends & set(tokens) and len(tokens) == len(parents)
+
+
+def test_a_full_buffer_is_gone_on_from(pair, grown):
+    """Columns run out in the middle of a tree: the rest is grown level by level, in larger ones."""
+    draft, target = pair("llama")
+    prompt = words(100)
+    once, by_level = both(target, draft, RULES["tree"], prompts=(prompt,), max_new_tokens=60)
+    assert once == by_level
+    assert False in grown and grown.count(True) > 10
+
+
+def test_a_table_of_positions_that_is_too_short_is_gone_on_from(pair, grown):
+    draft, target = pair("llama")
+    prompt = words(250)
+    once, by_level = both(target, draft, RULES["tree"], prompts=(prompt,), max_new_tokens=300)
+    assert once == by_level and grown.count(True) > 50
+
+
+def test_what_was_written_to_weights_is_followed(pair, grown):
+    draft, target = pair("llama")
+    before = {name: weight.clone() for name, weight in draft.model.named_parameters()}
+
+    def change(step):
+        if step == 3:
+            change_weight(draft.model.model.layers[1], "in place")
+            draft.refresh()
+
+    def restore():
+        with torch.no_grad():
+            for name, weight in draft.model.named_parameters():
+                weight.copy_(before[name])
+        draft.refresh()
+
+    once = played(target, draft, OrdinaryModel, RULES["tree"], between=change)
+    restore()
+    plain = played(target, draft, OrdinaryModel, RULES["tree"])
+    by_level = played(target, draft, LevelByLevel, RULES["tree"], between=change)
+    assert once == by_level and once[1] != plain[1] and all(grown)
+
+
+def test_a_draft_of_few_rows_names_the_targets_tokens(pair, grown):
+    whole, target = pair("llama")
+    words = OutputRows.of_tokens(range(1, VOCAB, 2), VOCAB)
+    draft = open_draft(whole.model, rows=words)
+    draft.lm.lean.reach = 32
+    read_something(draft)
+    for rule in ("tree", "priced tree", "chain"):
+        once, by_level = both(target, draft, RULES[rule])
+        assert once == by_level
+        drafted = {token for tokens, _ in once[1] for token in tokens[1:]}
+        assert drafted and drafted <= set(words.tokens.tolist())
+    assert grown and all(grown)
+
+
+def test_rows_together_grow_level_by_level(pair, grown):
+    draft, target = pair("llama")
+    prompts = ((5, 9, 2, 41), (7, 3), (1, 2, 3))
+    alone = [
+        played(target, draft, LevelByLevel, RULES["tree"], prompts=(p,))[0][0] for p in prompts
+    ]
+    together, _ = played(target, draft, OrdinaryModel, RULES["tree"], prompts=prompts)
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.8, "top_k": 5}, {"repetition_penalty": 1.3}, {"banned_tokens": {5, 7}}],
+)
+def test_laws_that_options_cut_are_asked_for_by_level(options, pair, grown):
+    draft, target = pair("llama")
+    once, by_level = both(target, draft, RULES["tree"], seed=1, **options)
+    assert once == by_level and not grown
+
+
+def test_one_without_c_is_asked_level_by_level(monkeypatch, make_tiny, grown):
+    monkeypatch.setattr(segmented, "operation", lambda *_: None)
+    draft, target = (open_lm(make_tiny("llama", seed, vocab_size=VOCAB)) for seed in (1, 2))
+    once, by_level = both(target, draft, RULES["tree"])
+    assert once == by_level and not any(grown)
+
+
+def provider(kind, name):
+    """The class in which a method is written, as its distance from `kind`."""
+    return next(i for i, one in enumerate(kind.__mro__) if name in vars(one))
+
+
+def descendants(kind):
+    below = kind.__subclasses__()
+    return [kind, *itertools.chain.from_iterable(map(descendants, below))]
+
+
+@pytest.mark.parametrize("base", [TargetView, OrdinaryModel])
+def test_whoever_changes_what_is_said_of_levels_says_so_of_trees(base):
+    """A view that changes the scores would let its model grow trees by other ones."""
+    for module in pkgutil.walk_packages(foretoken.__path__, "foretoken."):
+        if ".lm." in module.name or ".drafters." in module.name:
+            importlib.import_module(module.name)
+    kinds = [kind for kind in descendants(base) if "test_" not in kind.__module__]
+    assert len(kinds) > 2
+    for kind in kinds:
+        silent = vars(kind.__mro__[provider(kind, "grow_tree")])["grow_tree"]
+        refuses = silent is vars(TargetView)["grow_tree"]
+        assert refuses or provider(kind, "grow_tree") <= provider(kind, "grow"), kind
