@@ -50,14 +50,15 @@ class ForwardClock:
         else:
             lm.model.forward = self.timed(lm.model.forward)
         if (trees := getattr(lm, "trees_at_once", None)) is not None:
-            trees.grow = self.of_trees(trees.grow)
+            trees.grow = self.of_trees(trees, trees.grow)
 
-    def of_trees(self, grow: Any) -> Any:
-        """Forwards of a tree that grows in one call, which times them itself."""
+    def of_trees(self, trees: Any, grow: Any) -> Any:
+        """Forwards of trees that grow in one call, which times them itself."""
 
         def call(*given: Any) -> Any:
+            trees.seconds = 0.0
             grown = grow(*given)
-            self.seconds += 0.0 if grown is None else grown.seconds
+            self.seconds += trees.seconds
             return grown
 
         return call

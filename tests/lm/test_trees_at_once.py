@@ -20,13 +20,14 @@ from foretoken.drafters.growers.priced_chain import PricedChain
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.engine import Engine, decode
 from foretoken.lm.draft_vocabulary import OutputRows
-from foretoken.lm.kernels import segmented
+from foretoken.lm.kernels import position_tables, segmented
 from foretoken.lm.kernels.linears import can_pack
-from foretoken.lm.opening import open_draft, open_lm
+from foretoken.lm.opening import open_draft
+from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.trees_at_once import TreesAtOnce
 from foretoken.lm.views.view import TargetView
 from foretoken.native import library as native
-from foretoken.native.growth import Growth
+from foretoken.native.growth import Forward, Growth
 from foretoken.row import make_row
 from foretoken.types import Budget, Prices, SamplingParams
 from foretoken.verifiers.recursive import Recursive
@@ -52,8 +53,8 @@ RULES = {
 class LevelByLevel(OrdinaryModel):
     """A draft model that is asked about every level."""
 
-    def grow_tree(self, row, rule, names=None):
-        return None
+    def grow_trees(self, rows, rules, names=None):
+        return [None] * len(rows)
 
 
 class Granted(Fixed):
@@ -69,13 +70,13 @@ class Granted(Fixed):
 
 @pytest.fixture
 def grown(monkeypatch):
-    """What every tree that was grown in one call came to: None, unfinished or whole."""
+    """What every tree that was to grow in one call came to: None, unfinished or whole."""
     seen = []
     own = TreesAtOnce.grow
 
     def noting(self, *given):
         found = own(self, *given)
-        seen.append(None if found is None else found.whole)
+        seen.extend(None if one is None else one.whole for one in found)
         return found
 
     monkeypatch.setattr(TreesAtOnce, "grow", noting)
@@ -118,10 +119,19 @@ def played(target, draft, kind, grower, prompts=((5, 9, 2, 41),), between=None, 
     rows = [make_row(list(p), params, SeededCoins(3), VOCAB) for p in prompts]
     trees = []
     for step in decode(rows, engine):
-        trees += [(draft.tree.tokens, draft.tree.parents) for draft in step.drafts]
+        trees += [(draft.tree.tokens, draft.tree.parents, draft.chances) for draft in step.drafts]
         if between is not None:
             between(len(trees))
-    return [row.new_tokens for row in rows], trees
+    return [row.new_tokens for row in rows], trees, learned(drafter)
+
+
+def learned(drafter):
+    """What a drafter made of its trees: experience with confidence, and with levels."""
+    if isinstance(drafter, PricedChain):
+        return drafter.shared.calibration.hits, drafter.shared.calibration.promised
+    known, decline = drafter.ranker.calibration, drafter.ranker.decline
+    counts = None if known is None else (known.hits, known.promised)
+    return counts, decline.last, decline.following
 
 
 def both(target, draft, grower, **options):
@@ -131,10 +141,11 @@ def both(target, draft, grower, **options):
     ]
 
 
-def test_c_and_python_agree_on_what_a_tree_is_made_of():
-    size = ctypes.CDLL(str(native.built())).growth_bytes
+@pytest.mark.parametrize(("name", "kind"), [("growth", Growth), ("forward", Forward)])
+def test_c_and_python_agree_on_what_a_tree_is_made_of(name, kind):
+    size = getattr(ctypes.CDLL(str(native.built())), f"{name}_bytes")
     size.restype = ctypes.c_int64
-    assert ctypes.sizeof(Growth) == size()
+    assert ctypes.sizeof(kind) == size()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -145,7 +156,7 @@ def test_it_is_the_tree_grown_level_by_level(family, rule, pair, grown):
         once, by_level = both(target, draft, RULES[rule], prompts=(prompt,))
         assert once == by_level
     assert grown and all(grown)
-    assert len({len(tokens) for tokens, _ in once[1]}) > 1 or rule == "chain"
+    assert len({len(tokens) for tokens, *_ in once[1]}) > 1 or rule == "chain"
 
 
 @pytest.mark.parametrize("rule", ["tree", "priced tree", "chain"])
@@ -175,14 +186,11 @@ def test_the_cache_holds_what_the_path_says(pair, grown):
 
 def test_end_tokens_end_their_branches(pair, grown):
     draft, target = pair("llama")
-    [text], _ = played(target, draft, LevelByLevel, RULES["tree"])
+    [text], *_ = played(target, draft, LevelByLevel, RULES["tree"])
     ends = frozenset(range(0, VOCAB, 3)) - set(text[:20])
     once, by_level = both(target, draft, RULES["tree"], eos=ends)
     assert once == by_level and all(grown)
-    tokens, parents = zip(
-        *itertools.chain(*(zip(*tree, strict=True) for tree in once[1])), strict=True
-    )
-    assert ends & set(tokens) and len(tokens) == len(parents)
+    assert ends & {token for tokens, *_ in once[1] for token in tokens}
 
 
 def test_a_full_buffer_is_gone_on_from(pair, grown):
@@ -194,30 +202,59 @@ def test_a_full_buffer_is_gone_on_from(pair, grown):
     assert False in grown and grown.count(True) > 10
 
 
-def test_a_table_of_positions_that_is_too_short_is_gone_on_from(pair, grown):
+def test_a_chain_that_outgrows_its_buffer_is_gone_on_from(pair, grown):
     draft, target = pair("llama")
-    prompt = words(250)
-    once, by_level = both(target, draft, RULES["tree"], prompts=(prompt,), max_new_tokens=300)
+    for rule in ("chain", "priced chain"):
+        for length in range(119, 127):
+            once, by_level = both(
+                target, draft, RULES[rule], prompts=(words(length),), max_new_tokens=12
+            )
+            assert once == by_level
+            draft.reset()
+            read_something(draft)
+    assert False in grown and grown.count(True) > 10
+
+
+def test_a_tree_larger_than_its_memory_is_gone_on_from(pair, grown):
+    """Wide levels of many children make more nodes than are kept room for."""
+    draft, target = pair("llama")
+    draft.lean.reach = 64
+    rule = (BestFirst, {"min_gain": 0.0, "branch": 60}, Budget(6, 60))
+    once, by_level = both(target, draft, rule, max_new_tokens=12)
+    assert once == by_level
+    assert False in grown
+
+
+def test_budgets_beyond_one_call_are_asked_for_by_level(pair, grown):
+    draft, target = pair("llama")
+    rule = (BestFirst, {}, Budget(3, 70))
+    once, by_level = both(target, draft, rule, max_new_tokens=12)
+    assert once == by_level and not any(grown)
+
+
+def test_a_table_of_positions_that_is_too_short_is_gone_on_from(pair, grown, monkeypatch):
+    """The look-up beyond it does nothing; the level's forward makes a longer one."""
+    monkeypatch.setattr(position_tables, "FIRST", 64)
+    draft, target = pair("llama")
+    draft.cache.reserve([0], [1000])
+    once, by_level = both(target, draft, RULES["tree"], max_new_tokens=300)
     assert once == by_level and grown.count(True) > 50
+    assert set(grown) - {True}, "no tree met the end of the table"
 
 
-def test_what_was_written_to_weights_is_followed(pair, grown):
+def test_weights_put_in_place_of_others_are_followed(pair, grown):
     draft, target = pair("llama")
-    before = {name: weight.clone() for name, weight in draft.model.named_parameters()}
+    layer = draft.model.model.layers[1]
+    before = layer.mlp.down_proj.weight
 
     def change(step):
         if step == 3:
-            change_weight(draft.model.model.layers[1], "in place")
+            change_weight(layer, "parameter")
             draft.refresh()
 
-    def restore():
-        with torch.no_grad():
-            for name, weight in draft.model.named_parameters():
-                weight.copy_(before[name])
-        draft.refresh()
-
     once = played(target, draft, OrdinaryModel, RULES["tree"], between=change)
-    restore()
+    layer.mlp.down_proj.weight = before
+    draft.refresh()
     plain = played(target, draft, OrdinaryModel, RULES["tree"])
     by_level = played(target, draft, LevelByLevel, RULES["tree"], between=change)
     assert once == by_level and once[1] != plain[1] and all(grown)
@@ -232,19 +269,30 @@ def test_a_draft_of_few_rows_names_the_targets_tokens(pair, grown):
     for rule in ("tree", "priced tree", "chain"):
         once, by_level = both(target, draft, RULES[rule])
         assert once == by_level
-        drafted = {token for tokens, _ in once[1] for token in tokens[1:]}
+        drafted = {token for tokens, *_ in once[1] for token in tokens[1:]}
         assert drafted and drafted <= set(words.tokens.tolist())
     assert grown and all(grown)
 
 
-def test_rows_together_grow_level_by_level(pair, grown):
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_grow_together(rule, pair, grown):
+    """Of any lengths, some of which end before others: each as level by level."""
     draft, target = pair("llama")
-    prompts = ((5, 9, 2, 41), (7, 3), (1, 2, 3))
-    alone = [
-        played(target, draft, LevelByLevel, RULES["tree"], prompts=(p,))[0][0] for p in prompts
-    ]
-    together, _ = played(target, draft, OrdinaryModel, RULES["tree"], prompts=prompts)
-    assert together == alone
+    prompts = ((5, 9, 2, 41), (7, 3), words(30), (1, 2, 3))
+    once, by_level = both(target, draft, RULES[rule], prompts=prompts)
+    assert once == by_level
+    alone = [played(target, draft, OrdinaryModel, RULES[rule], prompts=(p,))[0] for p in prompts]
+    assert once[0] == [text for [text] in alone]
+    assert grown.count(True) > 60
+
+
+def test_rows_too_many_for_one_forward_are_gone_on_from(pair, grown):
+    draft, target = pair("llama")
+    draft.lean.reach = 20
+    prompts = [words(n) for n in (3, 5, 8, 13, 21)]
+    once, by_level = both(target, draft, RULES["tree"], prompts=prompts)
+    assert once[0] == by_level[0]
+    assert False in grown and True in grown
 
 
 @pytest.mark.parametrize(
@@ -257,11 +305,11 @@ def test_laws_that_options_cut_are_asked_for_by_level(options, pair, grown):
     assert once == by_level and not grown
 
 
-def test_one_without_c_is_asked_level_by_level(monkeypatch, make_tiny, grown):
+def test_one_without_c_is_asked_level_by_level(pair, grown, monkeypatch):
     monkeypatch.setattr(segmented, "operation", lambda *_: None)
-    draft, target = (open_lm(make_tiny("llama", seed, vocab_size=VOCAB)) for seed in (1, 2))
+    draft, target = pair("llama")
     once, by_level = both(target, draft, RULES["tree"])
-    assert once == by_level and not any(grown)
+    assert once == by_level and not any(grown) and grown
 
 
 def provider(kind, name):
@@ -274,15 +322,16 @@ def descendants(kind):
     return [kind, *itertools.chain.from_iterable(map(descendants, below))]
 
 
-@pytest.mark.parametrize("base", [TargetView, OrdinaryModel])
+@pytest.mark.parametrize("base", [TargetView, OrdinaryModel, CachedLM])
 def test_whoever_changes_what_is_said_of_levels_says_so_of_trees(base):
-    """A view that changes the scores would let its model grow trees by other ones."""
+    """Else its model would grow trees by other scores."""
     for module in pkgutil.walk_packages(foretoken.__path__, "foretoken."):
-        if ".lm." in module.name or ".drafters." in module.name:
+        if {"lm", "drafters", "audit", "training"} & {*module.name.split(".")}:
             importlib.import_module(module.name)
     kinds = [kind for kind in descendants(base) if "test_" not in kind.__module__]
-    assert len(kinds) > 2
+    assert len(kinds) > 1
     for kind in kinds:
-        silent = vars(kind.__mro__[provider(kind, "grow_tree")])["grow_tree"]
-        refuses = silent is vars(TargetView)["grow_tree"]
-        assert refuses or provider(kind, "grow_tree") <= provider(kind, "grow"), kind
+        of_trees = provider(kind, "grow_trees")
+        refuses = vars(kind.__mro__[of_trees])["grow_trees"] is vars(TargetView)["grow_trees"]
+        changed = [name for name in ("grow", "_advance", "_run") if hasattr(kind, name)]
+        assert refuses or all(of_trees <= provider(kind, name) for name in changed), kind

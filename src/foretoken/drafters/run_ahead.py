@@ -67,10 +67,10 @@ class RunAhead(OrdinaryModel):
             tree.fed += feed
         return [Scores(score.logits[-1:]) for score in scores]
 
-    def grow_tree(
-        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
-    ) -> Grown | None:
-        return None  # what is open goes on from one step to the next
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Int[Tensor, "n"] | None = None
+    ) -> list[Grown | None]:
+        return [None] * len(rows)  # what is open goes on from one step to the next
 
     def keep(
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]

@@ -1,10 +1,11 @@
-"""Trees of a draft model that grow in one call in C (`c/growth.c`)."""
+"""Trees of a draft model that grow in one call in C (`c/growth.c`, which tells of the fields)."""
 
 from __future__ import annotations
 
 import ctypes
 from array import array
-from ctypes import c_double, c_float, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, addressof, c_double, c_float, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -12,9 +13,16 @@ from torch import Tensor
 
 from foretoken.native.library import Call, operation
 from foretoken.trees.growing import Grown, GrowthRule
-from foretoken.trees.worth import Calibration
+from foretoken.trees.worth import Calibration, Decline
 
-NODES, FED, AT_ONCE, WIDEST = 512, 128, 64, 64  # as in C
+NODES, FED, AT_ONCE, WIDEST = 2048, 256, 64, 64  # as in C
+GROWING, WHOLE, LEFT = range(3)
+
+
+def _fields(**kinds: str) -> tuple[tuple[str, Any], ...]:
+    """Names of equal kinds side by side, in the order of the structure."""
+    known = {"p": c_void_p, "n": c_int64, "d": c_double}
+    return tuple((name, known[kind[0]]) for kind, names in kinds.items() for name in names.split())
 
 
 class _Row(ctypes.Structure):
@@ -24,136 +32,89 @@ class _Row(ctypes.Structure):
     )
 
 
-class Growth(ctypes.Structure):
-    """What C reads and writes; the fields are told of there."""
+class Forward(ctypes.Structure):
+    """A forward over the next nodes of all trees."""
 
     _fields_ = (
-        ("steps", c_void_p),
-        ("step_count", c_int64),
-        ("buffers", c_void_p),
-        ("layers", c_void_p),
-        ("threads", c_int64),
-        ("logits", c_void_p),
-        ("columns", c_int64),
-        ("apart", c_int64),
-        ("names", c_void_p),
-        ("scale", c_double),
-        ("mask", c_void_p),
-        ("late", c_int64),
-        ("root", c_int64),
-        ("room", c_int64),
-        ("most", c_int64),
-        ("depth", c_int64),
-        ("nodes", c_int64),
-        ("branch", c_int64),
-        ("ends", c_void_p),
-        ("end_count", c_int64),
-        ("prices", c_void_p),
-        ("bars", c_void_p),
-        ("price_count", c_int64),
-        ("share", c_double),
-        ("least", c_double),
-        ("level_price", c_double),
-        ("floor", c_double),
-        ("min_gain", c_double),
-        ("hits", c_void_p),
-        ("promised", c_void_p),
-        ("edges", c_void_p),
-        ("edge_count", c_int64),
-        ("greedy", c_int64),
-        ("rehearsed", c_int64),
-        ("weight", c_double),
-        ("last", c_double),
-        ("following", c_double),
-        ("count", c_int64),
-        ("level", c_int64),
-        ("fed", c_int64),
-        ("paid", c_int64),
-        ("held", c_int64),
-        ("waiting", c_int64),
-        ("worth", c_double),
-        ("gain", c_double),
+        *_fields(p1="steps", n1="step_count", p2="buffers layers"),
+        *_fields(n1="threads most widest", p1="logits", n2="columns apart", p2="names"),
         ("seconds", c_double),
-        ("row", _Row),
-        ("ids", c_int64 * AT_ONCE),
-        ("positions", c_int64 * AT_ONCE),
-        ("tokens", c_int64 * NODES),
-        ("parents", c_int64 * NODES),
-        ("ranks", c_int64 * NODES),
-        ("places", c_int64 * NODES),
-        ("laws", c_double * NODES),
-        ("values", c_double * NODES),
-        ("best", c_int64 * (AT_ONCE + 1)),
-        ("frontier", c_int64 * AT_ONCE),
-        ("above", c_int64 * FED),
-        ("depths", c_int64 * FED),
+        ("rows", _Row * AT_ONCE),
+        *((name, c_int64 * AT_ONCE) for name in ("ids", "positions", "wanted")),
         ("chances", c_float * (AT_ONCE * WIDEST)),
         ("followers", c_int64 * (AT_ONCE * WIDEST)),
     )
 
 
-class Growing:
-    """Memory for one tree at a time, and the call that grows it."""
+class Growth(ctypes.Structure):
+    """One row's tree."""
+
+    _fields_ = (
+        *_fields(n1="slot late root room", p1="mask", d1="scale", n2="depth nodes branch"),
+        *_fields(p1="ends", n1="end_count", p2="prices bars", n2="price_count"),
+        *_fields(d1="share least level_price floor min_gain", p1="hits promised edges"),
+        *_fields(n1="edge_count greedy rehearsed", d1="weight fade", p1="decline"),
+        *_fields(n1="state count level fed paid held waiting", d1="worth gain"),
+        ("before", c_int64 * AT_ONCE),
+        *((name, c_int64 * NODES) for name in ("tokens", "parents", "ranks", "places")),
+        *((name, c_double * NODES) for name in ("laws", "values")),
+        *((name, c_int64 * AT_ONCE) for name in ("best", "frontier")),
+        *((name, c_int64 * FED) for name in ("above", "depths")),
+    )
+
+
+class Planted:
+    """Memory for one tree at a time."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.call: Call | None = operation("grow", dtype)
         self.state = Growth()
         self.mask = torch.empty(AT_ONCE, FED, dtype=dtype, device="cpu")
         self.state.mask = self.mask.data_ptr()
-        self.in_order = array("q", range(AT_ONCE))  # places that logits are wanted at
         self.edges = array("d", Calibration.EDGES)
         self.state.edges, self.state.edge_count = self.edges.buffer_info()
+        self.state.fade = Decline.FADE
+        self.kept: list[Any] = []  # what the state points to
 
-    def takes(self, rule: GrowthRule) -> bool:
-        """Whether a tree may be as large as it is wanted."""
-        return self.call is not None and 0 < rule.nodes <= AT_ONCE and rule.branch <= WIDEST
-
-    def grow(self, root: int, rule: GrowthRule, names: Tensor | None) -> bool:
-        """Grow a tree below the token `root`; whether it is whole. Forward and row are told before.
-
-        What decides is kept until the call is over; experience is read and written where it is.
-        """
+    def place(self, slot: int, column: int, room: int, before: Sequence[int]) -> None:
+        """Say where the tree lies in the cache, and which tokens are fed before its root."""
         state = self.state
-        kept: list[Any] = [names, array("q", rule.ends), array("d", rule.prices)]
-        state.ends, state.end_count = kept[1].buffer_info()
-        state.prices, state.price_count = kept[2].buffer_info()
-        state.bars = None
-        if rule.bars:
-            kept.append(array("d", rule.bars))
-            state.bars = kept[-1].buffer_info()[0]
+        state.slot, state.root, state.room, state.late = slot, column, room, len(before)
+        state.before[: len(before)] = before
+
+    def plant(self, root: int, rule: GrowthRule) -> None:
+        """A tree of one token, and by which rule it grows."""
+        state, prices, bars = self.state, array("d", rule.prices), array("d", rule.bars)
+        ends = array("q", rule.ends)
+        self.kept = [prices, bars, ends]
+        state.ends, state.end_count = ends.buffer_info()
+        state.prices, state.price_count = prices.buffer_info()
+        state.bars = bars.buffer_info()[0] if rule.bars else None
         state.hits = state.promised = None
         if rule.calibration is not None:
-            state.weight = rule.calibration.weight
-            kept += [array("d", rule.calibration.hits), array("d", rule.calibration.promised)]
-            state.hits, state.promised = (counts.buffer_info()[0] for counts in kept[-2:])
-        decline = rule.decline
-        state.last, state.following = (1.0, 1.0) if decline is None else (
-            decline.last, decline.following
-        )  # fmt: skip
-        state.names = None if names is None else names.data_ptr()
+            known = rule.calibration
+            counts = array("d", known.hits), array("d", known.promised)
+            state.hits, state.promised = (some.buffer_info()[0] for some in counts)
+            state.weight = known.weight
+            self.kept += counts
         state.scale = 1.0 / rule.temperature
         state.depth, state.nodes, state.branch = rule.depth, rule.nodes, rule.branch
         state.share, state.least, state.level_price = rule.share, rule.least, rule.level
         state.floor, state.min_gain = rule.floor, rule.min_gain
         state.greedy, state.rehearsed = rule.greedy, rule.rehearsed
-        state.count = state.waiting = 1
+        state.state, state.count, state.waiting, state.frontier[0] = GROWING, 1, 1, 0
         state.level = state.fed = state.paid = state.held = 0
-        state.worth = state.gain = state.seconds = 0.0
+        state.worth = state.gain = 0.0
         state.tokens[0], state.parents[0], state.ranks[0], state.places[0] = root, -1, 0, -1
         state.laws[0] = state.values[0] = 1.0
-        state.frontier[0] = 0
-        assert self.call is not None
-        whole = bool(self.call(ctypes.addressof(state), self.in_order.buffer_info()[0]))
-        if decline is not None and not rule.rehearsed:
-            decline.last, decline.following = state.last, state.following
-        return whole
 
-    def tree(self, whole: bool) -> Grown:
-        """What has grown."""
+    def tree(self) -> Grown | None:
+        """What has grown; None: nothing was fed."""
         state = self.state
+        if not state.fed:
+            return None
         count = state.count
         return Grown(
-            whole,
+            whole=state.state == WHOLE,
             tokens=state.tokens[:count],
             parents=state.parents[:count],
             ranks=state.ranks[:count],
@@ -166,5 +127,47 @@ class Growing:
             level=state.level,
             worth=state.worth,
             gain=state.gain,
-            seconds=state.seconds,
         )
+
+
+class Grove:
+    """Memory for trees that grow together, and the call."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.call: Call | None = operation("grow", dtype)
+        self.dtype, self.forward = dtype, Forward()
+        self.places: list[Planted] = []
+
+    def takes(self, rule: GrowthRule) -> bool:
+        """Whether a tree may be as large as it is wanted."""
+        fits = 0 < rule.nodes <= AT_ONCE and 0 < rule.branch <= WIDEST
+        return self.call is not None and fits and rule.depth > 0
+
+    def planted(self, count: int) -> list[Planted]:
+        """Memory for so many trees."""
+        while len(self.places) < count:
+            self.places.append(Planted(self.dtype))
+        return self.places[:count]
+
+    def grow(
+        self, trees: Sequence[Planted], rules: Sequence[GrowthRule], names: Tensor | None
+    ) -> float:
+        """Let planted trees grow, the forward being told of; seconds that forwards took.
+
+        What levels gain is learned by all trees of one rule together, as they grow.
+        """
+        learned: dict[int, tuple[Decline, array[float]]] = {}
+        for tree, rule in zip(trees, rules, strict=True):
+            tree.state.decline = None
+            if (known := rule.decline) is not None:
+                numbers = array("d", (known.last, known.following))
+                numbers = learned.setdefault(id(known), (known, numbers))[1]
+                tree.state.decline = numbers.buffer_info()[0]
+        forward = self.forward
+        forward.names, forward.seconds = None if names is None else names.data_ptr(), 0.0
+        table = (POINTER(Growth) * len(trees))(*(ctypes.pointer(tree.state) for tree in trees))
+        assert self.call is not None
+        self.call(addressof(forward), addressof(table), len(trees))
+        for known, numbers in learned.values():
+            known.last, known.following = numbers
+        return float(forward.seconds)

@@ -64,9 +64,9 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "columns": (_WORD, *[_COUNT] * 5, _WORD, *[_COUNT] * 2),
     "segment": (_WORD, _COUNT, _WORD, *[_COUNT] * 2, *[_WORD] * 5, _COUNT, _INT),
     "between": (_WORD, _COUNT, _WORD, _COUNT, _INT),
-    "grow": (_WORD, _WORD),
+    "grow": (_WORD, _WORD, _COUNT),
 }
-RESULTS = {"segment": _COUNT, "grow": _COUNT}  # of the others: none
+RESULTS = {"segment": _COUNT}  # of the others: none
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 NARROW = 256  # columns below which torch's operations do as well
 PATIENCE = 120  # seconds for a compiler that takes two

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from jaxtyping import Int
 from torch import Tensor
 
 from foretoken.trees.worth import Calibration, Decline
-from foretoken.types import DecodeState
+from foretoken.types import Rows
 
 
 @dataclass(slots=True)
@@ -55,18 +55,21 @@ class Grown:
     level: int
     worth: float  # expected tokens above the price
     gain: float  # of it, what the last level added
-    seconds: float  # that forwards took
 
 
-@runtime_checkable
 class GrowsTrees(Protocol):
-    """A model that may grow a row's tree in one call."""
+    """A model that may grow trees in one call."""
 
-    def grow_tree(
-        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
-    ) -> Grown | None:
-        """Open a new tree of the row and let it grow; None: to be asked level by level instead.
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Int[Tensor, "n"] | None = None
+    ) -> list[Grown | None]:
+        """Open a new tree of each row and let it grow; None: to be asked level by level instead.
 
         `names` are the tokens of the first columns of its logits, where others do not count.
         """
         ...
+
+
+def grows_trees(model: Any) -> TypeGuard[GrowsTrees]:
+    """Whether a model has such a call of its own: a wrapper passes on what it does not know."""
+    return hasattr(type(model), "grow_trees")

@@ -1,4 +1,4 @@
-"""Growers that let a model grow a lone row's tree in one call, where it can and nobody looks on."""
+"""Growers that let a model grow trees in one call, where it can and nobody looks on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from foretoken.contract import StoppingRule
 from foretoken.drafters.growers.grower import Grower
-from foretoken.trees.growing import Grown, GrowsTrees, GrowthRule
+from foretoken.trees.growing import Grown, GrowsTrees, GrowthRule, grows_trees
 from foretoken.types import DecodeState
 
 
@@ -15,6 +15,7 @@ class RuledGrowth(Protocol):
     """A `Growth` that may follow a rule."""
 
     row: DecodeState
+    complete: bool
 
     def rule(self) -> GrowthRule | None:
         """What decides how it grows; None where more than numbers does."""
@@ -29,13 +30,18 @@ class AtOnce(Grower):
     """Base of growers whose `begin` makes a `RuledGrowth`."""
 
     def grow(self, growths: Sequence[Any], stop: StoppingRule | None) -> None:
-        model = self.model
-        if len(growths) == 1 and stop is None and isinstance(model, GrowsTrees):
-            one: RuledGrowth = growths[0]
-            rule = one.rule()
-            grown = None if rule is None else model.grow_tree(one.row, rule)
+        if growths and stop is None and grows_trees(self.model):
+            self.grow_at_once(self.model, growths)
+            growths = [one for one in growths if not one.complete]
+        super().grow(growths, stop)
+
+    def grow_at_once(self, model: GrowsTrees, growths: Sequence[RuledGrowth]) -> None:
+        """What has a rule, as far as the model grows it."""
+        asked = [(one, rule) for one in growths if (rule := one.rule()) is not None]
+        if not asked:
+            return
+        found = model.grow_trees([one.row for one, _ in asked], [rule for _, rule in asked])
+        for (one, _), grown in zip(asked, found, strict=True):
             if grown is not None:
                 one.adopt(grown)
-                if grown.whole:
-                    return
-        super().grow(growths, stop)
+                one.complete = grown.whole

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
 from foretoken.lm.views.few_rows import is_silenced
-from foretoken.trees.growing import Grown, GrowsTrees, GrowthRule
+from foretoken.trees.growing import Grown, GrowthRule, grows_trees
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
 RECENT = 0.2  # weight of the texts read last in what reading is known to take
@@ -72,15 +72,15 @@ class OrdinaryModel:
             self.read(rows)
         return self.lm.grow(rows, tokens, parents, taps)
 
-    def grow_tree(
-        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
-    ) -> Grown | None:
-        """A new tree of a row in one call; None: to be asked level by level instead."""
-        if not isinstance(self.lm, GrowsTrees):
-            return None
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Int[Tensor, "n"] | None = None
+    ) -> list[Grown | None]:
+        """New trees of rows in one call; None: to be asked level by level instead."""
+        if not grows_trees(self.lm):
+            return [None] * len(rows)
         if self.unread:
-            self.read([row])
-        return self.lm.grow_tree(row, rule, names)
+            self.read(rows)
+        return self.lm.grow_trees(rows, rules, names)
 
     def keep(
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]

@@ -59,7 +59,7 @@ class Variant:
 
     run: Callable[..., list[Tensor]]
     copies: Copies
-    call: Segment | None = None  # that it is, where it makes logits of few tokens in one
+    alone: Segment | None = None  # all that it is, where it makes logits of few tokens in one call
 
 
 class LeanForward:
@@ -124,7 +124,7 @@ class LeanForward:
 
     def in_one_call(self) -> Segment | None:
         """The whole forward of few tokens as one call in C; None where it is more than that."""
-        return self.variant((), WHOLE, Way.FEW, False).call
+        return self.variant((), WHOLE, Way.FEW, False).alone
 
     def write(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Variant:
         """The code that gives these results and no others."""
@@ -153,7 +153,7 @@ class LeanForward:
         if written is None:
             found = Variant(self.program.variant(results, instead), self.whole)
         else:
-            found = Variant(written.run, Copies(written.made_of), written.call)
+            found = Variant(written.run, Copies(written.made_of), written.alone)
         self.variants[taps, cut, way, entered] = found
         return found
 

@@ -212,12 +212,12 @@ class Segmented:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The code of a variant, the weights that it may know by a copy, and the one call that it is,
-    where it makes logits and is no more than that."""
+    """The code of a variant, the weights that it may know by a copy, and the segment that it is,
+    where it makes logits by that one call and no more."""
 
     run: Callable[..., list[Tensor]]
     made_of: list[Tensor]
-    call: Segment | None
+    alone: Segment | None
 
 
 def weights_type(program: Program) -> torch.dtype:

@@ -38,6 +38,7 @@ from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.packing import Feed
 from foretoken.lm.runtime.partial_forwards import Part
 from foretoken.lm.runtime.sharing import exclusive
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import Caps, DecodeState, Ragged, Rows, Scores, Taps
 
 WHY = "a left-padded batch is a rectangle of chains"
@@ -68,6 +69,11 @@ class AlignedLM(CachedLM):
         memory, pad = self._memory(row), self.alignment.pad(row)
         found = self.cache.kept(layer, memory.slot, pad + memory.cached)
         return None if found is None else (found[0][:, pad:], found[1][:, pad:])
+
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Tensor | None = None
+    ) -> list[Grown | None]:
+        return [None] * len(rows)  # columns begin with pads
 
     def _advance(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps) -> list[Scores]:
         """New nodes of the rows' chains; those that open one are a rectangle by then."""

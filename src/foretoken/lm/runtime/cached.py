@@ -112,8 +112,8 @@ class CachedLM(BatchForward):
 
     @cached_property
     def trees_at_once(self) -> TreesAtOnce:
-        """What grows a lone row's tree in one call."""
-        return TreesAtOnce(self)
+        """What grows trees in one call."""
+        return TreesAtOnce(self.model.dtype)
 
     @cached_property
     def _head(self) -> OutputHead:
@@ -229,14 +229,14 @@ class CachedLM(BatchForward):
         return self._advance(rows, tokens, parents, taps)
 
     @exclusive
-    def grow_tree(
-        self, row: DecodeState, rule: GrowthRule, names: Tensor | None = None
-    ) -> Grown | None:
-        """Open a new tree of the row and let it grow; None: to be asked level by level instead.
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Tensor | None = None
+    ) -> list[Grown | None]:
+        """Open a new tree of each row and let it grow; None: to be asked level by level instead.
 
         `names` are the tokens of the first columns of the logits, where others are not meant.
         """
-        return self.trees_at_once.grow(row, self._memory(row), rule, names)
+        return self.trees_at_once.grow(self, rows, [*map(self._memory, rows)], rules, names)
 
     @exclusive
     def commit(self, rows: Rows, paths: Ragged) -> None:

@@ -118,7 +118,7 @@ class SlotAttention:
         form = (shape[1], *(step for pair in strides for step in pair))
         owner.call(
             query.data_ptr(), key.data_ptr(), value.data_ptr(), made.data_ptr(), keys, values,
-            owner.layout(of, form), self.address, self.count,
+            ctypes.addressof(owner.layout(of, form)), self.address, self.count,
             shape[3] ** -0.5 if scaling is None else scaling, self.threads,
         )  # fmt: skip
         return made
@@ -184,14 +184,16 @@ class InSlots:
             if len(self.tables) > 256:
                 self.tables = {}
             table = (_Cached * len(self.layers))()
+            kept = []
             for layer, form in asker.forms.items():
                 keys, values, of = self.layers[layer]
-                table[layer] = _Cached(keys, values, self.layout(of, form))
-            self.tables[asker] = table
-        return ctypes.addressof(self.tables[asker])
+                kept.append(self.layout(of, form))
+                table[layer] = _Cached(keys, values, ctypes.addressof(kept[-1]))
+            self.tables[asker] = table, kept
+        return ctypes.addressof(self.tables[asker][0])
 
-    def layout(self, of: tuple[int, ...], form: tuple[int, ...]) -> int:
-        """Address of the sizes and steps of one layer's states and buffers.
+    def layout(self, of: tuple[int, ...], form: tuple[int, ...]) -> _Layout:
+        """The sizes and steps of one layer's states and buffers.
 
         `form`: heads, then elements between heads and between tokens of queries, keys and values.
         """
@@ -202,7 +204,7 @@ class InSlots:
             heads, *inner = form
             groups, width, wide, *steps = of
             self.layouts[key] = _Layout(heads, groups, width, wide, *inner, *steps)
-        return ctypes.addressof(self.layouts[key])
+        return self.layouts[key]
 
 
 def in_c(dtype: torch.dtype, *widths: int) -> Callable[..., None] | None:

@@ -1,4 +1,4 @@
-"""A lone row's tree of guesses in one call: forwards in C, and in between what the next one feeds.
+"""Trees of guesses in one call: forwards in C, and in between what the next one feeds.
 
 Where a draft model is small its forwards take a fraction of a millisecond, and Python between two
 of them as much again.
@@ -6,86 +6,128 @@ of them as much again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from foretoken.lm.runtime.batch_forward import BatchForward
+from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.packing import Memory
 from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
-from foretoken.native.growth import Growing
+from foretoken.native.growth import Grove, Planted
+from foretoken.native.library import NARROW
 from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.trees.masks import ancestors
-from foretoken.types import DecodeState
+from foretoken.types import Rows
 
 
 class TreesAtOnce:
     """Grows trees of a model that was captured, whose forward of few tokens is one call."""
 
-    def __init__(self, forward: BatchForward) -> None:
-        self.forward = forward
-        self.growing = Growing(forward.model.dtype)
-        self.logits = forward.masks.nothing.new_empty(0)  # what the last forward of a tree said
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.grove = Grove(dtype)
+        self.seconds = 0.0  # that the forwards of the last call took
+        self.room: Tensor | None = None  # for logits: fresh memory costs a fault every 4 KiB
 
     def grow(
-        self, row: DecodeState, memory: Memory, rule: GrowthRule, names: Tensor | None
-    ) -> Grown | None:
-        """A new tree of the row; None where it has to be asked for level by level, and nothing was
-        done. `names` are the tokens of the first columns of the logits, None those of all.
+        self,
+        forward: BatchForward,
+        rows: Rows,
+        memories: Sequence[Memory],
+        rules: Sequence[GrowthRule],
+        names: Tensor | None,
+    ) -> list[Grown | None]:
+        """New trees of the rows; None for one that is to be asked for level by level, of which
+        nothing was fed. `names` are the tokens of the first columns of the logits, None those of
+        all.
         """
-        forward, state = self.forward, self.growing.state
-        root = len(row.tokens) - 1
-        late = root - memory.cached
-        most = 0 if memory.supplied is not None else self.reach(root, late, rule)
-        if late >= most or not self.growing.takes(rule):
-            return None
-        lean, slots = forward.lean, forward.in_slots
-        stretch = None if lean is None else lean.in_one_call()
-        if stretch is None or not slots.takes(late + 1):
-            return None
-        forward.cache.reserve([memory.slot], [root + 1])
-        if not slots.takes(late + 1):  # of other buffers, perhaps
-            return None
+        found: list[Grown | None] = [None] * len(rows)
+        stretch = in_one_call(forward)
+        if stretch is None:
+            return found
+        [(_, form, _)] = stretch.results
+        columns = form.shape[0] if names is None else len(names)
+        if columns < NARROW:  # level by level, torch's operations look for the likeliest of few
+            return found
+        most = min(forward.lean.reach, IN_ONE_CALL)  # type: ignore[union-attr]
+        asked = [
+            (row.tokens, memory, rule, i)
+            for i, (row, memory, rule) in enumerate(zip(rows, memories, rules, strict=True))
+            if self.grove.takes(rule) and fits(forward, len(row.tokens) - 1, memory, rule, most)
+        ]
+        cache = forward.cache
+        if asked:
+            slots, stops = zip(*[(one[1].slot, len(one[0])) for one in asked], strict=True)
+            cache.reserve(slots, stops)
+        if not asked or not forward.in_slots.takes(1):
+            return found
+        trees = self.grove.planted(len(asked))
+        for tree, (tokens, memory, rule, _) in zip(trees, asked, strict=True):
+            root = len(tokens) - 1
+            tree.place(memory.slot, root, cache.columns - root, tokens[memory.cached : root])
+            tree.plant(tokens[root], rule)
+        self.run(forward, stretch, most, trees, [rule for _, _, rule, _ in asked], names)
+        for tree, (_, memory, _, i) in zip(trees, asked, strict=True):
+            found[i] = grown = tree.tree()
+            if grown is not None:
+                settle(forward.cache, memory, tree, grown)
+        return found
+
+    def run(
+        self,
+        forward: BatchForward,
+        stretch: Any,
+        most: int,
+        trees: Sequence[Planted],
+        rules: Sequence[GrowthRule],
+        names: Tensor | None,
+    ) -> None:
+        """Let planted trees grow by forwards of at most so many tokens."""
+        slots, asked = forward.in_slots, self.grove.forward
         [(buffer, form, _)] = stretch.results
         [columns] = form.shape
         arena = stretch.arena(most)
-        if self.logits.numel() < most * columns:
-            self.logits = forward.masks.nothing.new_empty(most * columns)
-        arena.bases[buffer] = self.logits.data_ptr()
-        state.steps, state.step_count = stretch.address, stretch.count
-        state.buffers, state.layers = arena.address, slots.layers_of(stretch)
-        state.threads, state.logits = torch.get_num_threads(), self.logits.data_ptr()
-        state.apart, state.columns = columns, columns if names is None else len(names)
-        state.late, state.root, state.most = late, root, min(most, slots.reach)
-        state.room, state.row.slot = forward.cache.columns - root, memory.slot
-        if late:
-            state.ids[:late] = row.tokens[root - late : root]
-        whole = self.growing.grow(row.tokens[root], rule, names)
+        widest = min(most, sum([rule.nodes for rule in rules]))
+        logits = self.room
+        if logits is None or logits.numel() < widest * columns:
+            logits = forward.masks.nothing.new_empty(widest * columns)
+        self.room = None if forward.cache.exact else logits  # a budget counts on what is given back
+        asked.logits = arena.bases[buffer] = logits.data_ptr()
+        asked.steps, asked.step_count = stretch.address, stretch.count
+        asked.buffers, asked.layers = arena.address, slots.layers_of(stretch)
+        asked.threads, asked.most = torch.get_num_threads(), most
+        asked.widest = min(most, slots.reach)
+        asked.apart, asked.columns = columns, columns if names is None else len(names)
+        self.seconds = self.grove.grow(trees, rules, names)
         stretch.give_back(arena)
-        if not state.fed:
-            return None
-        return self.settle(memory, self.growing.tree(whole), root)
 
-    def reach(self, root: int, late: int, rule: GrowthRule) -> int:
-        """Tokens of one forward that may be fed in one call; zero: none."""
-        forward = self.forward
-        lean, family = forward.lean, forward.family
-        if lean is None or not lean.plain_scores or forward.graphs is not None:
-            return 0
-        windows = [window for window in family.windows if window is not None]
-        if family.switch is not None or root + rule.depth >= min(windows, default=root + 2**31):
-            return 0
-        return min(lean.reach, IN_ONE_CALL, max(rule.nodes, late + 1))
 
-    def settle(self, memory: Memory, tree: Grown, root: int) -> Grown:
-        """Note what was cached."""
-        state = self.growing.state
-        fed = state.fed
-        tokens = [0] * fed
-        for token, place in zip(tree.tokens, tree.places, strict=True):
-            if place >= 0:
-                tokens[place] = token
-        memory.forget()
-        memory.cached, memory.tokens, memory.depths = root, tokens, state.depths[:fed]
-        memory.seen = ancestors(state.above[:fed])
-        self.forward.cache.reserve([memory.slot], [root + fed])
-        return tree
+def in_one_call(forward: BatchForward) -> Any:
+    """A model's forward of few tokens, where it is a stretch of steps in C and nothing else."""
+    lean = forward.lean
+    if lean is None or not lean.plain_scores or forward.graphs is not None:
+        return None
+    return None if forward.family.switch is not None else lean.in_one_call()
+
+
+def fits(forward: BatchForward, root: int, memory: Memory, rule: GrowthRule, most: int) -> bool:
+    """Whether a row's first forward is a small one, and no window hides any of its tree."""
+    if memory.supplied is not None or root - memory.cached >= most:
+        return False
+    windows = [window for window in forward.family.windows if window is not None]
+    return not windows or root + rule.depth < min(windows)
+
+
+def settle(cache: SlotCache, memory: Memory, tree: Planted, grown: Grown) -> None:
+    """Note what was cached."""
+    state, fed = tree.state, tree.state.fed
+    tokens = [0] * fed
+    for token, place in zip(grown.tokens, grown.places, strict=True):
+        if place >= 0:
+            tokens[place] = token
+    memory.forget()
+    memory.cached, memory.tokens, memory.depths = state.root, tokens, state.depths[:fed]
+    memory.seen = ancestors(state.above[:fed])
+    cache.reserve([memory.slot], [state.root + fed])

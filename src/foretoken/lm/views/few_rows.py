@@ -12,8 +12,8 @@ from torch import Tensor
 from foretoken.contract import LanguageModel
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.views.view import TargetView
-from foretoken.trees.growing import Grown, GrowsTrees, GrowthRule
-from foretoken.types import DecodeState, Draft, Ragged, Rows, SamplingParams, Scores, Taps
+from foretoken.trees.growing import Grown, GrowthRule, grows_trees
+from foretoken.types import Draft, Ragged, Rows, SamplingParams, Scores, Taps
 
 
 class FewRows(TargetView):
@@ -39,11 +39,11 @@ class FewRows(TargetView):
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         return [self.spread(score) for score in self.lm.grow(rows, tokens, parents, taps)]
 
-    def grow_tree(
-        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
-    ) -> Grown | None:
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Int[Tensor, "n"] | None = None
+    ) -> list[Grown | None]:
         lm, own = self.lm, self.output_rows.tokens
-        return lm.grow_tree(row, rule, own) if isinstance(lm, GrowsTrees) else None
+        return lm.grow_trees(rows, rules, own) if grows_trees(lm) else [None] * len(rows)
 
     def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         return self.output_rows.spread(self.lm.unembed(hidden)[:, : len(self.output_rows)])

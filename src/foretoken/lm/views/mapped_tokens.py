@@ -92,10 +92,10 @@ class MappedTokens(FewRows):
             for new, at, score in zip(tokens, wanted, some, strict=True)
         ]
 
-    def grow_tree(
-        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
-    ) -> Grown | None:
-        return None  # a node of the target's may be several of the draft's
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Int[Tensor, "n"] | None = None
+    ) -> list[Grown | None]:
+        return [None] * len(rows)  # a node of the target's may be several of the draft's
 
     def translated(
         self, shadow: Shadow, tokens: Sequence[int], parents: Sequence[int]

@@ -48,10 +48,10 @@ class TargetView:
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         return self.lm.grow(rows, tokens, parents, taps)
 
-    def grow_tree(
-        self, row: DecodeState, rule: GrowthRule, names: Int[Tensor, "n"] | None = None
-    ) -> Grown | None:
-        return None  # what a view changes of the scores would be left out
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Int[Tensor, "n"] | None = None
+    ) -> list[Grown | None]:
+        return [None] * len(rows)  # what a view changes of the scores would be left out
 
     def commit(self, rows: Rows, paths: Ragged) -> None:
         self.lm.commit(rows, paths)

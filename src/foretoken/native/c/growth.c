@@ -1,29 +1,43 @@
-/* A draft model's tree in one call: its forwards, level by level, and between them which of the
- * candidates the next level has. Decides as `drafters/growers/best_first.py` does, number by number;
- * what a call of Python costs there is spared once per level. */
+/* Trees of a draft model in one call, one for each row: forwards over all of them, level by level, and
+ * between them which of the candidates the next level has. Decides as the growers in Python do, number by
+ * number (`drafters/growers`); what these cost between two forwards of a small model is spared. */
 #include <float.h>
 #include <time.h>
 
 #include "operations.h"
 
-enum { NODES = 512, FED = 128, AT_ONCE = 64, WIDEST = 64 };
+#pragma STDC FP_CONTRACT OFF
+#if defined(__GNUC__) && !defined(__clang__) /* which does not know the other: sums as Python makes them */
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+enum { NODES = 2048, FED = 256, AT_ONCE = 64, WIDEST = 64 };
 static const f32 LOWEST_f32 = -FLT_MAX; /* a softmax makes zero of it */
 static const bf16 LOWEST_bf16 = 0xff7f;
 
-struct growth {
-  /* the forward, whose logits the last step writes, and the row of the cache that it fills */
+enum { GROWING, WHOLE, LEFT }; /* the last: somebody else has to go on from there */
+
+struct forward { /* of the next nodes of all trees, whose logits its last step writes */
   const struct step *steps;
   int64_t step_count;
   void *const *buffers;
   const struct cached *layers;
-  int64_t threads;
+  int64_t threads, most, widest; /* tokens fed at once, and of one row */
   const void *logits;
   int64_t columns, apart; /* those that are tokens; from row to row */
   const int64_t *names;   /* of the columns; null: their numbers */
-  double scale;           /* of logits: over the temperature */
+  double seconds;         /* that forwards took */
+  struct row rows[AT_ONCE];
+  int64_t ids[AT_ONCE], positions[AT_ONCE], wanted[AT_ONCE];
+  float chances[AT_ONCE * WIDEST];
+  int64_t followers[AT_ONCE * WIDEST];
+};
+
+struct growth { /* one row's tree */
+  int64_t slot, late, root, room; /* of the cache; tokens before the root; its column; columns from it on */
   void *mask;
-  int64_t late, root, room, most; /* tokens before the root; its column; columns from there on; fed at once */
   /* what decides */
+  double scale; /* of logits: over the temperature */
   int64_t depth, nodes, branch;
   const int64_t *ends; /* no token follows these */
   int64_t end_count;
@@ -32,22 +46,20 @@ struct growth {
   double share, least, level_price, floor, min_gain;
   const double *hits, *promised, *edges; /* of confidence, corrected by experience; null: as it is */
   int64_t edge_count, greedy, rehearsed;
-  double weight, last, following; /* of the decline from level to level */
+  double weight, fade, *decline; /* what levels gained, and those after them; null: as much */
   /* the tree */
-  int64_t count, level, fed, paid, held, waiting;
-  double worth, gain, seconds; /* of its forwards */
-  struct row row;
-  int64_t ids[AT_ONCE], positions[AT_ONCE];
+  int64_t state, count, level, fed, paid, held, waiting;
+  double worth, gain;
+  int64_t before[AT_ONCE]; /* the tokens before the root */
   int64_t tokens[NODES], parents[NODES], ranks[NODES], places[NODES]; /* of those that were fed */
   double laws[NODES], values[NODES];
-  int64_t best[AT_ONCE + 1], frontier[AT_ONCE], above[FED], depths[FED]; /* the last two by place */
-  float chances[AT_ONCE * WIDEST];
-  int64_t followers[AT_ONCE * WIDEST];
+  int64_t best[AT_ONCE], frontier[AT_ONCE], above[FED], depths[FED]; /* the last two by place */
 };
 
 int64_t growth_bytes(void) { return sizeof(struct growth); }
+int64_t forward_bytes(void) { return sizeof(struct forward); }
 
-static double now(void) {
+static double seconds(void) {
   struct timespec at;
   clock_gettime(CLOCK_MONOTONIC, &at);
   return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
@@ -71,7 +83,8 @@ static double least_of(const struct growth *g) {
 }
 
 /* A candidate, among the best ones: behind those worth as much. */
-static void enter(struct growth *g, int64_t parent, int64_t token, int64_t rank, double law, double value) {
+static void enter(struct growth *g, int64_t parent, int64_t token, int64_t rank, double law,
+                  double value) {
   const int64_t node = g->count++;
   g->tokens[node] = token, g->parents[node] = parent, g->ranks[node] = rank, g->places[node] = -1;
   g->laws[node] = law, g->values[node] = value;
@@ -80,16 +93,16 @@ static void enter(struct growth *g, int64_t parent, int64_t token, int64_t rank,
   g->best[i] = node;
 }
 
-/* Children of the nodes just fed that can still be among the best: each has `width` likeliest tokens. */
-static void spawn(struct growth *g, int64_t width) {
+/* Children of the nodes just fed that can still be among the best, of `width` likeliest tokens of each. */
+static void spawn(struct growth *g, int64_t width, const float *chances, const int64_t *followers) {
   for (int64_t f = 0; f < g->waiting; f++) {
     const int64_t node = g->frontier[f];
     const double above = g->values[node];
     for (int64_t rank = 0; rank < width; rank++) {
-      const double law = g->chances[f * width + rank], least = least_of(g);
+      const double law = chances[f * width + rank], least = least_of(g);
       if (law <= 0 || above <= least) break; /* no child is worth more than its parent */
       const double value = above * chance_of(g, law, rank);
-      if (value > least) enter(g, node, g->followers[f * width + rank], rank, law, value);
+      if (value > least) enter(g, node, followers[f * width + rank], rank, law, value);
       else if (rank) break; /* only the favourite is trusted by another measure than the next */
     }
   }
@@ -132,67 +145,106 @@ static int promising(struct growth *g, double before) {
   double most = 0;
   for (int64_t f = 0; f < g->waiting; f++) most += g->values[g->frontier[f]];
   if (most < g->min_gain) return 0;
-  if (g->level > 1 && !g->rehearsed) {
-    const double fade = 0x1.fa7c1819e90d8p-1; /* one half to the 64th part */
-    g->last = g->last * fade + before, g->following = g->following * fade + g->gain;
+  double *decline = g->decline;
+  if (decline && g->level > 1 && !g->rehearsed) {
+    decline[0] = decline[0] * g->fade + before, decline[1] = decline[1] * g->fade + g->gain;
   }
-  const double share = g->following / g->last;
+  const double share = decline ? decline[1] / decline[0] : 1;
   return g->gain * (share < 1 ? share : 1) >= g->level_price;
 }
 
-/* What of the frontier is known before its forward: ids, positions, columns; whether it is a chain. */
-static int place(struct growth *g) {
-  const int64_t before = g->fed ? 0 : g->late;
-  for (int64_t i = 0; i < before; i++) g->positions[i] = g->root - g->late + i;
+/* Whether the next nodes of a tree find room beside so many tokens of other rows. */
+static int fits(const struct growth *g, const struct forward *all, int64_t tokens, int64_t width) {
+  const int64_t new = g->waiting, more = new + (g->fed ? 0 : g->late);
+  return more <= all->widest && tokens + more <= all->most && g->fed + new <= g->room &&
+         g->fed + new <= FED && g->count + new * width <= NODES;
+}
+
+/* What of the frontier is known before its forward, behind so many tokens of other rows, of which so
+ * many are wanted: ids, positions, columns. Whether it is a chain. */
+static int place(struct growth *g, struct forward *all, struct row *row, int64_t first,
+                 int64_t wanted) {
+  const int64_t before = g->fed ? 0 : g->late, last = first + before + g->waiting;
+  for (int64_t i = 0; i < before; i++)
+    all->ids[first + i] = g->before[i], all->positions[first + i] = g->root - g->late + i;
   int chain = 1;
-  for (int64_t f = 0; f < g->waiting; f++) {
+  for (int64_t f = 0, t = first + before; f < g->waiting; f++, t++) {
     const int64_t node = g->frontier[f], at = g->fed + f;
     const int64_t above = g->parents[node] < 0 ? -1 : g->places[g->parents[node]];
     g->above[at] = above, g->depths[at] = above < 0 ? 0 : g->depths[above] + 1;
-    g->ids[before + f] = g->tokens[node], g->positions[before + f] = g->root + g->depths[at];
+    all->ids[t] = g->tokens[node], all->positions[t] = g->root + g->depths[at];
+    all->wanted[wanted + f] = t;
     chain &= g->depths[at] == at;
   }
-  const int64_t all = before + g->waiting, start = g->root + g->fed - before, stop = start + all;
-  g->row = (struct row){g->row.slot, 0, all, start, stop, stop, 0, 0};
+  const int64_t start = g->root + g->fed - before, stop = start + last - first;
+  *row = (struct row){g->slot, first, last, start, stop, stop, 0, 0};
   return chain;
+}
+
+static int64_t width_of(const struct growth *g, const struct forward *all) {
+  const int64_t width = g->branch < all->columns ? g->branch : all->columns;
+  return width < g->nodes ? width : g->nodes;
+}
+
+/* One level more, of the nodes just fed. */
+static void rise(struct growth *g, int64_t width, const float *chances, const int64_t *followers) {
+  const int64_t born = g->count;
+  const double before = g->gain, worth = g->worth;
+  for (int64_t f = 0; f < g->waiting; f++) g->places[g->frontier[f]] = g->fed++;
+  spawn(g, width, chances, followers);
+  pay(g);
+  g->gain = g->worth - worth, g->level++;
+  choose(g, born);
+  if (g->level >= g->depth || !g->waiting || !promising(g, before)) g->state = WHOLE;
 }
 
 #define DEFINE(T)                                                                                 \
   /* who sees whom of the columns from the root on: each node its ancestors and itself */         \
-  static void hide_##T(struct growth *g) {                                                        \
+  static void hide_##T(const struct growth *g, struct row *row) {                                 \
     const int64_t wide = g->fed + g->waiting;                                                     \
     T *mask = g->mask;                                                                            \
     for (int64_t f = 0; f < g->waiting; f++, mask += wide) {                                      \
       for (int64_t j = 0; j < wide; j++) mask[j] = LOWEST_##T;                                    \
       for (int64_t at = g->fed + f; at >= 0; at = g->above[at]) mask[at] = 0;                     \
     }                                                                                             \
-    g->row.mask = g->mask, g->row.mask_token = wide, g->row.behind = g->root;                     \
+    row->mask = g->mask, row->mask_token = wide, row->behind = g->root;                           \
   }                                                                                               \
                                                                                                   \
-  /* one: the tree is whole; zero: somebody else has to go on from here */                        \
-  int64_t grow_##T(struct growth *g, const int64_t *places) {                                     \
-    int64_t width = g->branch < g->columns ? g->branch : g->columns;                              \
-    width = width < g->nodes ? width : g->nodes;                                                  \
+  void grow_##T(struct forward *all, struct growth *const *trees, int64_t count) {                \
     for (;;) {                                                                                    \
-      const int64_t before = g->fed ? 0 : g->late, new = g->waiting, born = g->count;             \
-      if (before + new > g->most || g->fed + new > g->room || g->fed + new > FED) return 0;       \
-      if (born + new * width > NODES) return 0;                                                   \
-      if (!place(g)) hide_##T(g);                                                                 \
-      const double began = now();                                                                 \
-      const int64_t beyond = segment_##T(g->steps, g->step_count, g->buffers, before + new, new,  \
-                                         g->ids, g->positions, places + before, g->layers,        \
-                                         &g->row, 1, (int)g->threads);                            \
-      g->seconds += now() - began;                                                                \
-      if (beyond >= 0) return 0;                                                                  \
-      for (int64_t f = 0; f < new; f++) g->places[g->frontier[f]] = g->fed++;                     \
-      best_##T(g->logits, new, g->columns, g->apart, (float)g->scale, g->names, width, g->chances, \
-               g->followers);                                                                     \
-      const double earlier = g->gain, worth = g->worth;                                           \
-      spawn(g, width);                                                                            \
-      pay(g);                                                                                     \
-      g->gain = g->worth - worth, g->level++;                                                     \
-      choose(g, born);                                                                            \
-      if (g->level >= g->depth || !g->waiting || !promising(g, earlier)) return 1;                \
+      struct growth *now[AT_ONCE];                                                                \
+      int64_t tokens = 0, wanted = 0, rows = 0;                                                   \
+      for (int64_t i = 0; i < count; i++) {                                                       \
+        struct growth *g = trees[i];                                                              \
+        if (g->state != GROWING) continue;                                                        \
+        if (!fits(g, all, tokens, width_of(g, all))) {                                            \
+          g->state = LEFT;                                                                        \
+          continue;                                                                               \
+        }                                                                                         \
+        struct row *row = all->rows + rows;                                                       \
+        if (!place(g, all, row, tokens, wanted)) hide_##T(g, row);                                \
+        tokens = row->last, wanted += g->waiting;                                                 \
+        now[rows++] = g;                                                                          \
+      }                                                                                           \
+      if (!rows) return;                                                                          \
+      const double began = seconds();                                                             \
+      const int64_t beyond = segment_##T(all->steps, all->step_count, all->buffers, tokens,       \
+                                         wanted, all->ids, all->positions, all->wanted,           \
+                                         all->layers, all->rows, rows, (int)all->threads);        \
+      all->seconds += seconds() - began;                                                          \
+      const T *z = all->logits;                                                                   \
+      for (int64_t r = 0; r < rows; r++) {                                                        \
+        struct growth *g = now[r];                                                                \
+        if (beyond >= 0) { /* a table that has to be longer: nothing was done */                  \
+          g->state = LEFT;                                                                        \
+          continue;                                                                               \
+        }                                                                                         \
+        const int64_t width = width_of(g, all), new = g->waiting;                                 \
+        best_##T(z, new, all->columns, all->apart, (float)g->scale, all->names, width,            \
+                 all->chances, all->followers);                                                   \
+        rise(g, width, all->chances, all->followers);                                             \
+        z += new * all->apart;                                                                    \
+      }                                                                                           \
     }                                                                                             \
   }
 

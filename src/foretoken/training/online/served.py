@@ -18,6 +18,7 @@ from foretoken.lm.views.few_rows import FewRows
 from foretoken.lm.views.mapped_tokens import MappedTokens
 from foretoken.lm.views.view import TargetView
 from foretoken.training.online.topics import Router
+from foretoken.trees.growing import Grown, GrowthRule, grows_trees
 from foretoken.types import DecodeState, Draft, Ragged, Rows, Scores, Taps
 
 R = TypeVar("R")
@@ -70,6 +71,17 @@ class RoutedDrafts(TargetView):
             places = [i for i, other in enumerate(topics) if other == topic]
             found |= zip(places, ask(self.drafts[topic], places), strict=True)
         return [found[i] for i in range(len(rows))]
+
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Tensor | None = None
+    ) -> list[Grown | None]:
+        def asked(draft: Any, places: list[int]) -> list[Grown | None]:
+            some = [rows[i] for i in places]
+            if not grows_trees(draft):
+                return [None] * len(some)
+            return draft.grow_trees(some, [rules[i] for i in places], names)
+
+        return self.each(rows, asked)
 
     def prefill(
         self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None
