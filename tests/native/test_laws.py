@@ -9,7 +9,10 @@ from foretoken.coins import SeededCoins
 from foretoken.errors import ConfigError
 from foretoken.native import library as module
 from foretoken.native.laws import drawn, softmax
+from foretoken.native.laws import owed as owed_in_c
+from foretoken.native.laws import without as without_in_c
 from foretoken.native.library import NARROW, Library, library
+from foretoken.warp.residual import chances, owed, repaired, residual, without
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 in_c = pytest.mark.skipif(not isinstance(library(), Library), reason="no operations in C here")
@@ -82,10 +85,10 @@ def test_what_is_no_law_is_told(odd):
     logits = torch.zeros(1, 1000)
     logits[0, 5] = odd
     [law] = softmax(logits)
-    for chances in (law, torch.zeros(1000)):
-        assert drawn(chances, 0.5) == -1
+    for no_law in (law, torch.zeros(1000)):
+        assert drawn(no_law, 0.5) == -1
         with pytest.raises(ConfigError, match="NaN"):
-            SeededCoins(0).draw(chances)
+            SeededCoins(0).draw(no_law)
         with pytest.raises(ConfigError, match="NaN"):
             SeededCoins(0).draw_many(chances[None], [0])
 
@@ -137,3 +140,77 @@ def test_a_law_does_not_follow_the_default_type(dtype):
     finally:
         torch.set_default_dtype(torch.float32)
     assert law.dtype is torch.float32 and torch.allclose(law, wanted, atol=1e-6)
+
+
+def two_laws(width, dtype=torch.float32):
+    torch.manual_seed(width)
+    p, q = torch.randn(2, width).mul(3).to(dtype).softmax(-1)
+    q[torch.rand(width) < 0.5] = 0.0  # as of a draft that scores part of the tokens
+    return p, q / q.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [7, NARROW, NARROW + 133, 49152])
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_what_is_owed_is_what_lies_above(width, weight, dtype):
+    p, q = two_laws(width, dtype)
+    rest = (weight * p.double() - q.double()).clamp(min=0.0)
+    [mass, none] = owed([p, q], [q, q], [weight, weight])
+    assert mass == pytest.approx(float(rest.sum()), rel=1e-5)
+    assert none == 0.0 if weight <= 1.0 else none > 0.0
+    law = repaired(p, q, weight, mass)
+    torch.testing.assert_close(law.double(), rest / rest.sum(), rtol=1e-4, atol=1e-8)
+    assert float(law.double().sum()) == pytest.approx(1.0, abs=1e-5)
+    assert repaired(p, q, weight, 0.0) is p
+    assert (owed_in_c(p, q) is not None) == (
+        dtype is torch.float32 and width >= NARROW and isinstance(library(), Library)
+    )
+
+
+@pytest.mark.parametrize("width", [7, NARROW + 133])
+def test_a_law_owes_itself_nothing(width):
+    p, q = two_laws(width)
+    assert residual(q, q) is None
+    left = residual(p, q)
+    wanted = (p - q).clamp(min=0.0)
+    torch.testing.assert_close(left, wanted / wanted.sum(), rtol=1e-4, atol=1e-8)
+
+
+def test_laws_that_lie_apart_or_are_no_numbers_are_left_alone():
+    p, q = two_laws(1024)
+    apart = torch.stack([p, p], -1)[:, 0]
+    assert owed_in_c(apart, q) is None and owed_in_c(p, q[:1000]) is None
+    assert owed([apart], [q], [1.0]) == pytest.approx(owed([p], [q], [1.0]), rel=1e-5)
+    p[5] = float("nan")
+    assert residual(p, q) is None
+
+
+@pytest.mark.parametrize("width", [7, NARROW, NARROW + 133])
+@pytest.mark.parametrize("tokens", [3, [0, 5, 5], []])
+def test_a_law_without_some_tokens(width, tokens):
+    p, _ = two_laws(width)
+    rest = p.double().clone()
+    rest[tokens] = 0.0
+    before = p.clone()
+    torch.testing.assert_close(without(p, tokens).double(), rest / rest.sum(), rtol=1e-5, atol=1e-9)
+    assert torch.equal(p, before)
+
+
+@pytest.mark.parametrize("width", [7, NARROW + 133])
+def test_without_all_that_is_possible_nothing_is_left(width):
+    law = torch.zeros(width)
+    law[2], law[6] = 0.25, 0.75
+    assert without(law, [2, 6]) is None
+    assert without(law, 2)[6] == 1.0
+
+
+@in_c
+def test_a_token_beyond_the_law_is_not_written():
+    with pytest.raises(AssertionError, match="beyond the law"):
+        without_in_c(torch.ones(NARROW) / NARROW, [NARROW])
+
+
+@pytest.mark.parametrize("width", [7, 600])
+def test_chances_of_tokens(width):
+    p, q = two_laws(width)
+    assert chances([p, q], [1, 4]) == [float(p[1]), float(q[4])]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, c_int64
+from array import array
+from collections.abc import Sequence
+from ctypes import addressof, c_double, c_int64
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from foretoken.native.library import over_columns
+from foretoken.native.library import Call, over_columns
 
 LEAST = torch.finfo(torch.float32).tiny  # scale of logits: less would be zero, times -inf no number
 
@@ -35,9 +37,53 @@ def softmax(
     law = torch.empty(*rows, width, dtype=torch.float32, device="cpu")
     call(
         flat.data_ptr(), len(flat), count, apart, max(1.0 / temperature, LEAST),
-        None if names is None else names.data_ptr(), width, law.data_ptr(),
+        None if names is None else names.data_ptr(), width, law.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return law
+
+
+def owed(p: Float[Tensor, "V"], q: Float[Tensor, "V"], weight: float = 1.0) -> float | None:
+    """The sum of relu(weight p - q); None where this cannot be had in C."""
+    call = _over_both(p, q)
+    if call is None:
+        return None
+    mass = c_double()
+    call(p.data_ptr(), q.data_ptr(), len(p), weight, 1.0, None, addressof(mass))
+    return mass.value
+
+
+def repaired(
+    p: Float[Tensor, "V"], q: Float[Tensor, "V"], weight: float, mass: float
+) -> Float[Tensor, "V"] | None:
+    """relu(weight p - q) over its sum `mass`, above zero; None where this cannot be had in C."""
+    call = _over_both(p, q)
+    if call is None:
+        return None
+    law, again = torch.empty_like(p), c_double()
+    call(
+        p.data_ptr(), q.data_ptr(), len(p), weight, 1.0 / mass, law.data_ptr(), addressof(again),
+    )  # fmt: skip
+    return law
+
+
+def _over_both(p: Tensor, q: Tensor) -> Call | None:
+    """What is owed of two laws of one type, both side by side in memory."""
+    alike = p.dtype is q.dtype and q.is_cpu and q.stride(0) == 1 and len(p) == len(q)
+    return over_columns("owed", p, len(p), p.stride(0)) if alike else None
+
+
+def without(
+    law: Float[Tensor, "V"], tokens: Sequence[int]
+) -> tuple[Float[Tensor, "V"], float] | None:
+    """A law given that it is none of `tokens`, and its mass before, without which it is no law;
+    None where this cannot be had in C."""
+    call = over_columns("without", law, len(law), law.stride(0))
+    if call is None:
+        return None
+    left, mass, taken = torch.empty_like(law), c_double(), array("q", tokens)
+    assert not taken or 0 <= min(taken) <= max(taken) < len(law), "a token beyond the law"
+    call(law.data_ptr(), len(law), *taken.buffer_info(), left.data_ptr(), addressof(mass))
+    return left, mass.value
 
 
 def drawn(law: Float[Tensor, "V"], coin: float) -> int | None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from foretoken.coins import Coins
 from foretoken.types import Draft, Draw, Laws, Shape, Verdict
 from foretoken.verifiers.point import ForDrawn, drawn_from
+from foretoken.warp.residual import chances, owed
+from foretoken.warp.residual import repaired as left_over
 
 
 class Block(ForDrawn):
@@ -33,23 +35,17 @@ class Block(ForDrawn):
 
 
 def all_at_once(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
-    """Algorithm 1 over stacked rows: two reads from the device per block, whatever its length."""
+    """Algorithm 1 over all rows: three reads from the device per block, whatever its length."""
     drafted = len(draft.tree) - 1
-    p = torch.stack([laws[i] for i in range(drafted)])  # [G, V]
-    q = torch.stack([drawn_from(draft, i) for i in range(1, drafted + 1)])  # [G, V]
-    picks = torch.tensor(draft.tree.tokens[1:], device=p.device)[:, None]
-    target, guess = torch.stack([p.gather(1, picks), q.gather(1, picks)])[..., 0].tolist()
-    keep = keepable(target, guess, sure(p))
-    weights = torch.tensor(keep[:-1], dtype=p.dtype, device=p.device)[:, None]
-    owed = torch.addcmul(-q, p, weights).clamp_(min=0.0)  # [G, V]; row i follows i kept tokens
-    mass = owed.sum(-1)
-    masses = mass.tolist()
+    tokens = draft.tree.tokens[1:]
+    p = [laws[i] for i in range(drafted)]  # [V] each; the one behind i kept tokens
+    q = [drawn_from(draft, i) for i in range(1, drafted + 1)]
+    keep = keepable(chances(p, tokens), chances(q, tokens), sure(p[0]))
     if coins.flip(keep[drafted]):
         return drafted, laws[drafted]
-    for kept in range(drafted - 1, 0, -1):
-        if coins.flip(share(masses[kept], keep[kept])):
-            return kept, repaired(owed[kept], masses[kept], p[kept])
-    return 0, repaired(owed[0], masses[0], p[0])
+    masses = owed(p, q, keep[:-1])
+    kept = next((i for i in range(drafted - 1, 0, -1) if coins.flip(share(masses[i], keep[i]))), 0)
+    return kept, left_over(p[kept], q[kept], keep[kept], masses[kept])
 
 
 def one_by_one(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
@@ -69,10 +65,10 @@ def one_by_one(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
             if coins.flip(keep[kept]):
                 return kept, p[kept]
             continue
-        owed = (keep[kept] * p[kept] - q[kept]).clamp(min=0.0)
-        mass = float(owed.sum())
+        rest = (keep[kept] * p[kept] - q[kept]).clamp(min=0.0)
+        mass = float(rest.sum())
         if kept == 0 or coins.flip(share(mass, keep[kept])):
-            return kept, repaired(owed, mass, p[kept])
+            return kept, repaired(rest, mass, p[kept])
     raise AssertionError("the empty prefix always stands")
 
 
@@ -90,9 +86,9 @@ def share(mass: float, keep: float) -> float:
     return 1.0 if keep >= 1.0 else mass / (mass + 1.0 - keep)
 
 
-def repaired(owed: Tensor, mass: float, p: Tensor) -> Tensor:
+def repaired(rest: Tensor, mass: float, p: Tensor) -> Tensor:
     """The correction's law; without mass p equals q there, and p itself is right."""
-    return owed / mass if mass > 0.0 else p
+    return rest / mass if mass > 0.0 else p
 
 
 def sure(p: Tensor) -> float:

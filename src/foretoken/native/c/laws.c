@@ -6,20 +6,14 @@
 
 enum { APIECE = 32 * LANES }; /* numbers that are summed before the place of a draw is looked for */
 
-typedef double doubles __attribute__((vector_size(LANES * 8)));
-
-INLINE double summed_doubles(doubles x) {
-  double sum = 0;
-  for (int i = 0; i < LANES; i++) sum += x[i];
-  return sum;
-}
-
 /* ends: the last numbers of a row, and behind them what changes nothing.
  * weights: of one row exp(scale (z - top)), and their sum; each where its name says, if there are some.
  * law: of each row the weights over their sum, in `whole` columns; without a name: zero. `apart`:
  *      logits between rows.
  * drawn: the first column up to which more than the share `coin` of a law lies; none of chance zero.
- *        Minus one where there is no law. */
+ *        Minus one where there is no law.
+ * owed: how much of `weight` p lies above q; with y, that times `share`.
+ * without: a law given that it is none of some tokens, and what is left of it before. */
 #define DEFINE(T)                                                                                 \
   INLINE floats ends_##T(const T *from, int64_t count) {                                          \
     floats x;                                                                                     \
@@ -34,40 +28,49 @@ INLINE double summed_doubles(doubles x) {
     for (; k + LANES <= width; k += LANES) top = larger(widened_##T(z + k), top);                 \
     if (k < width) top = larger(ends_##T(z + k, width - k), top);                                 \
     const float most = largest(top);                                                              \
-    doubles sums = {0};                                                                           \
+    struct sums sums = {0};                                                                           \
     for (k = 0; k < width; k += LANES) {                                                          \
       const int64_t left = width - k < LANES ? width - k : LANES;                                 \
       const floats x = left == LANES ? widened_##T(z + k) : ends_##T(z + k, left);                \
       const floats weight = exponential((x - most) * scale);                                      \
-      sums += __builtin_convertvector(weight, doubles);                                           \
+      sum_up(&sums, weight);                                           \
       if (names)                                                                                  \
         for (int64_t i = 0; i < left; i++) y[names[k + i]] = weight[i];                           \
       else if (left == LANES) keep_f32(y + k, weight);                                            \
       else                                                                                        \
         for (int64_t i = 0; i < left; i++) y[k + i] = weight[i];                                  \
     }                                                                                             \
-    return summed_doubles(sums);                                                                  \
+    return summed_up(&sums);                                                                  \
+  }                                                                                               \
+                                                                                                  \
+  INLINE void law_of_##T(const T *z, int64_t width, float scale, const int64_t *names,            \
+                         int64_t whole, float *y) {                                               \
+    if (names) memset(y, 0, whole * sizeof(float));                                               \
+    const float share = (float)(1.0 / weights_##T(z, width, scale, names, y));                    \
+    for (int64_t i = 0; i < whole; i++) y[i] *= share;                                            \
   }                                                                                               \
                                                                                                   \
   void law_##T(const T *z, int64_t rows, int64_t width, int64_t apart, float scale,               \
-               const int64_t *names, int64_t whole, float *y) {                                   \
-    for (int64_t r = 0; r < rows; r++, z += apart, y += whole) {                                  \
-      if (names) memset(y, 0, whole * sizeof(float));                                             \
-      const float share = (float)(1.0 / weights_##T(z, width, scale, names, y));                  \
-      for (int64_t i = 0; i < whole; i++) y[i] *= share;                                          \
+               const int64_t *names, int64_t whole, float *y, int threads) {                      \
+    if (rows == 1) { /* a team of one would take the place of the one that waits */               \
+      law_of_##T(z, width, scale, names, whole, y);                                               \
+      return;                                                                                     \
     }                                                                                             \
+    _Pragma("omp parallel for num_threads(threads)")                                              \
+    for (int64_t r = 0; r < rows; r++)                                                            \
+      law_of_##T(z + r * apart, width, scale, names, whole, y + r * whole);                       \
   }                                                                                               \
                                                                                                   \
   void drawn_##T(const T *law, int64_t width, double coin, int64_t *at) {                         \
     const int64_t pieces = (width + APIECE - 1) / APIECE;                                         \
     double shares[pieces], total = 0, below = 0;                                                  \
     for (int64_t p = 0; p < pieces; p++) {                                                        \
-      doubles sums = {0};                                                                         \
+      struct sums sums = {0};                                                                         \
       int64_t k = p * APIECE;                                                                     \
       const int64_t stop = k + APIECE < width ? k + APIECE : width;                               \
       for (; k + LANES <= stop; k += LANES)                                                       \
-        sums += __builtin_convertvector(widened_##T(law + k), doubles);                           \
-      shares[p] = summed_doubles(sums);                                                           \
+        sum_up(&sums, widened_##T(law + k));                           \
+      shares[p] = summed_up(&sums);                                                           \
       for (; k < stop; k++) shares[p] += wide_##T(law[k]);                                        \
       total += shares[p];                                                                         \
     }                                                                                             \
@@ -84,6 +87,40 @@ INLINE double summed_doubles(doubles x) {
     }                                                                                             \
     for (int64_t i = p * APIECE - 1; *at < 0 && i >= 0; i--)                                      \
       if (wide_##T(law[i]) > 0) *at = i;                                                          \
+  }                                                                                               \
+                                                                                                  \
+  void owed_##T(const T *p, const T *q, int64_t width, float weight, double share, T *y,          \
+                double *mass) {                                                                   \
+    const floats none = {0};                                                                      \
+    struct sums sums = {0};                                                                           \
+    int64_t k = 0;                                                                                \
+    for (; k + LANES <= width; k += LANES) { /* what is no number stays so */                     \
+      const floats x = larger(none, widened_##T(p + k) * weight - widened_##T(q + k));            \
+      sum_up(&sums, x);                                                \
+      if (y) keep_##T(y + k, x * (float)share);                                                   \
+    }                                                                                             \
+    *mass = summed_up(&sums);                                                                 \
+    for (; k < width; k++) {                                                                      \
+      float x = wide_##T(p[k]) * weight - wide_##T(q[k]);                                         \
+      x = x < 0 ? 0 : x;                                                                          \
+      *mass += x;                                                                                 \
+      if (y) y[k] = narrow_##T(x * (float)share);                                                 \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
+  void without_##T(const T *law, int64_t width, const int64_t *tokens, int64_t count, T *y,       \
+                   double *mass) {                                                                \
+    memcpy(y, law, width * sizeof(T));                                                            \
+    for (int64_t i = 0; i < count; i++) y[tokens[i]] = 0;                                         \
+    struct sums sums = {0};                                                                           \
+    int64_t k = 0;                                                                                \
+    for (; k + LANES <= width; k += LANES)                                                        \
+      sum_up(&sums, widened_##T(y + k));                               \
+    *mass = summed_up(&sums);                                                                 \
+    for (int64_t i = k; i < width; i++) *mass += wide_##T(y[i]);                                  \
+    const float share = (float)(1 / *mass);                                                       \
+    if (*mass > 0)                                                                                \
+      for (int64_t i = 0; i < width; i++) y[i] = narrow_##T(wide_##T(y[i]) * share);              \
   }
 
 DEFINE(f32)

@@ -194,6 +194,31 @@ INLINE float summed(floats x) {
 }
 #endif
 
+/* Sums in double of what registers of floats hold; a conversion of all of one at once is not seen as the
+ * two that processors have. */
+typedef double doubles __attribute__((vector_size(LANES * 4)));
+struct sums {
+  doubles low, high;
+};
+INLINE void sum_up(struct sums *to, floats x) {
+#if defined(__AVX512F__)
+  const __m256d high = _mm512_extractf64x4_pd((__m512d)x, 1);
+  to->low += (doubles)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x));
+  to->high += (doubles)_mm512_cvtps_pd((__m256)high);
+#elif defined(__AVX__)
+  to->low += (doubles)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x));
+  to->high += (doubles)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1));
+#else
+  for (int i = 0; i < LANES / 2; i++) to->low[i] += x[i], to->high[i] += x[LANES / 2 + i];
+#endif
+}
+INLINE double summed_up(const struct sums *from) {
+  const doubles both = from->low + from->high;
+  double sum = 0;
+  for (int i = 0; i < LANES / 2; i++) sum += both[i];
+  return sum;
+}
+
 INLINE floats exponential(floats x) { /* of numbers up to zero; below -88.1, zero */
   const floats lowest = (floats){0} - 88.1f, shift = (floats){0} + 12583039.0f; /* 1.5 2^23 + 127 */
   const floats bounded = larger(lowest, x); /* what is no number stays so */
