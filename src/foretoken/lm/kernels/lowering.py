@@ -99,11 +99,12 @@ class Lowering:
         dtype: torch.dtype,
         settled: Collection[fx.Node],
         place: Callable[[fx.Node], fx.Node | str],  # what is read where a node is asked for
+        shapes: dict[fx.Node, Form | None],  # of nodes, as they were asked for by all stretches
         whole: bool = True,  # products and attention are steps, too
         look_ups: Mapping[fx.Node, LookUp] | None = None,
     ) -> None:
         self.whole, self.look_ups = whole, look_ups or {}
-        self.counts, self.dtype = [str(count) for count in counts], dtype
+        self.counts, self.dtype, self.shapes = [str(count) for count in counts], dtype, shapes
         self.settled, self.place = settled, place
         self.at: dict[fx.Node | str, Place] = {}
         self.inputs: list[Given] = []
@@ -128,6 +129,15 @@ class Lowering:
         """Of a value that can be read in a step; None for any other."""
         if not isinstance(node, fx.Node) or node in self.settled:
             return None
+        if node not in self.shapes:
+            self.shapes[node] = self.shape(node)
+        found = self.shapes[node]
+        if found is None or (found.counted and not self.whole):
+            return None  # what lies between products is done for one number of tokens
+        return found if found.behind or self.place(node) in self.at else None
+
+    def shape(self, node: fx.Node) -> Form | None:
+        """Of a value with so many numbers per token that steps can take it."""
         known = value(node)
         if not isinstance(known, torch.Tensor) or known.dtype is not self.dtype:
             return None
@@ -139,8 +149,7 @@ class Lowering:
         rest = tuple(size for i, size in enumerate(sizes) if i != axis)
         behind = all(size == 1 for size in sizes[:axis])
         found = Form(rest, axis, behind, self.counts.index(count))
-        inside = self.place(node) in self.at
-        return found if found.count % WHOLE == 0 and (inside or found.behind) else None
+        return found if found.count % WHOLE == 0 else None
 
     def read(self, node: fx.Node) -> Place:
         """Where a value is that has a form; one from outside is looked up, or becomes an input."""

@@ -161,11 +161,12 @@ class Segmented:
     def begun(self) -> Lowering:
         """A stretch that has no steps yet."""
         ids, _, places = map(value, self.program.capture.inputs)
-        counts, look_ups = [ids.shape[1], places.shape[0]], self.look_ups
-        if not self.whole:  # what lies between products is done for one number of tokens
-            counts, look_ups = counts[:1], {}
+        counts = [ids.shape[1], places.shape[0]]
+        look_ups = self.look_ups if self.whole else {}
         dtype, settled = weights_type(self.program), self.program.settled
-        return Lowering(counts, dtype, settled, self.writer.place, self.whole, look_ups)
+        return Lowering(
+            counts, dtype, settled, self.writer.place, self.program.forms, self.whole, look_ups
+        )
 
     def close(self, made: Lowering) -> None:
         """Write the call of a segment."""

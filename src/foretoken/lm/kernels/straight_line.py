@@ -44,6 +44,7 @@ class Program:
         self.names: Names = {}  # globals of the code: weights, constants, operations
         self.known: dict[Any, str] = {}  # operation or object -> its name there
         self.tables: dict[Sequence[fx.Node], Any] = {}  # values by position, for all variants
+        self.forms: dict[fx.Node, Any] = {}  # of values in segments: to print a symbol takes long
         self.label = {node: f"v{i}" for i, node in enumerate(capture.graph.nodes)}
         for node, tensor in capture.constants.items():
             self.names[self.label[node]] = tensor
