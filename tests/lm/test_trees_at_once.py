@@ -291,8 +291,17 @@ def test_rows_too_many_for_one_forward_are_gone_on_from(pair, grown):
     draft.lean.reach = 20
     prompts = [words(n) for n in (3, 5, 8, 13, 21)]
     once, by_level = both(target, draft, RULES["tree"], prompts=prompts)
-    assert once[0] == by_level[0]
+    assert once == by_level
     assert False in grown and True in grown
+
+
+def test_one_row_that_is_full_leaves_the_others_growing(pair, grown):
+    """Columns end for the longest alone: it goes on level by level, the others are whole."""
+    draft, target = pair("llama")
+    prompts = [words(n) for n in (122, 5, 8)]
+    once, by_level = both(target, draft, RULES["tree"], prompts=prompts, max_new_tokens=8)
+    assert once[:2] == by_level[:2]  # what levels gain is learned in another order
+    assert False in grown and grown.count(True) > 2
 
 
 @pytest.mark.parametrize(

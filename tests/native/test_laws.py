@@ -12,7 +12,7 @@ from foretoken.native.laws import drawn, softmax
 from foretoken.native.laws import owed as owed_in_c
 from foretoken.native.laws import without as without_in_c
 from foretoken.native.library import NARROW, Library, library
-from foretoken.warp.residual import chances, owed, repaired, residual, without
+from foretoken.warp.residual import chances, left_over, owed, residual, without
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64]
 in_c = pytest.mark.skipif(not isinstance(library(), Library), reason="no operations in C here")
@@ -90,7 +90,7 @@ def test_what_is_no_law_is_told(odd):
         with pytest.raises(ConfigError, match="NaN"):
             SeededCoins(0).draw(no_law)
         with pytest.raises(ConfigError, match="NaN"):
-            SeededCoins(0).draw_many(chances[None], [0])
+            SeededCoins(0).draw_many(no_law[None], [0])
 
 
 def test_draws_follow_the_law():
@@ -157,11 +157,11 @@ def test_what_is_owed_is_what_lies_above(width, weight, dtype):
     rest = (weight * p.double() - q.double()).clamp(min=0.0)
     [mass, none] = owed([p, q], [q, q], [weight, weight])
     assert mass == pytest.approx(float(rest.sum()), rel=1e-5)
-    assert none == 0.0 if weight <= 1.0 else none > 0.0
-    law = repaired(p, q, weight, mass)
+    assert none == 0.0
+    law = left_over(p, q, weight, mass)
     torch.testing.assert_close(law.double(), rest / rest.sum(), rtol=1e-4, atol=1e-8)
     assert float(law.double().sum()) == pytest.approx(1.0, abs=1e-5)
-    assert repaired(p, q, weight, 0.0) is p
+    assert left_over(p, q, weight, 0.0) is p
     assert (owed_in_c(p, q) is not None) == (
         dtype is torch.float32 and width >= NARROW and isinstance(library(), Library)
     )
@@ -204,10 +204,24 @@ def test_without_all_that_is_possible_nothing_is_left(width):
     assert without(law, 2)[6] == 1.0
 
 
-@in_c
-def test_a_token_beyond_the_law_is_not_written():
-    with pytest.raises(AssertionError, match="beyond the law"):
-        without_in_c(torch.ones(NARROW) / NARROW, [NARROW])
+def test_tokens_beyond_a_law_are_left_to_torch():
+    law = torch.ones(NARROW) / NARROW
+    assert without_in_c(law, [NARROW]) is None and without_in_c(law, [-1]) is None
+    assert without(law, [-1])[NARROW - 1] == 0.0
+    with pytest.raises(IndexError):
+        without(law, [NARROW])
+
+
+@pytest.mark.parametrize("width", [7, NARROW + 133])
+def test_what_is_left_may_be_the_smallest_of_numbers(width):
+    """One over such a mass is none any more."""
+    p, q = torch.zeros(2, width)
+    p[0], q[0] = 1.0, 1.0
+    p[3], q[3] = 3e-39, 1e-39
+    left = residual(p, q)
+    assert left[3] == pytest.approx(1.0) and float(left.sum()) == pytest.approx(1.0)
+    rest = without(p, 0)
+    assert rest[3] == pytest.approx(1.0) and float(rest.sum()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("width", [7, 600])

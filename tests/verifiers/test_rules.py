@@ -15,6 +15,7 @@ from foretoken.coins import Coins, SeededCoins, enumerate_outcomes
 from foretoken.contract import Verifier
 from foretoken.lm.table import TableLM
 from foretoken.methods import VERIFIERS, resolve
+from foretoken.native.library import NARROW
 from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import Budget, Draft, Draw, SamplingParams, Scores, Shape, Verdict
@@ -154,11 +155,13 @@ def test_the_fast_block_rule_equals_the_printed_one(dtype: torch.dtype) -> None:
     lengths = set()
     for trial in range(300):
         depth, vocab = 1 + trial % 6, 3 + trial % 17
+        if trial % 5 == 0:
+            vocab += NARROW  # from so many on by operations in C
         sharp = (0.3, 1.0, 3.0)[trial % 3]
         p = torch.randn(depth + 1, vocab, generator=generator, dtype=dtype) * sharp
         q = p[:depth] + 0.7 * torch.randn(depth, vocab, generator=generator, dtype=dtype)
         if trial % 4 == 0:
-            p = p.masked_fill(p < p.mean(), -math.inf)
+            p = p.masked_fill(p < p.mean(-1, keepdim=True), -math.inf)
         laws_q = q.softmax(-1)
         draws = SeededCoins(trial)
         tokens = [draws.draw(law) for law in laws_q]
@@ -167,7 +170,7 @@ def test_the_fast_block_rule_equals_the_printed_one(dtype: torch.dtype) -> None:
         fast = all_at_once(draft, laws, SeededCoins(-trial))
         slow = one_by_one(draft, laws, SeededCoins(-trial))
         assert fast[0] == slow[0]
-        torch.testing.assert_close(fast[1], slow[1])
+        torch.testing.assert_close(fast[1], slow[1], rtol=1e-5, atol=1e-6)
         assert float(fast[1].sum()) == pytest.approx(1.0, abs=1e-5)
         lengths.add((fast[0], depth))
     assert {(0, 3), (1, 3), (2, 3), (3, 3)} <= lengths

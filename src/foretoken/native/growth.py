@@ -16,7 +16,7 @@ from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.trees.worth import Calibration, Decline
 
 NODES, FED, AT_ONCE, WIDEST = 2048, 256, 64, 64  # as in C
-GROWING, WHOLE, LEFT = range(3)
+GROWING, WHOLE = range(2)  # any other: left to somebody else
 
 
 def _fields(**kinds: str) -> tuple[tuple[str, Any], ...]:

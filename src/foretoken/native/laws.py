@@ -48,28 +48,28 @@ def owed(p: Float[Tensor, "V"], q: Float[Tensor, "V"], weight: float = 1.0) -> f
     if call is None:
         return None
     mass = c_double()
-    call(p.data_ptr(), q.data_ptr(), len(p), weight, 1.0, None, addressof(mass))
+    call(p.data_ptr(), q.data_ptr(), len(p), weight, None, addressof(mass))
     return mass.value
 
 
-def repaired(
+def left_over(
     p: Float[Tensor, "V"], q: Float[Tensor, "V"], weight: float, mass: float
 ) -> Float[Tensor, "V"] | None:
     """relu(weight p - q) over its sum `mass`, above zero; None where this cannot be had in C."""
     call = _over_both(p, q)
     if call is None:
         return None
-    law, again = torch.empty_like(p), c_double()
-    call(
-        p.data_ptr(), q.data_ptr(), len(p), weight, 1.0 / mass, law.data_ptr(), addressof(again),
-    )  # fmt: skip
+    law, whole = torch.empty_like(p), c_double(mass)
+    call(p.data_ptr(), q.data_ptr(), len(p), weight, law.data_ptr(), addressof(whole))
     return law
 
 
 def _over_both(p: Tensor, q: Tensor) -> Call | None:
-    """What is owed of two laws of one type, both side by side in memory."""
+    """What is owed of two laws of one type, each side by side in memory."""
     alike = p.dtype is q.dtype and q.is_cpu and q.stride(0) == 1 and len(p) == len(q)
-    return over_columns("owed", p, len(p), p.stride(0)) if alike else None
+    if not alike or p.requires_grad or q.requires_grad:
+        return None
+    return over_columns("owed", p, len(p), p.stride(0))
 
 
 def without(
@@ -78,10 +78,10 @@ def without(
     """A law given that it is none of `tokens`, and its mass before, without which it is no law;
     None where this cannot be had in C."""
     call = over_columns("without", law, len(law), law.stride(0))
-    if call is None:
+    beyond = any(not 0 <= token < len(law) for token in tokens)
+    if call is None or beyond or law.requires_grad:
         return None
     left, mass, taken = torch.empty_like(law), c_double(), array("q", tokens)
-    assert not taken or 0 <= min(taken) <= max(taken) < len(law), "a token beyond the law"
     call(law.data_ptr(), len(law), *taken.buffer_info(), left.data_ptr(), addressof(mass))
     return left, mass.value
 

@@ -61,7 +61,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "best": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _WORD),
     "law": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _INT),
     "drawn": (_WORD, _COUNT, ctypes.c_double, _WORD),
-    "owed": (_WORD, _WORD, _COUNT, _REAL, ctypes.c_double, _WORD, _WORD),
+    "owed": (_WORD, _WORD, _COUNT, _REAL, _WORD, _WORD),
     "without": (_WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD),
     "columns": (_WORD, *[_COUNT] * 5, _WORD, *[_COUNT] * 2),
     "segment": (_WORD, _COUNT, _WORD, *[_COUNT] * 2, *[_WORD] * 5, _COUNT, _INT),

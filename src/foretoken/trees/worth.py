@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from foretoken.types import Budget, Draft, Prices
 
@@ -12,13 +12,21 @@ from foretoken.types import Budget, Draft, Prices
 def paying(chances: Sequence[float], prices: Prices | None) -> tuple[int, float]:
     """How many nodes, best first, are worth most above the price of scoring them, and how much."""
     if prices is None or not prices.nodes:
-        return len(chances), sum(chances)
+        return len(chances), added(chances)
     best, best_at, total, nodes = 0.0, 0, 0.0, prices.nodes
     for count, chance in enumerate(chances[: len(nodes) - 1], 1):
         total += chance
         if total - nodes[count] > best:
             best, best_at = total - nodes[count], count
     return best_at, best
+
+
+def added(numbers: Iterable[float]) -> float:
+    """Their sum, one by one as in C: `sum` of later Pythons makes up for rounding."""
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total
 
 
 def cheapest(prices: Prices | None) -> float:

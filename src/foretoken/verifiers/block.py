@@ -14,8 +14,7 @@ from torch import Tensor
 from foretoken.coins import Coins
 from foretoken.types import Draft, Draw, Laws, Shape, Verdict
 from foretoken.verifiers.point import ForDrawn, drawn_from
-from foretoken.warp.residual import chances, owed
-from foretoken.warp.residual import repaired as left_over
+from foretoken.warp.residual import chances, left_over, owed
 
 
 class Block(ForDrawn):
@@ -35,7 +34,7 @@ class Block(ForDrawn):
 
 
 def all_at_once(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
-    """Algorithm 1 over all rows: three reads from the device per block, whatever its length."""
+    """Algorithm 1 over all rows: at most three reads from the device, whatever their number."""
     drafted = len(draft.tree) - 1
     tokens = draft.tree.tokens[1:]
     p = [laws[i] for i in range(drafted)]  # [V] each; the one behind i kept tokens

@@ -19,7 +19,7 @@ def residual(p: Float[Tensor, "V"], q: Float[Tensor, "V"]) -> Float[Tensor, "V"]
     mass = laws.owed(p, q)
     if mass is None:
         return _normalised((p - q).clamp_(min=0.0))
-    return repaired(p, q, 1.0, mass) if mass > 0.0 else None
+    return left_over(p, q, 1.0, mass) if mass > 0.0 else None
 
 
 def owed(
@@ -38,13 +38,14 @@ def owed(
     return sums
 
 
-def repaired(
+def left_over(
     p: Float[Tensor, "V"], q: Float[Tensor, "V"], weight: float, mass: float
 ) -> Float[Tensor, "V"]:
-    """relu(weight p - q) over its sum `mass`; without any, both are equal and p is right."""
+    """relu(weight p - q) over its sum `mass`; p itself where that is nothing: at weight 1 both are
+    equal then, and at less nobody asks."""
     if not mass > 0.0:
         return p
-    law = laws.repaired(p, q, weight, mass)
+    law = laws.left_over(p, q, weight, mass)
     return (weight * p - q).clamp_(min=0.0) / mass if law is None else law
 
 

@@ -21,7 +21,7 @@ from foretoken.errors import check_values
 from foretoken.trees.build import parents_among
 from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.trees.templates import Form, Template
-from foretoken.trees.worth import Calibration, Decline, cheapest, paying
+from foretoken.trees.worth import Calibration, Decline, added, cheapest, paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -146,7 +146,7 @@ class BestFirstGrowth(TreeGrowth):
         """Whether one level more is likely to pay, after a level before that gained `last`."""
         ranker = self.ranker
         # The children of a level are worth at most the level itself.
-        if sum([self.values[node] for node in self.frontier]) < ranker.min_gain:
+        if added([self.values[node] for node in self.frontier]) < ranker.min_gain:
             return False
         if self.level > 1 and not self.row.rehearsal:
             ranker.decline.update(last, self.gain)

@@ -31,7 +31,7 @@ class Growth:
     """One row's tree under way."""
 
     row: DecodeState
-    complete = False  # before the model was asked at all
+    complete = False  # without the model being asked level by level
 
     def feed(self) -> tuple[Sequence[int], Sequence[int]]:
         """Tokens to be scored next, and their parents in the model's open tree."""

@@ -43,6 +43,7 @@ class TreesAtOnce:
         nothing was fed. `names` are the tokens of the first columns of the logits, None those of
         all.
         """
+        self.seconds = 0.0
         found: list[Grown | None] = [None] * len(rows)
         stretch = in_one_call(forward)
         if stretch is None:

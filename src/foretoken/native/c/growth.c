@@ -6,8 +6,9 @@
 
 #include "operations.h"
 
+#if defined(__clang__) /* sums as Python makes them: no products within */
 #pragma STDC FP_CONTRACT OFF
-#if defined(__GNUC__) && !defined(__clang__) /* which does not know the other: sums as Python makes them */
+#elif defined(__GNUC__)
 #pragma GCC optimize("fp-contract=off")
 #endif
 
@@ -153,11 +154,15 @@ static int promising(struct growth *g, double before) {
   return g->gain * (share < 1 ? share : 1) >= g->level_price;
 }
 
-/* Whether the next nodes of a tree find room beside so many tokens of other rows. */
-static int fits(const struct growth *g, const struct forward *all, int64_t tokens, int64_t width) {
-  const int64_t new = g->waiting, more = new + (g->fed ? 0 : g->late);
-  return more <= all->widest && tokens + more <= all->most && g->fed + new <= g->room &&
-         g->fed + new <= FED && g->count + new * width <= NODES;
+static int64_t tokens_of(const struct growth *g) { /* that its next level feeds */
+  return g->waiting + (g->fed ? 0 : g->late);
+}
+
+/* Whether there is room for a tree's next level. */
+static int fits(const struct growth *g, const struct forward *all, int64_t width) {
+  const int64_t new = g->waiting;
+  return tokens_of(g) <= all->widest && g->fed + new <= g->room && g->fed + new <= FED &&
+         g->count + new * width <= NODES;
 }
 
 /* What of the frontier is known before its forward, behind so many tokens of other rows, of which so
@@ -213,11 +218,16 @@ static void rise(struct growth *g, int64_t width, const float *chances, const in
   void grow_##T(struct forward *all, struct growth *const *trees, int64_t count) {                \
     for (;;) {                                                                                    \
       struct growth *now[AT_ONCE];                                                                \
-      int64_t tokens = 0, wanted = 0, rows = 0;                                                   \
+      int64_t tokens = 0, wanted = 0, rows = 0, all_of_them = 0;                                  \
+      for (int64_t i = 0; i < count; i++) {                                                       \
+        struct growth *g = trees[i];                                                              \
+        if (g->state == GROWING && !fits(g, all, width_of(g, all))) g->state = LEFT;              \
+        if (g->state == GROWING) all_of_them += tokens_of(g);                                     \
+      }                                                                                           \
       for (int64_t i = 0; i < count; i++) {                                                       \
         struct growth *g = trees[i];                                                              \
         if (g->state != GROWING) continue;                                                        \
-        if (!fits(g, all, tokens, width_of(g, all))) {                                            \
+        if (all_of_them > all->most) { /* somebody else has one forward for all of them */\
           g->state = LEFT;                                                                        \
           continue;                                                                               \
         }                                                                                         \

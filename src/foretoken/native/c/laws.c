@@ -12,7 +12,7 @@ enum { APIECE = 32 * LANES }; /* numbers that are summed before the place of a d
  *      logits between rows.
  * drawn: the first column up to which more than the share `coin` of a law lies; none of chance zero.
  *        Minus one where there is no law.
- * owed: how much of `weight` p lies above q; with y, that times `share`.
+ * owed: how much of `weight` p lies above q; with y, that over `mass`, which was asked for before.
  * without: a law given that it is none of some tokens, and what is left of it before. */
 #define DEFINE(T)                                                                                 \
   INLINE floats ends_##T(const T *from, int64_t count) {                                          \
@@ -28,19 +28,19 @@ enum { APIECE = 32 * LANES }; /* numbers that are summed before the place of a d
     for (; k + LANES <= width; k += LANES) top = larger(widened_##T(z + k), top);                 \
     if (k < width) top = larger(ends_##T(z + k, width - k), top);                                 \
     const float most = largest(top);                                                              \
-    struct sums sums = {0};                                                                           \
+    struct sums sums = {0};                                                                       \
     for (k = 0; k < width; k += LANES) {                                                          \
       const int64_t left = width - k < LANES ? width - k : LANES;                                 \
       const floats x = left == LANES ? widened_##T(z + k) : ends_##T(z + k, left);                \
       const floats weight = exponential((x - most) * scale);                                      \
-      sum_up(&sums, weight);                                           \
+      sum_up(&sums, weight);                                                                      \
       if (names)                                                                                  \
         for (int64_t i = 0; i < left; i++) y[names[k + i]] = weight[i];                           \
       else if (left == LANES) keep_f32(y + k, weight);                                            \
       else                                                                                        \
         for (int64_t i = 0; i < left; i++) y[k + i] = weight[i];                                  \
     }                                                                                             \
-    return summed_up(&sums);                                                                  \
+    return summed_up(&sums);                                                                      \
   }                                                                                               \
                                                                                                   \
   INLINE void law_of_##T(const T *z, int64_t width, float scale, const int64_t *names,            \
@@ -65,12 +65,12 @@ enum { APIECE = 32 * LANES }; /* numbers that are summed before the place of a d
     const int64_t pieces = (width + APIECE - 1) / APIECE;                                         \
     double shares[pieces], total = 0, below = 0;                                                  \
     for (int64_t p = 0; p < pieces; p++) {                                                        \
-      struct sums sums = {0};                                                                         \
+      struct sums sums = {0};                                                                     \
       int64_t k = p * APIECE;                                                                     \
       const int64_t stop = k + APIECE < width ? k + APIECE : width;                               \
       for (; k + LANES <= stop; k += LANES)                                                       \
-        sum_up(&sums, widened_##T(law + k));                           \
-      shares[p] = summed_up(&sums);                                                           \
+        sum_up(&sums, widened_##T(law + k));                                                      \
+      shares[p] = summed_up(&sums);                                                               \
       for (; k < stop; k++) shares[p] += wide_##T(law[k]);                                        \
       total += shares[p];                                                                         \
     }                                                                                             \
@@ -89,38 +89,38 @@ enum { APIECE = 32 * LANES }; /* numbers that are summed before the place of a d
       if (wide_##T(law[i]) > 0) *at = i;                                                          \
   }                                                                                               \
                                                                                                   \
-  void owed_##T(const T *p, const T *q, int64_t width, float weight, double share, T *y,          \
-                double *mass) {                                                                   \
-    const floats none = {0};                                                                      \
-    struct sums sums = {0};                                                                           \
+  void owed_##T(const T *p, const T *q, int64_t width, float weight, T *y, double *mass) {        \
+    const floats none = {0}, whole = same((float)*mass);                                          \
+    struct sums sums = {0};                                                                       \
     int64_t k = 0;                                                                                \
     for (; k + LANES <= width; k += LANES) { /* what is no number stays so */                     \
       const floats x = larger(none, widened_##T(p + k) * weight - widened_##T(q + k));            \
-      sum_up(&sums, x);                                                \
-      if (y) keep_##T(y + k, x * (float)share);                                                   \
+      sum_up(&sums, x);                                                                           \
+      if (y) keep_##T(y + k, x / whole);                                                          \
     }                                                                                             \
-    *mass = summed_up(&sums);                                                                 \
+    double sum = summed_up(&sums);                                                                \
     for (; k < width; k++) {                                                                      \
       float x = wide_##T(p[k]) * weight - wide_##T(q[k]);                                         \
       x = x < 0 ? 0 : x;                                                                          \
-      *mass += x;                                                                                 \
-      if (y) y[k] = narrow_##T(x * (float)share);                                                 \
+      sum += x;                                                                                   \
+      if (y) y[k] = narrow_##T(x / whole[0]);                                                     \
     }                                                                                             \
+    *mass = sum;                                                                                  \
   }                                                                                               \
                                                                                                   \
   void without_##T(const T *law, int64_t width, const int64_t *tokens, int64_t count, T *y,       \
                    double *mass) {                                                                \
     memcpy(y, law, width * sizeof(T));                                                            \
     for (int64_t i = 0; i < count; i++) y[tokens[i]] = 0;                                         \
-    struct sums sums = {0};                                                                           \
+    struct sums sums = {0};                                                                       \
     int64_t k = 0;                                                                                \
     for (; k + LANES <= width; k += LANES)                                                        \
-      sum_up(&sums, widened_##T(y + k));                               \
-    *mass = summed_up(&sums);                                                                 \
+      sum_up(&sums, widened_##T(y + k));                                                          \
+    *mass = summed_up(&sums);                                                                     \
     for (int64_t i = k; i < width; i++) *mass += wide_##T(y[i]);                                  \
-    const float share = (float)(1 / *mass);                                                       \
-    if (*mass > 0)                                                                                \
-      for (int64_t i = 0; i < width; i++) y[i] = narrow_##T(wide_##T(y[i]) * share);              \
+    const float whole = (float)*mass;                                                             \
+    if (whole > 0)                                                                                \
+      for (int64_t i = 0; i < width; i++) y[i] = narrow_##T(wide_##T(y[i]) / whole);              \
   }
 
 DEFINE(f32)
