@@ -29,6 +29,7 @@ from foretoken.lm.views.view import TargetView
 from foretoken.native import library as native
 from foretoken.native.growth import Forward, Growth
 from foretoken.row import make_row
+from foretoken.training.online.served import RoutedDrafts
 from foretoken.types import Budget, Prices, SamplingParams
 from foretoken.verifiers.recursive import Recursive
 
@@ -302,6 +303,20 @@ def test_one_row_that_is_full_leaves_the_others_growing(pair, grown):
     once, by_level = both(target, draft, RULES["tree"], prompts=prompts, max_new_tokens=8)
     assert once[:2] == by_level[:2]  # what levels gain is learned in another order
     assert False in grown and grown.count(True) > 2
+
+
+def test_each_row_grows_by_the_draft_of_its_topic(pair, grown):
+    """Rows of two drafts in one batch, given back in their order."""
+    (one, target), (other, _) = pair("llama"), pair("llama", alike=True)
+    with torch.no_grad():
+        other.model.lm_head.weight.copy_(other.model.lm_head.weight.roll(7, 0))
+    other.refresh()
+    routed = RoutedDrafts([one, other], lambda prompt: prompt[0] % 2, one)
+    prompts = [(5, 9, 2), (8, 3), (1, 2, 3, 4), (6,)]
+    once, by_level = both(target, routed, RULES["tree"], prompts=prompts)
+    assert once[:2] == by_level[:2]  # what levels gain is learned draft by draft
+    assert grown.count(True) > 40
+    assert once[1] != played(target, one, OrdinaryModel, RULES["tree"], prompts=prompts)[1]
 
 
 @pytest.mark.parametrize(
