@@ -108,7 +108,7 @@ class TreesAtOnce:
 def in_one_call(forward: BatchForward) -> Any:
     """A model's forward of few tokens, where it is a stretch of steps in C and nothing else."""
     lean = forward.lean
-    if lean is None or not lean.plain_scores or forward.graphs is not None:
+    if lean is None or not lean.plain_scores or forward.device.type != "cpu":
         return None
     return None if forward.family.switch is not None else lean.in_one_call()
 
