@@ -4,7 +4,8 @@
 
 A bench loads all models of all its rows at once, so the peaks in its table are one number. Here a
 fresh process loads what one row needs, measures its costs if its controller asks for them, writes
-one text and reports the most memory it ever held. The difference to `plain` is the method's price.
+one text and reports the most memory it ever held, and the most once it was loaded: reading weights
+takes more than most methods do. The difference to `plain` is the method's price.
 Writes benchmarks/results/row_memory.json and .md (row_memory-NAME with --target).
 """
 
@@ -17,7 +18,7 @@ import gates
 from pair import main, pair, parser, prompts
 
 from foretoken.bench import environment
-from foretoken.bench.memory import alone
+from foretoken.bench.memory import Peak, alone
 from foretoken.bench.models import Models
 from foretoken.bench.rows import parse_methods
 from foretoken.types import SamplingParams
@@ -25,8 +26,10 @@ from foretoken.types import SamplingParams
 METHODS = ("training-free", "chain", "tree", "mcsd", "rasd", "hf:plain", "hf:assisted")
 
 
-def written(target: str, draft: str, label: str, prompt: str, tokens: int, threads: int) -> int:
-    """Write a text with one row, in this process; how many tokens it has."""
+def written(
+    target: str, draft: str, label: str, prompt: str, tokens: int, threads: int
+) -> tuple[int, int | None]:
+    """Write a text with one row, in this process; its tokens, and the peak once all is loaded."""
     import torch
 
     torch.set_num_threads(threads)
@@ -36,7 +39,9 @@ def written(target: str, draft: str, label: str, prompt: str, tokens: int, threa
     row = models.row(spec)
     if spec.peer:
         row.tune([ids], SamplingParams(max_new_tokens=8), None, lambda _: None)  # type: ignore[union-attr]
-    return len(row.write(ids, SamplingParams(max_new_tokens=tokens, eos=models.eos)).tokens)
+    with Peak() as peak:
+        text = row.write(ids, SamplingParams(max_new_tokens=tokens, eos=models.eos))
+    return len(text.tokens), peak.rss
 
 
 def run(description: str | None) -> int:
@@ -52,15 +57,15 @@ def run(description: str | None) -> int:
         tokens = 8 if asked.quick else asked.max_new_tokens
         for spec in specs:
             given = str(models.target), str(models.draft), spec.label, task.turns[0]
-            peak, count = alone(written, *given, tokens, asked.threads or 1)
-            rows[spec.label] = {"peak": peak, "tokens": count}
-    plain = rows.get("plain", {}).get("peak")
-    lines = ["| row | peak MiB | above plain |", "|---|---:|---:|"]
+            peak, (count, loaded) = alone(written, *given, tokens, asked.threads or 1)
+            rows[spec.label] = {"peak": peak, "writing": loaded, "tokens": count}
+    plain = rows.get("plain", {}).get("writing")
+    lines = ["| row | peak MiB | once loaded | above plain |", "|---|---:|---:|---:|"]
     for label, row in rows.items():
-        peak = row["peak"]
-        cells = ["-" if peak is None else f"{peak / 2**20:.0f}"]
-        cells += [f"{(peak - plain) / 2**20:+.0f}" if plain and peak else "-"]
-        lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
+        peak, loaded = row["peak"], row["writing"]
+        cells = ["-" if size is None else f"{size / 2**20:.0f}" for size in (peak, loaded)]
+        cells += [f"{(loaded - plain) / 2**20:+.0f}" if plain and loaded else "-"]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     told = f"Target: {Path(asked.target or 'text-target').name}"
     told += f", widened to {asked.params}" if asked.params else ""
     if any(spec.needs_draft for spec in specs):

@@ -423,6 +423,7 @@ def test_peaks_are_those_of_processes_of_their_own(script) -> None:
     rows = json.loads(found.read_text())["rows"]
     assert code == 0 and set(rows) == {"chain"}
     assert all(row["peak"] is None or row["peak"] > 50e6 for row in rows.values())
+    assert all(row["writing"] is None or row["writing"] <= row["peak"] for row in rows.values())
     assert all(row["tokens"] == 8 for row in rows.values())
 
 
