@@ -18,7 +18,7 @@ import gates
 from pair import main, pair, parser, prompts
 
 from foretoken.bench import environment
-from foretoken.bench.memory import Peak, alone
+from foretoken.bench.memory import Peak, alone, high_water
 from foretoken.bench.models import Models
 from foretoken.bench.rows import parse_methods
 from foretoken.types import SamplingParams
@@ -28,8 +28,9 @@ METHODS = ("training-free", "chain", "tree", "mcsd", "rasd", "hf:plain", "hf:ass
 
 def written(
     target: str, draft: str, label: str, prompt: str, tokens: int, threads: int
-) -> tuple[int, int | None]:
-    """Write a text with one row, in this process; its tokens, and the peak once all is loaded."""
+) -> tuple[int, int | None, int | None]:
+    """Write a text with one row, in this process; its tokens, and the peaks until all is loaded and
+    from then on."""
     import torch
 
     torch.set_num_threads(threads)
@@ -39,9 +40,10 @@ def written(
     row = models.row(spec)
     if spec.peer:
         row.tune([ids], SamplingParams(max_new_tokens=8), None, lambda _: None)  # type: ignore[union-attr]
+    loading = high_water()
     with Peak() as peak:
         text = row.write(ids, SamplingParams(max_new_tokens=tokens, eos=models.eos))
-    return len(text.tokens), peak.rss
+    return len(text.tokens), loading, peak.rss
 
 
 def run(description: str | None) -> int:
@@ -57,8 +59,9 @@ def run(description: str | None) -> int:
         tokens = 8 if asked.quick else asked.max_new_tokens
         for spec in specs:
             given = str(models.target), str(models.draft), spec.label, task.turns[0]
-            peak, (count, loaded) = alone(written, *given, tokens, asked.threads or 1)
-            rows[spec.label] = {"peak": peak, "writing": loaded, "tokens": count}
+            _, (count, *peaks) = alone(written, *given, tokens, asked.threads or 1)
+            whole = None if None in peaks else max(peaks)
+            rows[spec.label] = {"peak": whole, "writing": peaks[1], "tokens": count}
     plain = rows.get("plain", {}).get("writing")
     lines = ["| row | peak MiB | once loaded | above plain |", "|---|---:|---:|---:|"]
     for label, row in rows.items():
