@@ -47,7 +47,7 @@ class Peak:
     def __exit__(self, *problem: Any) -> None:
         after = _resident()
         if self._before is not None and after is not None:
-            self.rss = max(_told() if self._resettable else after, after)
+            self.rss = max(_high_water_mark() if self._resettable else after, after)
             self.growth = max(self.rss - self._before, 0)
         if torch.cuda.is_available():
             self.cuda = torch.cuda.max_memory_allocated()
@@ -68,7 +68,7 @@ def alone(work: Callable[..., Answer], *given: Any) -> tuple[int | None, Answer]
 
 def high_water() -> int | None:
     """The most that this process ever had resident, where the system tells."""
-    return _told() if _STATUS.exists() else _resident()
+    return _high_water_mark() if _STATUS.exists() else _resident()
 
 
 def _resident() -> int | None:
@@ -83,7 +83,7 @@ def _reset() -> bool:
     return True
 
 
-def _told() -> int:
+def _high_water_mark() -> int:
     for line in _STATUS.read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

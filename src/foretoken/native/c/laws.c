@@ -61,17 +61,21 @@ enum { APIECE = 32 * LANES }; /* numbers that are summed before the place of a d
       law_of_##T(z + r * apart, width, scale, names, whole, y + r * whole);                       \
   }                                                                                               \
                                                                                                   \
+  INLINE double sum_##T(const T *from, int64_t count) {                                           \
+    struct sums sums = {0};                                                                       \
+    int64_t k = 0;                                                                                \
+    for (; k + LANES <= count; k += LANES) sum_up(&sums, widened_##T(from + k));                  \
+    double sum = summed_up(&sums);                                                                \
+    for (; k < count; k++) sum += wide_##T(from[k]);                                              \
+    return sum;                                                                                   \
+  }                                                                                               \
+                                                                                                  \
   void drawn_##T(const T *law, int64_t width, double coin, int64_t *at) {                         \
     const int64_t pieces = (width + APIECE - 1) / APIECE;                                         \
     double shares[pieces], total = 0, below = 0;                                                  \
     for (int64_t p = 0; p < pieces; p++) {                                                        \
-      struct sums sums = {0};                                                                     \
-      int64_t k = p * APIECE;                                                                     \
-      const int64_t stop = k + APIECE < width ? k + APIECE : width;                               \
-      for (; k + LANES <= stop; k += LANES)                                                       \
-        sum_up(&sums, widened_##T(law + k));                                                      \
-      shares[p] = summed_up(&sums);                                                               \
-      for (; k < stop; k++) shares[p] += wide_##T(law[k]);                                        \
+      const int64_t from = p * APIECE, left = width - from;                                       \
+      shares[p] = sum_##T(law + from, left < APIECE ? left : APIECE);                             \
       total += shares[p];                                                                         \
     }                                                                                             \
     *at = -1;                                                                                     \
@@ -112,12 +116,7 @@ enum { APIECE = 32 * LANES }; /* numbers that are summed before the place of a d
                    double *mass) {                                                                \
     memcpy(y, law, width * sizeof(T));                                                            \
     for (int64_t i = 0; i < count; i++) y[tokens[i]] = 0;                                         \
-    struct sums sums = {0};                                                                       \
-    int64_t k = 0;                                                                                \
-    for (; k + LANES <= width; k += LANES)                                                        \
-      sum_up(&sums, widened_##T(y + k));                                                          \
-    *mass = summed_up(&sums);                                                                     \
-    for (int64_t i = k; i < width; i++) *mass += wide_##T(y[i]);                                  \
+    *mass = sum_##T(y, width);                                                                    \
     const float whole = (float)*mass;                                                             \
     if (whole > 0)                                                                                \
       for (int64_t i = 0; i < width; i++) y[i] = narrow_##T(wide_##T(y[i]) / whole);              \
