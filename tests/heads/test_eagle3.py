@@ -26,12 +26,17 @@ def embed(tokens):
     return TABLE[tokens]
 
 
-@pytest.fixture(params=[True, False], ids=["own embeddings", "the target's"])
+@pytest.fixture(
+    params=[(True, True), (False, True), (False, False)],
+    ids=["own embeddings", "the target's", "and outputs made of them"],
+)
 def head(request):
     torch.manual_seed(0)
+    embeds, own_rows = request.param
     config = Eagle3.Config(
-        hidden_size=32, vocab_size=VOCAB, taps=(0, 1), width=WIDTH, layers=2, embeds=request.param
-    )
+        hidden_size=32, vocab_size=VOCAB, taps=(0, 1), width=WIDTH, layers=2, embeds=embeds,
+        own_rows=own_rows,
+    )  # fmt: skip
     return Eagle3(config).eval().requires_grad_(False)
 
 
@@ -46,7 +51,7 @@ def test_training_steps_are_what_a_draft_computes(head):
     """Step s at token i is the draft that began at token i - s, fed with what was really said."""
     states, tokens = torch.randn(1, 7, 2, 32), torch.arange(7)
     steps = list(unrolled(head, tokens[None], head.fused(states), 3, embed))
-    decoder = open_lm(head.decoder(64), name="draft")
+    decoder = open_lm(head.decoder(64, TABLE), name="draft")
     ids = tokens.tolist()
     for root in range(2, 4):
         [row] = seeded_rows([ids[: root + 1]], SamplingParams(), VOCAB)
@@ -59,6 +64,8 @@ def test_training_steps_are_what_a_draft_computes(head):
                 [score] = decoder.grow([row], nodes, parents, (Layer(-1),))
                 own = score.hidden[0, 0]
                 assert torch.allclose(own, steps[step][0, root + step], atol=1e-5), (root, step)
+                laws = head.norm(own[None]) @ head.outputs(TABLE).T
+                assert torch.allclose(score.logits[:, :VOCAB], laws, atol=1e-5)
                 following = tokens[root + step + 1 : root + step + 2]
                 extra = score.logits[:, -WIDTH:]
                 assert torch.allclose(head.heard(own[None]), extra, atol=1e-5)
@@ -80,7 +87,7 @@ def test_a_head_begins_as_a_draft_model_that_hears_nothing(make_llama):
     head.begin_as(draft)
     ids = torch.randint(VOCAB, (2, 9))
     [states] = unrolled(head, ids, head.fused(torch.randn(2, 9, 1, 32)), 1)
-    said = head.norm(states) @ head.outputs.T
+    said = head.norm(states) @ head.outputs().T
     assert torch.allclose(said, draft(ids).logits, atol=1e-4)
 
 

@@ -153,3 +153,11 @@ def tiny(family: str, seed: int = 0, **further: Any) -> Any:
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model.eval()
+
+
+def tied() -> Any:
+    """A small model that scores tokens by its embeddings."""
+    model = tiny("llama")
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return model

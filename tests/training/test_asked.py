@@ -16,7 +16,7 @@ from foretoken.training.dataset.records import Chat
 from foretoken.training.heads import run_training
 from foretoken.training.objectives.guessing import ParallelTraining
 from foretoken.training.objectives.unrolled import UnrolledObjective, UnrolledTraining
-from tests.lm.families import short, tiny
+from tests.lm.families import short, tied, tiny
 
 LENGTHS = [(5, 7), (1, 12), (11, 4), (3, 1), (8, 20)]
 SAID = {"new_tokens": 20, "temperature": 1.0, "seed": 0, "window": 32}
@@ -98,27 +98,29 @@ def test_a_run_does_not_go_on_with_other_texts(tmp_path):
     assert runs == [1, 1, 2]
 
 
-@pytest.mark.parametrize("embeds", [True, False])
-def test_a_head_learns_from_asked_states(embeds, tmp_path):
+@pytest.mark.parametrize(("embeds", "own_rows"), [(True, True), (False, True), (False, False)])
+def test_a_head_learns_from_asked_states(embeds, own_rows, tmp_path):
     config = UnrolledTraining(
         prompts=40, window=32, batch=4, steps=30, width=64, vocabulary=80, unrolled=2,
-        states="asked", embeds=embeds, seed=1,
+        states="asked", embeds=embeds, own_rows=own_rows, inner=96, seed=1,
     )  # fmt: skip
-    with foretoken.load(tiny("llama"), "plain", kernels="dense") as session:
+    with foretoken.load(tied(), "plain", kernels="dense") as session:
         notes = run_training(session, "eagle3", some, config, tmp_path, show=False)
         head, card = store.load(tmp_path, "eagle3")
         assert card.options["embeds"] == embeds and len(head.scored) == 80
         assert notes["figures"]["trained"]["depth_1"] > notes["untrained"]["depth_1"]
     asked = {"max_new_tokens": 24, "temperature": 0.0}
-    with foretoken.load(tiny("llama"), "eagle3", draft_head=tmp_path) as drafting:
+    with foretoken.load(tied(), "eagle3", draft_head=tmp_path) as drafting:
         said = drafting.generate([5, 6, 7], **asked)
-    with foretoken.load(tiny("llama"), "plain") as plain:
+    with foretoken.load(tied(), "plain") as plain:
         assert said.tokens == plain.generate([5, 6, 7], **asked).tokens
 
 
 def test_a_start_says_how_tokens_are_embedded():
     with pytest.raises(ConfigError, match="start"):
         UnrolledTraining(embeds=False, start="somewhere")
+    with pytest.raises(ConfigError, match="own_rows"):
+        UnrolledTraining(own_rows=False)
     config = UnrolledTraining(
         prompts=5, window=32, width=128, vocabulary=80, states="asked", embeds=False
     )
@@ -143,3 +145,14 @@ def test_other_heads_learn_so_too(tmp_path):
     with foretoken.load(tiny("llama"), "plain") as session:
         run_training(session, "medusa", some, config, tmp_path, show=False)
     assert store.load(tmp_path, "medusa")[1].kind == "medusa"
+
+
+def test_outputs_made_of_embeddings_are_refused_where_a_target_has_others():
+    config = UnrolledTraining(
+        prompts=5, window=32, width=64, vocabulary=80, states="asked", embeds=False, own_rows=False
+    )
+    with (
+        foretoken.load(tiny("llama"), "plain") as session,
+        pytest.raises(ConfigError, match="other rows than it embeds"),
+    ):
+        UnrolledObjective(config, AskedTexts(session, chats(), CAPTURES[0], "some")).shape(session)

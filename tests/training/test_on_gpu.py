@@ -9,12 +9,14 @@ from foretoken.training.dataset.lockstep import decode
 from foretoken.training.dataset.records import Chat
 from foretoken.training.heads import run_training
 from foretoken.training.objectives.unrolled import UnrolledTraining
-from tests.lm.families import tiny
+from tests.lm.families import tied, tiny
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+
+
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [3]]
 
 
@@ -28,8 +30,8 @@ def test_texts_in_lockstep_are_those_of_a_cpu():
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("embeds", [True, False])
-def test_a_head_that_learned_on_a_gpu_drafts_on_a_cpu(embeds, tmp_path):
+@pytest.mark.parametrize(("embeds", "own_rows"), [(True, True), (False, True), (False, False)])
+def test_a_head_that_learned_on_a_gpu_drafts_on_a_cpu(embeds, own_rows, tmp_path):
     def chats(split, count):
         drawn = torch.Generator().manual_seed(len(split))
         texts = torch.randint(97, (count, 20), generator=drawn).tolist()
@@ -37,14 +39,14 @@ def test_a_head_that_learned_on_a_gpu_drafts_on_a_cpu(embeds, tmp_path):
 
     config = UnrolledTraining(
         prompts=40, window=32, batch=4, steps=20, width=64, vocabulary=80, unrolled=3,
-        states="asked", embeds=embeds, precision="bf16",
+        states="asked", embeds=embeds, own_rows=own_rows, precision="bf16",
     )  # fmt: skip
-    with foretoken.load(tiny("llama").cuda(), "plain") as session:
+    with foretoken.load(tied().cuda(), "plain") as session:
         notes = run_training(session, "eagle3", chats, config, tmp_path, show=False)
     assert notes["figures"]["trained"]["depth_1"] > notes["untrained"]["depth_1"]
     assert store.load(tmp_path, "eagle3")[1].options["embeds"] == embeds
     asked = {"max_new_tokens": 24, "temperature": 0.0}
-    with foretoken.load(tiny("llama"), "eagle3", draft_head=tmp_path) as drafting:
+    with foretoken.load(tied(), "eagle3", draft_head=tmp_path) as drafting:
         said = drafting.generate([5, 6, 7], **asked)
-    with foretoken.load(tiny("llama"), "plain") as plain:
+    with foretoken.load(tied(), "plain") as plain:
         assert said.tokens == plain.generate([5, 6, 7], **asked).tokens

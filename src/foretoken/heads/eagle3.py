@@ -45,6 +45,7 @@ class Eagle3(nn.Module):
         heads: int = 1  # of the attention
         inner: int = 256  # width of the MLPs
         embeds: bool = True  # tokens by the rows that score them; else by the target's embeddings
+        own_rows: bool = True  # for its outputs; else they are a map of the target's embeddings
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -58,6 +59,9 @@ class Eagle3(nn.Module):
             self.embedding = nn.Embedding(config.vocab_size, width)
         else:
             self.enter = nn.Linear(config.hidden_size, width)
+        if self.maps_outputs:
+            self.score = nn.Linear(config.hidden_size, width, bias=False)
+        elif not config.embeds:
             self.rows = nn.Embedding(config.tokens or config.vocab_size, width)
         self.layers = nn.ModuleList(
             DecoderLayer(width, config.heads, config.inner) for _ in range(config.layers)
@@ -70,14 +74,16 @@ class Eagle3(nn.Module):
         return tuple(map(Layer, self.config.taps))
 
     @property
-    def outputs_table(self) -> nn.Embedding:
-        """The table whose rows score tokens."""
-        return self.embedding if self.config.embeds else self.rows
+    def maps_outputs(self) -> bool:
+        """Whether the rows that score tokens are a map of the target's embeddings."""
+        return not (self.config.embeds or self.config.own_rows)
 
-    @property
-    def outputs(self) -> Float[Tensor, "n W"]:
-        """The rows that score tokens."""
-        table: Tensor = self.outputs_table.weight
+    def outputs(self, theirs: Float[Tensor, "n H"] | None = None) -> Float[Tensor, "n W"]:
+        """The rows that score tokens; `theirs` are the target's embeddings of those tokens."""
+        if self.maps_outputs:
+            mapped: Tensor = self.score(theirs)
+            return mapped
+        table: Tensor = self.embedding.weight if self.config.embeds else self.rows.weight
         return table[self.scored] if self.config.embeds else table
 
     def fused(self, states: Float[Tensor, "*n L H"]) -> Float[Tensor, "*n W"]:
@@ -128,7 +134,7 @@ class Eagle3(nn.Module):
         for deaf in (self.join, self.hear):
             deaf.weight.zero_()
 
-    def decoder(self, positions: int) -> Any:
+    def decoder(self, positions: int, theirs: Float[Tensor, "n H"] | None = None) -> Any:
         """Its layers, norm and outputs as a model of transformers, with weights of its own."""
-        outputs = torch.cat([self.outputs, self.hear.weight])
+        outputs = torch.cat([self.outputs(theirs), self.hear.weight])
         return llama_of(self.layers, self.norm, outputs, positions)

@@ -7,8 +7,9 @@ decoder's own output in an open tree, whose nodes are forgotten when the tree is
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ class StateReading(Protocol):
     goes_on: Layer | None  # of the decoder, whose output the next token is read with; None: its
     # outputs behind those of tokens, W of them
     scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
+    maps_outputs: bool  # its outputs are made of the target's embeddings of those tokens
 
     def reads_of(self, layers: int) -> Taps:
         """States that it reads of a target of so many layers."""
@@ -81,9 +83,10 @@ class StateReader(TrainedHead):
         check_depth(self.taps, kind, target)
         self.target, self.hidden_size = target, self.head.width
         self.max_length = target.max_length
-        self.decoder = opened(self.head, self.max_length or POSITIONS)
-        self.laws = self.scoring(target, str((config or self.Config()).draft_head))
         self.nothing = self.like.new_zeros(1, self.hidden_size)  # the state before the first token
+        rows = Theirs.of(self.embedded(self.head.scored)) if self.head.maps_outputs else None
+        self.decoder = opened(self.head, self.max_length or POSITIONS, rows)
+        self.laws = self.scoring(target, str((config or self.Config()).draft_head))
 
     def scoring(self, target: LanguageModel, folder: str) -> FewRows | ReadByTarget:
         """The decoder with laws over the target's tokens."""
@@ -203,8 +206,23 @@ def without_first(row: DecodeState) -> DecodeState:
     return DecodeState(row.tokens[1:], row.prompt_len - 1, row.params, row.coins, row.warp)
 
 
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """A target's embeddings of the tokens that a head scores; equal where their bits are."""
+
+    rows: Float[Tensor, "n H"] = field(compare=False)
+    digest: str
+
+    @classmethod
+    def of(cls, rows: Float[Tensor, "n H"]) -> Theirs:
+        bits = rows.cpu().contiguous().view(torch.uint8).numpy()
+        return cls(rows, hashlib.sha256(bits).hexdigest())
+
+
 @lru_cache(maxsize=2)
-def opened(head: Any, positions: int) -> CachedLM:
+def opened(head: Any, positions: int, theirs: Theirs | None = None) -> CachedLM:
     """The decoder of a head; sessions share it, as rows of one model do."""
     weight = next(head.parameters())
-    return open_lm(head.decoder(positions).to(weight.device, weight.dtype), name="draft")
+    with torch.no_grad():
+        made = head.decoder(positions, *([] if theirs is None else [theirs.rows]))
+    return open_lm(made.to(weight.device, weight.dtype), name="draft")

@@ -76,6 +76,8 @@ class Masks:
         """A view of the buffer: zeros, then `block` at the right edge, `fold` times over."""
         width, tail = block.shape
         rows = fold * width
+        if not block.is_cpu:
+            return at_the_edge(block, longest, fold)
         height, breadth = self.buffer.shape
         if rows > height or longest > breadth:
             height, breadth = max(rows, height, 16), max(2 * longest, breadth, 256)
@@ -124,6 +126,16 @@ class Masks:
                 "use method chain, prompt-lookup or plain.",
             )
         return torch.ones(1, batch.longest, dtype=torch.long, device=self.nothing.device)
+
+
+def at_the_edge(block: Float[Tensor, "Q K"], longest: int, fold: int) -> Tensor:
+    """Zeros, then `block` at the right edge, `fold` times over, in memory of its own: kernels of a
+    GPU read masks from aligned addresses, which a view of a larger buffer need not have.
+    """
+    width, tail = block.shape
+    mask = block.new_zeros(fold, width, longest)
+    mask[..., longest - tail :] = block
+    return mask.view(1, 1, fold * width, longest)
 
 
 @dataclass(frozen=True, slots=True)

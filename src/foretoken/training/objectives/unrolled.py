@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foretoken.engine.session import Session
@@ -46,7 +46,9 @@ class UnrolledTraining(GuessTraining):
     embedding_rate: float = 3e-3  # peak rate of its embeddings; 0: they stay as they begin
     width: int = 256  # of the head, a multiple of 64
     layers: int = 1  # decoder layers; paper 1
+    inner: int = 0  # width of the MLPs; 0: four times the head's
     embeds: bool = True  # tokens by the rows that score them; else by the target's embeddings
+    own_rows: bool = True  # for its outputs; else a map of the target's embeddings (embeds=false)
     start: str = ""  # draft that it begins as, with its shape and tokens: a directory or a name
     taps: tuple[int, ...] | None = None  # layers it reads; none: a low, a middle and a high one
     vocabulary: int = 16384  # tokens it scores: the most frequent of the target's text
@@ -67,6 +69,8 @@ class UnrolledTraining(GuessTraining):
             ("width", self.width >= 64 and self.width % 64 == 0, "a multiple of 64"),
             ("taps", self.taps is None or min(self.taps, default=-1) >= 0, "layers, from 0 on"),
             ("embeds", self.embeds or not self.start, "left out beside start, which says it"),
+            ("own_rows", self.own_rows or not self.embeds, "left out where embeds is true"),
+            ("inner", self.inner >= 0, "0 (four times the width) or more"),
         )
 
 
@@ -81,9 +85,16 @@ class UnrolledObjective(GuessObjective):
                 f"the target's embeddings have {lm.hidden_size} directions.",
                 "pass a width of at most so many, or leave embeds out.",
             )
+        if not config.own_rows and not tied(lm):
+            raise ConfigError(
+                "a head with own_rows=false was asked for.",
+                "this target scores tokens by other rows than it embeds them by.",
+                "leave own_rows out: the head then has outputs of its own.",
+            )
         counts = self.train.mass(lm.vocab_size)
         shape = {"width": config.width, "layers": config.layers, "heads": config.width // HEAD,
-                 "inner": 4 * config.width, "embeds": config.embeds}  # fmt: skip
+                 "inner": config.inner or 4 * config.width, "embeds": config.embeds,
+                 "own_rows": config.own_rows}  # fmt: skip
         self.start, self.counts = None, counts
         if config.start:
             self.start, self.tokens, shape = beginning(session, config.start)
@@ -103,7 +114,9 @@ class UnrolledObjective(GuessObjective):
         table = innermost(session.target).embed(list(range(vocab_size)))
         if not head.config.embeds:  # beside the head, where it is asked in every step
             self.table = table.to(head.enter.weight).clone()
-        head.outputs_table.requires_grad_(self.config.embedding_rate > 0)
+        for tables in head.modules():
+            if isinstance(tables, nn.Embedding):
+                tables.requires_grad_(self.config.embedding_rate > 0)
         with torch.no_grad():
             head.scored.copy_(self.tokens)
             if isinstance(self.start, type(head)):
@@ -125,7 +138,10 @@ class UnrolledObjective(GuessObjective):
             head.embedding.weight.copy_(rows)
             return
         head.enter.load_state_dict(into.state_dict())
-        head.rows.weight.copy_(rows[self.tokens])
+        if head.maps_outputs:
+            head.score.weight.copy_(into.weight)  # what is added to all rows changes no law
+        else:
+            head.rows.weight.copy_(rows[self.tokens])
 
     def embedded(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n H"]:
         """The target's input embeddings."""
@@ -157,7 +173,8 @@ class UnrolledObjective(GuessObjective):
         fused = head.fused(hidden.float().view(*ids.shape, len(head.config.taps), -1))
         chosen = self.rows[laws.long()]
         probs = log_probs.float().exp().masked_fill(chosen < 0, 0.0)
-        losses, agreed, outputs = [], [], head.outputs
+        losses, agreed = [], []
+        outputs = head.outputs(self.embedded(head.scored) if head.maps_outputs else None)
         told: Any = SparseCrossEntropy.apply
         for step, states in enumerate(
             unrolled(head, ids, fused, self.config.unrolled, self.embedded)
@@ -170,6 +187,14 @@ class UnrolledObjective(GuessObjective):
             losses.append(loss)
             agreed.append(figures[0])
         return losses, agreed
+
+
+def tied(lm: Any) -> bool:
+    """Whether a language model scores tokens by its embeddings."""
+    config = getattr(getattr(lm, "model", None), "config", None)
+    return config is not None and bool(
+        getattr(config.get_text_config(decoder=True), "tie_word_embeddings", False)
+    )
 
 
 def beginning(session: Session, start: str) -> tuple[Any, Int[Tensor, "n"], dict[str, Any]]:
