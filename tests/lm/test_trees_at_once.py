@@ -18,7 +18,11 @@ from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.priced_chain import PricedChain
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.drafters.parts.state_reader import StateReader
+from foretoken.drafters.parts.trained_head import HeadOptions
 from foretoken.engine.engine import Engine, decode
+from foretoken.heads import store
+from foretoken.heads.eagle3 import Eagle3
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.kernels import position_tables, segmented
 from foretoken.lm.kernels.linears import can_pack
@@ -359,3 +363,95 @@ def test_whoever_changes_what_is_said_of_levels_says_so_of_trees(base):
         refuses = vars(kind.__mro__[of_trees])["grow_trees"] is vars(TargetView)["grow_trees"]
         changed = [name for name in ("grow", "_advance", "_run") if hasattr(kind, name)]
         assert refuses or all(of_trees <= provider(kind, name) for name in changed), kind
+
+
+HEADS = {
+    "own embeddings": {},
+    "the target's": {"embeds": False},
+    "and outputs made of them": {"embeds": False, "own_rows": False},
+}
+
+
+@pytest.fixture
+def head(tmp_path):
+    """A folder with a random head for a target, which reads two of its layers."""
+
+    def make(target, dtype=torch.float32, **options):
+        torch.manual_seed(4)
+        config = Eagle3.Config(
+            hidden_size=target.hidden_size, vocab_size=VOCAB, taps=(0, 2), width=128, layers=2,
+            heads=2, inner=192, tokens=VOCAB - 64, **options,
+        )  # fmt: skip
+        made = Eagle3(config)
+        for weight in made.parameters():
+            if weight.dim() > 1:
+                torch.nn.init.normal_(weight, std=0.25)
+        made.scored.copy_(torch.arange(VOCAB - 64) + 9)
+        return store.save(tmp_path / f"{dtype}{len(options)}", "eagle3", made.to(dtype), {})
+
+    return make
+
+
+def by_head(target, folder, grower, kind, **options):
+    """What is written and drafted with a head, its trees grown whole or asked level by level."""
+
+    def opened(at):
+        reader = kind(target, "eagle3", HeadOptions(draft_head=at))
+        reader.decoder.lean.reach = 32
+        reader.decoder.reset()  # sessions share it
+        read_something_entered(reader.decoder)
+        return reader
+
+    return played(target, folder, opened, grower, **options)
+
+
+def both_by_head(target, folder, grower, **options):
+    """In one call and level by level, behind a first run: kernels of a head settle in it."""
+    by_head(target, folder, grower, HeadByLevel, **options)
+    return [by_head(target, folder, grower, kind, **options) for kind in (StateReader, HeadByLevel)]
+
+
+def read_something_entered(lm):
+    row = make_row(list(words(3)), SamplingParams(), SeededCoins(0), VOCAB)
+    lm.supply(row, torch.zeros(2, lm.hidden_size, dtype=lm.model.dtype))
+    lm.prefill([row])
+    lm.free([row])
+
+
+class HeadByLevel(StateReader):
+    """A head that is asked about every level."""
+
+    def grow_trees(self, rows, rules):
+        return [None] * len(rows)
+
+
+@pytest.mark.parametrize("rule", ["tree", "priced tree", "chain"])
+@pytest.mark.parametrize("which", HEADS)
+def test_a_heads_trees_are_those_grown_level_by_level(which, rule, pair, head, grown):
+    _, target = pair("llama")
+    folder = head(target, **HEADS[which])
+    for prompts in (((5, 9, 2, 41),), ((7,),), (words(30), (7, 3), (1, 2, 3))):
+        once, by_level = both_by_head(target, folder, RULES[rule], prompts=prompts)
+        assert once == by_level
+    assert len(grown) > 60 and all(grown)
+    assert len({len(tokens) for tokens, *_ in once[1]}) > 1 or rule == "chain"
+
+
+def test_a_heads_trees_in_bfloat16_and_at_temperatures(pair, head, grown):
+    _, target = pair("llama", torch.bfloat16)
+    folder = head(target, torch.bfloat16, **HEADS["and outputs made of them"])
+    for temperature in (0.0, 1.0):
+        options = {"temperature": temperature, "seed": 1}
+        once, by_level = both_by_head(target, folder, RULES["tree"], **options)
+        assert once == by_level
+    assert len(grown) > 60 and all(grown)
+
+
+def test_a_heads_tree_that_finds_no_room_is_gone_on_from(pair, head, grown):
+    """What its decoder said at nodes fed so far is what the next level goes on with."""
+    _, target = pair("llama")
+    folder = head(target)
+    options = {"prompts": (words(100),), "max_new_tokens": 60}
+    once, by_level = both_by_head(target, folder, RULES["tree"], **options)
+    assert once == by_level
+    assert False in grown and grown.count(True) > 10

@@ -27,7 +27,7 @@ class Eagle(nn.Module):
     """Embedding and state joined by a linear map, then one decoder layer without a first norm."""
 
     goes_on = Layer(-1)
-    maps_outputs = False
+    adds_tokens = False
     scored = None  # the target's output layer reads its states
 
     @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ class Eagle3(nn.Module):
 
     begins = 0
     goes_on = None  # its outputs behind those of tokens are what it goes on with
+    adds_tokens = True  # `table` has a row for each, to which the state before it is added
     scored: Int[Tensor, "n"]  # the target's id of each output
 
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,11 @@ class Eagle3(nn.Module):
         return tuple(map(Layer, self.config.taps))
 
     @property
+    def reads_embeddings(self) -> bool:
+        """Whether its tables are made of the target's embeddings."""
+        return not self.config.embeds
+
+    @property
     def maps_outputs(self) -> bool:
         """Whether the rows that score tokens are a map of the target's embeddings."""
         return not (self.config.embeds or self.config.own_rows)
@@ -103,10 +109,16 @@ class Eagle3(nn.Module):
 
         `embed(tokens)` gives the target's input embeddings.
         """
-        if not self.config.embeds:
-            entered: Tensor = self.enter(embed(tokens))
-            return entered + before
-        return F.embedding(tokens, self.embedding.weight) + before
+        if self.config.embeds:
+            return F.embedding(tokens, self.table()) + before
+        return self.table(embed(tokens)) + before
+
+    def table(self, theirs: Float[Tensor, "*n H"] | None = None) -> Float[Tensor, "*n W"]:
+        """Rows of tokens; `theirs` are the target's embeddings of them, None where it has its own:
+        then all of them.
+        """
+        found: Tensor = self.embedding.weight if theirs is None else self.enter(theirs)
+        return found
 
     def forward(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.heads import borrowed, public
+from foretoken.heads import public
 from foretoken.heads.files import digest, move
 from foretoken.heads.table import HEADS, head_row, resolve
 from foretoken.shipped import resolve as resolve_shipped
@@ -40,30 +40,24 @@ class Card:
     notes: Mapping[str, Any] = field(default_factory=dict)  # how it was trained, what it reached
     version: int = VERSION
     weights: str = ""  # the file, named by its digest
-    borrowed: Mapping[str, Sequence[str]] = field(default_factory=dict)  # weights lying elsewhere
 
 
-def save(
-    folder: str | Path, name: str, head: Any, notes: Mapping[str, Any], lender: str = ""
-) -> Path:
+def save(folder: str | Path, name: str, head: Any, notes: Mapping[str, Any]) -> Path:
     """Write a head of the row `name`: weights, then the card that names them.
 
-    An older head goes once the new one stands. What equals a weight of the `lender`, a shipped
-    model, is not written but named (`borrowed`): for heads that ship beside it alone.
+    An older head goes once the new one stands.
     """
     options = dataclasses.asdict(head.config)
     sizes = {size: options.pop(size) for size in ("hidden_size", "vocab_size")}
     folder = Path(folder)
     weights = {name: value.detach().contiguous() for name, value in head.state_dict().items()}
-    lent = borrowed.common(weights, lender) if lender else {}
-    weights = {name: value for name, value in weights.items() if name not in lent}
     partial = folder / ".partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(weights, partial)
         file = f"head-{digest(partial)}.safetensors"
         move(partial, folder / file)
-        card = Card(kind=name, options=options, notes=notes, weights=file, borrowed=lent, **sizes)
+        card = Card(kind=name, options=options, notes=notes, weights=file, **sizes)
         text = json.dumps(dataclasses.asdict(card), indent=2)
         partial.write_text(text + "\n", encoding="utf-8")
         move(partial, folder / CARD)
@@ -135,7 +129,7 @@ def read_weights(folder: str | Path, card: Card) -> dict[str, Tensor]:
     if digest(path) not in path.name:
         raise broken(folder, kind, f"{name} was changed or cut short")
     try:
-        return load_file(path) | borrowed.read(card.borrowed)
+        return load_file(path)
     except (SafetensorError, OSError, TypeError) as error:
         raise broken(folder, kind, f"{name} cannot be read ({error})") from error
 

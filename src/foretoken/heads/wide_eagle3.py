@@ -30,7 +30,7 @@ class WideEagle3(nn.Module):
 
     begins = 1
     goes_on = Layer(-1)
-    maps_outputs = False
+    adds_tokens = False
     scored: Int[Tensor, "n"]  # the target's id of each output
 
     @dataclass(frozen=True, slots=True, kw_only=True)

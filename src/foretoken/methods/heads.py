@@ -125,6 +125,18 @@ FAMILY = Family(
             paper="arXiv 2503.01840",
         ),
         Method(
+            "eagle3-mcsd",
+            "the same decoder, drawing several candidates per position, in a tree of fixed shape",
+            drafter="drafters.growers.sampled_tree:SampledTree",
+            model="drafters.parts.state_reader:StateReader",
+            models=("target",),
+            head="eagle3",
+            needs=("draft_head",),
+            verifier="recursive",
+            verifiers=("traversal", "naive", "mixed"),
+            paper="arXiv 2503.01840, 2401.06706",
+        ),
+        Method(
             "eagle3-hybrid",
             "look-ups in one tree, and an EAGLE-3 head's tree where they leave something to guess",
             drafter="drafters.hybrid:Hybrid",

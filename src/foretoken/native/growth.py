@@ -37,7 +37,8 @@ class Forward(ctypes.Structure):
 
     _fields_ = (
         *_fields(p1="steps", n1="step_count", p2="buffers layers"),
-        *_fields(n1="threads most widest", p1="logits", n2="columns apart", p2="names"),
+        *_fields(n1="threads most widest", p1="logits", n2="columns apart", p2="names table entry"),
+        ("width", c_int64),
         ("seconds", c_double),
         ("rows", _Row * AT_ONCE),
         *((name, c_int64 * AT_ONCE) for name in ("ids", "positions", "wanted")),
@@ -50,7 +51,9 @@ class Growth(ctypes.Structure):
     """One row's tree."""
 
     _fields_ = (
-        *_fields(n1="slot late root room", p1="mask", d1="scale", n2="depth nodes branch"),
+        *_fields(
+            n1="slot late root room", p1="mask given said", d1="scale", n2="depth nodes branch"
+        ),
         *_fields(p1="ends", n1="end_count", p2="prices bars", n2="price_count"),
         *_fields(d1="share least level_price floor min_gain", p1="hits promised edges"),
         *_fields(n1="edge_count greedy rehearsed", d1="weight fade", p1="decline"),
@@ -74,6 +77,15 @@ class Planted:
         self.state.edges, self.state.edge_count = self.edges.buffer_info()
         self.state.fade = Decline.FADE
         self.kept: list[Any] = []  # what the state points to
+        self.given = self.said = self.mask.new_empty(0)
+
+    def enters(self, given: Tensor) -> None:
+        """What enters at the tokens before the root and at the root, [n W]; room for what is said
+        at nodes."""
+        self.given = given.contiguous()
+        if self.said.shape[-1] != given.shape[1]:
+            self.said = self.mask.new_empty(FED, given.shape[1])
+        self.state.given, self.state.said = self.given.data_ptr(), self.said.data_ptr()
 
     def place(self, slot: int, column: int, room: int, before: Sequence[int]) -> None:
         """Say where the tree lies in the cache, and which tokens are fed before its root."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from foretoken.trees.worth import Calibration, Decline
@@ -55,6 +55,7 @@ class Grown:
     level: int
     worth: float  # expected tokens above the price
     gain: float  # of it, what the last level added
+    said: Float[Tensor, "n W"] | None = None  # behind tokens' logits, by place, if more was said
 
 
 class GrowsTrees(Protocol):

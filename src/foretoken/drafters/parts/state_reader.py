@@ -7,17 +7,17 @@ decoder's own output in an open tree, whose nodes are forgotten when the tree is
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.parts.opened_head import Embeddings, opened
 from foretoken.drafters.parts.trained_head import (
     HeadOptions,
     TrainedHead,
@@ -25,10 +25,9 @@ from foretoken.drafters.parts.trained_head import (
     reading_few,
 )
 from foretoken.lm.draft_vocabulary import OutputRows
-from foretoken.lm.opening import open_lm
-from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.views.few_rows import FewRows, is_silenced
 from foretoken.lm.views.read_by_target import ReadByTarget
+from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import DecodeState, Layer, Ragged, Rows, Scores, Taps
 
 POSITIONS = 1 << 20  # rotary: as many as anyone needs, where the target names no end
@@ -43,7 +42,7 @@ class StateReading(Protocol):
     goes_on: Layer | None  # of the decoder, whose output the next token is read with; None: its
     # outputs behind those of tokens, W of them
     scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
-    maps_outputs: bool  # its outputs are made of the target's embeddings of those tokens
+    adds_tokens: bool  # what enters is a row for the token and the state before it, added
 
     def reads_of(self, layers: int) -> Taps:
         """States that it reads of a target of so many layers."""
@@ -84,8 +83,10 @@ class StateReader(TrainedHead):
         self.target, self.hidden_size = target, self.head.width
         self.max_length = target.max_length
         self.nothing = self.like.new_zeros(1, self.hidden_size)  # the state before the first token
-        rows = Theirs.of(self.embedded(self.head.scored)) if self.head.maps_outputs else None
-        self.decoder = opened(self.head, self.max_length or POSITIONS, rows)
+        reads = self.head.adds_tokens and self.head.reads_embeddings
+        theirs = Embeddings.of(self.embedded, target.vocab_size) if reads else None
+        found = opened(self.head, self.max_length or POSITIONS, theirs)
+        self.decoder, self.table = found.decoder, found.table
         self.laws = self.scoring(target, str((config or self.Config()).draft_head))
 
     def scoring(self, target: LanguageModel, folder: str) -> FewRows | ReadByTarget:
@@ -115,6 +116,8 @@ class StateReader(TrainedHead):
     def read(self, tokens: Sequence[int], before: Float[Tensor, "n W"]) -> Float[Tensor, "n W"]:
         """What enters the decoder at tokens, from the states before them."""
         ids = torch.tensor(tokens, device=before.device)
+        if self.table is not None:
+            return F.embedding(ids, self.table) + before
         entering: Tensor = self.head.entering(ids, before, self.embedded)
         return entering
 
@@ -148,6 +151,23 @@ class StateReader(TrainedHead):
             else:
                 known.outputs = torch.cat([known.outputs, own])
         return scores
+
+    def grow_trees(self, rows: Rows, rules: Sequence[GrowthRule]) -> list[Grown | None]:
+        """New trees of rows in one call; None: to be asked level by level instead."""
+        if self.table is None:
+            return [None] * len(rows)
+        for row in rows:
+            known: Followed = row.private[self]
+            if known.own is not row:
+                known.own.tokens = row.tokens[1:]
+            self.decoder.supply(known.own, known.entering)
+        asked = [row.private[self].own for row in rows]
+        found = self.decoder.grow_trees(asked, rules, self.head.scored, self.table)
+        for row, grown in zip(rows, found, strict=True):
+            if grown is not None:
+                known = row.private[self]
+                known.entering, known.outputs = known.entering[-1:], grown.said
+        return found
 
     def output_of(self, row: DecodeState, nodes: Sequence[int]) -> Float[Tensor, "n W"]:
         """What came out at these nodes of a row's open tree."""
@@ -204,25 +224,3 @@ class StateReader(TrainedHead):
 def without_first(row: DecodeState) -> DecodeState:
     """The row as a decoder knows it that never reads a text's first token."""
     return DecodeState(row.tokens[1:], row.prompt_len - 1, row.params, row.coins, row.warp)
-
-
-@dataclass(frozen=True, slots=True)
-class Theirs:
-    """A target's embeddings of the tokens that a head scores; equal where their bits are."""
-
-    rows: Float[Tensor, "n H"] = field(compare=False)
-    digest: str
-
-    @classmethod
-    def of(cls, rows: Float[Tensor, "n H"]) -> Theirs:
-        bits = rows.cpu().contiguous().view(torch.uint8).numpy()
-        return cls(rows, hashlib.sha256(bits).hexdigest())
-
-
-@lru_cache(maxsize=2)
-def opened(head: Any, positions: int, theirs: Theirs | None = None) -> CachedLM:
-    """The decoder of a head; sessions share it, as rows of one model do."""
-    weight = next(head.parameters())
-    with torch.no_grad():
-        made = head.decoder(positions, *([] if theirs is None else [theirs.rows]))
-    return open_lm(made.to(weight.device, weight.dtype), name="draft")

@@ -122,9 +122,10 @@ class LeanForward:
             found = self.write(*key)
         return found
 
-    def in_one_call(self) -> Segment | None:
-        """The whole forward of few tokens as one call in C; None where it is more than that."""
-        return self.variant((), WHOLE, Way.FEW, False).alone
+    def in_one_call(self, entered: bool = False) -> Segment | None:
+        """The whole forward of few tokens, or of what stands for their embeddings, as one call in
+        C; None where it is more than that."""
+        return self.variant((), WHOLE, Way.FEW, entered).alone
 
     def write(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Variant:
         """The code that gives these results and no others."""

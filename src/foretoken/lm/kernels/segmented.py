@@ -190,11 +190,13 @@ class Segmented:
         self.parts.append(part)
 
     def in_one_call(self) -> Segment | None:
-        """The segment that is all there is, if it reads tokens alone and makes logits alone."""
+        """The segment that is all there is, if it reads tokens alone, or what stands for their
+        embeddings, and makes logits alone."""
         if len(self.lines) != 2 or len(self.parts) != 1 or not self.flat:
             return None
         [part] = self.parts
-        alone = isinstance(part, Segment) and not part.given and len(part.results) == 1
+        alone = isinstance(part, Segment) and len(part.results) == 1
+        alone = alone and tuple(one.node for one in part.given) in ((), EXTRA[:1])
         return part if alone else None
 
     def code(self) -> list[str]:

@@ -230,13 +230,20 @@ class CachedLM(BatchForward):
 
     @exclusive
     def grow_trees(
-        self, rows: Rows, rules: Sequence[GrowthRule], names: Tensor | None = None
+        self,
+        rows: Rows,
+        rules: Sequence[GrowthRule],
+        names: Tensor | None = None,
+        table: Float[Tensor, "V H"] | None = None,
     ) -> list[Grown | None]:
         """Open a new tree of each row and let it grow; None: to be asked level by level instead.
 
-        `names` are the tokens of the first columns of the logits, where others are not meant.
+        `names` are the tokens of the first columns of the logits, where others are not meant. With
+        a `table`, what was supplied enters up to the root, and at other nodes the table's row of
+        the token and what was said at the parent: the logits behind those of `names`.
         """
-        return self.trees_at_once.grow(self, rows, [*map(self._memory, rows)], rules, names)
+        memories = [*map(self._memory, rows)]
+        return self.trees_at_once.grow(self, rows, memories, rules, names, table)
 
     @exclusive
     def commit(self, rows: Rows, paths: Ragged) -> None:

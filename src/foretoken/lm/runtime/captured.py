@@ -50,9 +50,9 @@ class Captured(Protocol):
     plain_scores: bool  # no layer caps its scores or has sinks beside its keys
     reach: int  # tokens of a forward for which products in C are the faster way
 
-    def in_one_call(self) -> Any:
-        """The whole forward of few tokens as one call in C (`kernels.segments.Segment`); None where
-        it is more than that."""
+    def in_one_call(self, entered: bool = False) -> Any:
+        """The whole forward of few tokens, or of what stands for their embeddings, as one call in C
+        (`kernels.segments.Segment`); None where it is more than that."""
         ...
 
     def run(

@@ -27,6 +27,11 @@ struct forward { /* of the next nodes of all trees, whose logits its last step w
   const void *logits;
   int64_t columns, apart; /* those that are tokens; from row to row */
   const int64_t *names;   /* of the columns; null: their numbers */
+  /* of a model that is fed with more than tokens: a row of the table for each, and what was said at
+   * its parent, so many numbers behind the columns */
+  const void *table;
+  void *entry; /* what the steps read; null: they read tokens alone */
+  int64_t width;
   double seconds;         /* that forwards took */
   struct row rows[AT_ONCE];
   int64_t ids[AT_ONCE], positions[AT_ONCE], wanted[AT_ONCE];
@@ -37,6 +42,8 @@ struct forward { /* of the next nodes of all trees, whose logits its last step w
 struct growth { /* one row's tree */
   int64_t slot, late, root, room; /* of the cache; tokens before the root; its column; columns from it on */
   void *mask;
+  const void *given; /* what enters at the tokens before the root and at the root */
+  void *said;        /* at nodes, by place */
   /* what decides */
   double scale; /* of logits: over the temperature */
   int64_t depth, nodes, branch;
@@ -204,6 +211,30 @@ static void rise(struct growth *g, int64_t width, const float *chances, const in
 }
 
 #define DEFINE(T)                                                                                 \
+  /* what enters at the tokens of a tree's next level, in place of their embeddings */            \
+  static void bring_##T(const struct growth *g, const struct forward *all, int64_t first) {       \
+    const int64_t width = all->width;                                                             \
+    T *to = (T *)all->entry + first * width;                                                      \
+    if (!g->fed) {                                                                                \
+      memcpy(to, g->given, (size_t)((g->late + 1) * width) * sizeof(T));                          \
+      return;                                                                                     \
+    }                                                                                             \
+    for (int64_t f = 0; f < g->waiting; f++, to += width) {                                       \
+      const int64_t node = g->frontier[f];                                                        \
+      const T *own = (const T *)all->table + g->tokens[node] * width;                             \
+      const T *said = (const T *)g->said + g->places[g->parents[node]] * width;                   \
+      for (int64_t k = 0; k < width; k += LANES)                                                  \
+        keep_##T(to + k, widened_##T(own + k) + widened_##T(said + k));                           \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
+  /* what is said at the nodes just fed, of logits from `z` on */                                 \
+  static void hear_##T(const struct growth *g, const struct forward *all, const T *z) {           \
+    for (int64_t f = 0; f < g->waiting; f++)                                                      \
+      memcpy((T *)g->said + (g->fed + f) * all->width, z + f * all->apart + all->columns,         \
+             (size_t)all->width * sizeof(T));                                                     \
+  }                                                                                               \
+                                                                                                  \
   /* who sees whom of the columns from the root on: each node its ancestors and itself */         \
   static void hide_##T(const struct growth *g, struct row *row) {                                 \
     const int64_t wide = g->fed + g->waiting;                                                     \
@@ -233,6 +264,7 @@ static void rise(struct growth *g, int64_t width, const float *chances, const in
         }                                                                                         \
         struct row *row = all->rows + rows;                                                       \
         if (!place(g, all, row, tokens, wanted)) hide_##T(g, row);                                \
+        if (all->entry) bring_##T(g, all, tokens);                                                \
         tokens = row->last, wanted += g->waiting;                                                 \
         now[rows++] = g;                                                                          \
       }                                                                                           \
@@ -252,6 +284,7 @@ static void rise(struct growth *g, int64_t width, const float *chances, const in
         const int64_t width = width_of(g, all), new = g->waiting;                                 \
         best_##T(z, new, all->columns, all->apart, (float)g->scale, all->names, width,            \
                  all->chances, all->followers);                                                   \
+        if (all->entry) hear_##T(g, all, z);                                                      \
         rise(g, width, all->chances, all->followers);                                             \
         z += new * all->apart;                                                                    \
       }                                                                                           \
