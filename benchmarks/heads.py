@@ -229,6 +229,8 @@ def widened(folders: Sequence[Path], factor: int) -> Iterator[list[Path]]:
             new = type(head)(dataclasses.replace(head.config, hidden_size=width * factor))
             fuse = state["fuse.weight"].view(-1, taps, 1, width) / factor
             state["fuse.weight"] = fuse.expand(-1, -1, factor, -1).reshape(len(fuse), -1)
+            for name in {"enter.weight", "score.weight"} & state.keys():  # of the embeddings
+                state[name] = (state[name] / factor).repeat(1, factor)
             new.load_state_dict(state)
             found.append(store.save(Path(place) / folder.name, card.kind, new, card.notes))
         yield found

@@ -36,7 +36,7 @@ VOCAB = 5
 class ToyFeature(nn.Module):
     """A decoder layer over the sum of embedding and state."""
 
-    begins, goes_on, scored = 0, Layer(-1), None
+    begins, goes_on, scored, adds_tokens = 0, Layer(-1), None, False
 
     def reads_of(self, layers):
         return (FinalNorm(),)

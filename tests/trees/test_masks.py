@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from foretoken.lm.runtime.masks import Masks, at_the_edge
 from foretoken.trees.masks import Sight, ancestors, depths, outside_window, prefixes
 
 CPU = torch.device("cpu")
@@ -59,3 +60,14 @@ def test_windows_are_about_positions():
     assert (~hidden[0]).tolist() == [False] * 3 + [True] * 5
     assert torch.equal(hidden[1], hidden[2])
     assert (~hidden[1]).tolist() == [False] * 4 + [True] * 4
+
+
+@pytest.mark.parametrize("fold", [1, 3])
+def test_a_mask_of_its_own_is_that_of_the_shared_buffer(fold):
+    """What other devices than a CPU read begins where memory does."""
+    masks = Masks(torch.float32, torch.device("cpu"))
+    for width, tail, longest in ((2, 5, 5), (3, 4, 37), (1, 1, 300), (2, 2, 16)):
+        block = torch.randn(width, tail)
+        own = at_the_edge(block, longest, fold)
+        assert torch.equal(own, masks._edge(block, longest, fold))
+        assert own.is_contiguous() and own.storage_offset() == 0

@@ -28,7 +28,6 @@ class Fspad(Eagle):
     """Its second layer is an MLP only: what the output layer reads."""
 
     goes_on = Layer(0)
-    adds_tokens = False
 
     def __init__(self, config: Eagle.Config) -> None:
         super().__init__(config)

@@ -87,7 +87,16 @@ def load(folder: str | Path, name: str) -> tuple[Any, Card]:
         head.load_state_dict(read_weights(folder, card))
     except RuntimeError as error:
         raise broken(folder, name, f"weights and options differ ({error})") from error
+    scored = getattr(head, "scored", None)
+    if scored is not None and not fits_vocabulary(scored, card.vocab_size):
+        raise broken(folder, name, f"it scores other tokens than {card.vocab_size} different ones")
     return head.eval().requires_grad_(False), card
+
+
+def fits_vocabulary(scored: Tensor, vocab_size: int) -> bool:
+    """Whether these are different tokens of a vocabulary."""
+    inside = bool(((scored >= 0) & (scored < vocab_size)).all())
+    return inside and len(scored.unique()) == len(scored)
 
 
 def method_of(folder: str | Path) -> str:

@@ -1,48 +1,31 @@
 """A head's decoder beside one target, and what it makes of that target's embeddings.
 
-Sessions over one target share both, as rows of one model share its weights.
+Sessions over one target share both, as rows of one model share its weights. They are made of the
+embeddings as they are when the first of them opens the head: where these change later, guesses get
+worse, and no text does.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foretoken.heads.sizes import has_table
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.cached import CachedLM
 
 PIECE = 8192  # tokens whose embeddings are asked for at once
-LARGEST = 1 << 26  # numbers of a table that is made for all tokens beforehand
+KEPT = 2  # heads with their decoders, for the next session
 
-
-@dataclass(frozen=True, slots=True)
-class Embeddings:
-    """A target's input embeddings of all its tokens; equal where their bits are."""
-
-    ask: Callable[[Int[Tensor, "n"]], Float[Tensor, "n H"]] = field(compare=False)
-    tokens: int
-    digest: str
-
-    @classmethod
-    def of(cls, ask: Callable[[Int[Tensor, "n"]], Float[Tensor, "n H"]], tokens: int) -> Embeddings:
-        bits = hashlib.sha256()
-        for piece in pieces(ask, tokens):
-            bits.update(piece.cpu().contiguous().view(torch.uint8).numpy())
-        return cls(ask, tokens, bits.hexdigest())
-
-
-def pieces(
-    ask: Callable[[Int[Tensor, "n"]], Float[Tensor, "n H"]], tokens: int
-) -> Iterator[Float[Tensor, "n H"]]:
-    for some in torch.arange(tokens).split(PIECE):
-        yield ask(some)
+Ask = Callable[[Int[Tensor, "n"]], Float[Tensor, "n H"]]  # the target's input embeddings of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +36,53 @@ class Opened:
     table: Float[Tensor, "V W"] | None
 
 
-@lru_cache(maxsize=2)
-def opened(head: Any, positions: int, theirs: Embeddings | None) -> Opened:
-    """The decoder of a head, and its table; `theirs` are for heads that read them."""
+_known: OrderedDict[tuple[Any, int, str], Opened] = OrderedDict()
+_turn = Lock()
+
+
+def opened(head: Any, positions: int, tokens: int, ask: Ask) -> Opened:
+    """The decoder of a head over a target of so many tokens, and its table."""
+    reads = head.adds_tokens and head.reads_embeddings
+    key = head, positions, digest(ask, tokens) if reads and is_made(head, tokens) else ""
+    with _turn:
+        if key not in _known:
+            _known[key] = made(head, positions, tokens, ask)
+            if len(_known) > KEPT:
+                _known.popitem(last=False)
+        _known.move_to_end(key)
+        return _known[key]
+
+
+def is_made(head: Any, tokens: int) -> bool:
+    """Whether anything is made of the target's embeddings beforehand."""
+    return bool(head.maps_outputs) or has_table(head, tokens)
+
+
+def digest(ask: Ask, tokens: int) -> str:
+    """What tells a target's embeddings from others."""
+    bits = hashlib.sha256()
+    for piece in pieces(ask, tokens):
+        bits.update(piece.cpu().contiguous().view(torch.uint8).numpy())
+    return bits.hexdigest()
+
+
+def pieces(ask: Ask, tokens: int) -> Iterator[Float[Tensor, "n H"]]:
+    for some in torch.arange(tokens).split(PIECE):
+        yield ask(some)
+
+
+@torch.no_grad()
+def made(head: Any, positions: int, tokens: int, ask: Ask) -> Opened:
+    """Both, from the target's embeddings where the head reads them."""
     weight, table = next(head.parameters()), None
-    with torch.no_grad():
-        if not head.adds_tokens:
-            made = head.decoder(positions)
-        elif theirs is None:
-            made, table = head.decoder(positions), head.table()
-        else:
-            made = head.decoder(positions, theirs.ask(head.scored))
-            if theirs.tokens * head.width <= LARGEST:
-                asked = pieces(theirs.ask, theirs.tokens)
-                table = torch.cat([head.table(piece) for piece in asked])
-    return Opened(open_lm(made.to(weight.device, weight.dtype), name="draft"), table)
+    if not head.adds_tokens:
+        decoder = head.decoder(positions)
+    else:
+        decoder = head.decoder(positions, ask(head.scored) if head.maps_outputs else None)
+        if not head.reads_embeddings:
+            table = head.table()
+        elif has_table(head, tokens):
+            table = weight.new_empty(tokens, head.width)
+            for at, piece in zip(range(0, tokens, PIECE), pieces(ask, tokens), strict=True):
+                table[at : at + PIECE] = head.table(piece)
+    return Opened(open_lm(decoder.to(weight.device, weight.dtype), name="draft"), table)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretoken.contract import Features, LanguageModel
-from foretoken.drafters.parts.opened_head import Embeddings, opened
+from foretoken.drafters.parts.opened_head import opened
 from foretoken.drafters.parts.trained_head import (
     HeadOptions,
     TrainedHead,
@@ -42,7 +42,9 @@ class StateReading(Protocol):
     goes_on: Layer | None  # of the decoder, whose output the next token is read with; None: its
     # outputs behind those of tokens, W of them
     scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
-    adds_tokens: bool  # what enters is a row for the token and the state before it, added
+    # What enters is a row for the token and the state before it, added. Then it also says whether
+    # it `reads_embeddings` of the target, `maps_outputs` from them, and makes a `table` of them.
+    adds_tokens: bool
 
     def reads_of(self, layers: int) -> Taps:
         """States that it reads of a target of so many layers."""
@@ -83,9 +85,8 @@ class StateReader(TrainedHead):
         self.target, self.hidden_size = target, self.head.width
         self.max_length = target.max_length
         self.nothing = self.like.new_zeros(1, self.hidden_size)  # the state before the first token
-        reads = self.head.adds_tokens and self.head.reads_embeddings
-        theirs = Embeddings.of(self.embedded, target.vocab_size) if reads else None
-        found = opened(self.head, self.max_length or POSITIONS, theirs)
+        positions = self.max_length or POSITIONS
+        found = opened(self.head, positions, target.vocab_size, self.embedded)
         self.decoder, self.table = found.decoder, found.table
         self.laws = self.scoring(target, str((config or self.Config()).draft_head))
 

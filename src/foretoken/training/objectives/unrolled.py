@@ -175,6 +175,7 @@ class UnrolledObjective(GuessObjective):
         probs = log_probs.float().exp().masked_fill(chosen < 0, 0.0)
         losses, agreed = [], []
         outputs = head.outputs(self.embedded(head.scored) if head.maps_outputs else None)
+        outputs = outputs.float()  # so are sums of their gradients
         told: Any = SparseCrossEntropy.apply
         for step, states in enumerate(
             unrolled(head, ids, fused, self.config.unrolled, self.embedded)
