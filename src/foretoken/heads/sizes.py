@@ -52,7 +52,7 @@ def beside(head: Any, tokens: int) -> int:
     as many embeddings that nobody reads, and of a table of the target's embeddings."""
     if not getattr(head, "adds_tokens", False):
         return 0
-    layers = sum(one.numel() for one in head.layers.parameters())
-    outputs = (len(head.scored) + head.width) * head.width
-    table = tokens * head.width if head.reads_embeddings and has_table(head, tokens) else 0
+    layers: int = sum(one.numel() for one in head.layers.parameters())
+    outputs: int = (len(head.scored) + head.width) * head.width
+    table: int = tokens * head.width if head.reads_embeddings and has_table(head, tokens) else 0
     return layers + 2 * outputs + table

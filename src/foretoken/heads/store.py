@@ -96,7 +96,7 @@ def load(folder: str | Path, name: str) -> tuple[Any, Card]:
 def fits_vocabulary(scored: Tensor, vocab_size: int) -> bool:
     """Whether these are different tokens of a vocabulary."""
     inside = bool(((scored >= 0) & (scored < vocab_size)).all())
-    return inside and len(scored.unique()) == len(scored)
+    return inside and len(set(scored.tolist())) == len(scored)
 
 
 def method_of(folder: str | Path) -> str:

@@ -62,12 +62,12 @@ def digest(ask: Ask, tokens: int) -> str:
     """What tells a target's embeddings from others."""
     bits = hashlib.sha256()
     for piece in pieces(ask, tokens):
-        bits.update(piece.cpu().contiguous().view(torch.uint8).numpy())
+        bits.update(piece.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return bits.hexdigest()
 
 
 def pieces(ask: Ask, tokens: int) -> Iterator[Float[Tensor, "n H"]]:
-    for some in torch.arange(tokens).split(PIECE):
+    for some in torch.split(torch.arange(tokens), PIECE):
         yield ask(some)
 
 

@@ -71,7 +71,11 @@ class AlignedLM(CachedLM):
         return None if found is None else (found[0][:, pad:], found[1][:, pad:])
 
     def grow_trees(
-        self, rows: Rows, rules: Sequence[GrowthRule], names: Tensor | None = None
+        self,
+        rows: Rows,
+        rules: Sequence[GrowthRule],
+        names: Tensor | None = None,
+        table: Tensor | None = None,
     ) -> list[Grown | None]:
         return [None] * len(rows)  # columns begin with pads
 
