@@ -30,6 +30,7 @@ def test_texts_in_lockstep_are_those_of_a_cpu():
     assert found[0] == found[1]
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # torch's norms
 @pytest.mark.parametrize(("embeds", "own_rows"), [(True, True), (False, True), (False, False)])
 def test_a_head_that_learned_on_a_gpu_drafts_on_a_cpu(embeds, own_rows, tmp_path):
     def chats(split, count):
@@ -38,12 +39,13 @@ def test_a_head_that_learned_on_a_gpu_drafts_on_a_cpu(embeds, own_rows, tmp_path
         return [Chat("open", 1.0, text[:5], text[5:]) for text in texts]
 
     config = UnrolledTraining(
-        prompts=40, window=32, batch=4, steps=20, width=64, vocabulary=80, unrolled=3,
+        prompts=40, window=32, batch=4, steps=60, width=64, vocabulary=80, unrolled=3,
         states="asked", embeds=embeds, own_rows=own_rows, precision="bf16",
     )  # fmt: skip
     with foretoken.load(tied().cuda(), "plain") as session:
         notes = run_training(session, "eagle3", chats, config, tmp_path, show=False)
-    assert notes["figures"]["trained"]["depth_1"] > notes["untrained"]["depth_1"]
+    losses = [loss for _, loss in notes["held_out"]]
+    assert losses[-1] < losses[0]
     assert store.load(tmp_path, "eagle3")[1].options["embeds"] == embeds
     asked = {"max_new_tokens": 24, "temperature": 0.0}
     with foretoken.load(tied(), "eagle3", draft_head=tmp_path) as drafting:
