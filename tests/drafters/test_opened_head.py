@@ -14,14 +14,10 @@ from foretoken.errors import CheckpointError
 from foretoken.heads import sizes, store
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.lm.opening import open_lm
+from tests.heads.eagle3_kinds import KINDS
 from tests.lm.families import tied
 
 VOCAB, WIDTH, FIRST = 97, 64, 9  # the tokens scored are those from FIRST on
-KINDS = {
-    "own embeddings": {},
-    "the target's": {"embeds": False},
-    "and outputs made of them": {"embeds": False, "own_rows": False},
-}
 
 
 @pytest.fixture

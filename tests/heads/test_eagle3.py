@@ -14,6 +14,7 @@ from foretoken.training.heads import run_training
 from foretoken.training.objectives.unrolled import UnrolledTraining, sight, unrolled
 from foretoken.trees.build import chain
 from foretoken.types import Draft, Draw, Layer, SamplingParams
+from tests.heads.eagle3_kinds import KINDS
 
 VOCAB, WIDTH = 61, 64
 
@@ -26,17 +27,12 @@ def embed(tokens):
     return TABLE[tokens]
 
 
-@pytest.fixture(
-    params=[(True, True), (False, True), (False, False)],
-    ids=["own embeddings", "the target's", "and outputs made of them"],
-)
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def head(request):
     torch.manual_seed(0)
-    embeds, own_rows = request.param
     config = Eagle3.Config(
-        hidden_size=32, vocab_size=VOCAB, taps=(0, 1), width=WIDTH, layers=2, embeds=embeds,
-        own_rows=own_rows,
-    )  # fmt: skip
+        hidden_size=32, vocab_size=VOCAB, taps=(0, 1), width=WIDTH, layers=2, **request.param
+    )
     return Eagle3(config).eval().requires_grad_(False)
 
 

@@ -15,8 +15,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-
-
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [3]]
 
 
@@ -44,6 +42,7 @@ def test_a_head_that_learned_on_a_gpu_drafts_on_a_cpu(embeds, own_rows, tmp_path
     )  # fmt: skip
     with foretoken.load(tied().cuda(), "plain") as session:
         notes = run_training(session, "eagle3", chats, config, tmp_path, show=False)
+    assert notes["figures"]["trained"]["depth_1"] > notes["untrained"]["depth_1"]
     losses = [loss for _, loss in notes["held_out"]]
     assert losses[-1] < losses[0]
     assert store.load(tmp_path, "eagle3")[1].options["embeds"] == embeds

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foretoken.heads.decoder_layer import EPS
 from foretoken.heads.public_files import Tensors, named, rotary_base, unreadable, whole
+from foretoken.heads.table import fits_vocabulary
 from foretoken.heads.wide_eagle3 import PLACES
 
 LAYERS = ("midlayer.", "layers.0.")
@@ -107,10 +108,7 @@ def scored(folder: Path, vocab_size: int, outputs: int, offsets: Tensor | None) 
     if offsets.shape != (outputs,) or offsets.is_floating_point():
         raise unreadable(folder, f"its d2t is no list of {outputs} offsets")
     tokens = torch.arange(outputs) + offsets
-    if (
-        not bool(((tokens >= 0) & (tokens < vocab_size)).all())
-        or len(set(tokens.tolist())) < outputs
-    ):
+    if not fits_vocabulary(tokens, vocab_size):
         raise unreadable(folder, f"its d2t leads to tokens twice, or outside of 0 to {vocab_size}")
     return tokens
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.heads import public
 from foretoken.heads.files import digest, move
-from foretoken.heads.table import HEADS, head_row, resolve
+from foretoken.heads.table import HEADS, fits_vocabulary, head_row, resolve
 from foretoken.shipped import resolve as resolve_shipped
 
 CARD = "head.json"
@@ -91,12 +91,6 @@ def load(folder: str | Path, name: str) -> tuple[Any, Card]:
     if scored is not None and not fits_vocabulary(scored, card.vocab_size):
         raise broken(folder, name, f"it scores other tokens than {card.vocab_size} different ones")
     return head.eval().requires_grad_(False), card
-
-
-def fits_vocabulary(scored: Tensor, vocab_size: int) -> bool:
-    """Whether these are different tokens of a vocabulary."""
-    inside = bool(((scored >= 0) & (scored < vocab_size)).all())
-    return inside and len(set(scored.tolist())) == len(scored)
 
 
 def method_of(folder: str | Path) -> str:

@@ -219,3 +219,9 @@ def head_row(name: str) -> Head:
 def resolve(place: str) -> Any:
     """The class at "module:Name" below foretoken, imported now."""
     return pkgutil.resolve_name(f"foretoken.{place}")
+
+
+def fits_vocabulary(tokens: Any, vocab_size: int) -> bool:
+    """Whether these ids [n] that a head scores are different tokens of a vocabulary."""
+    inside = bool(((tokens >= 0) & (tokens < vocab_size)).all())
+    return inside and len(set(tokens.tolist())) == len(tokens)
