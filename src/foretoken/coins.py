@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import torch
@@ -45,6 +46,12 @@ class SeededCoins:
         self.used = 0
         self.skip(used)
 
+    def ahead(self, count: int) -> list[float]:
+        """The next coins, none of which is used: `skip` those that were."""
+        while len(self._ahead) < count:
+            self._ahead.append(self._random.random())
+        return list(islice(self._ahead, count))
+
     def skip(self, count: int) -> None:
         """Use so many coins."""
         for _ in range(count):
@@ -73,13 +80,12 @@ class SeededCoins:
 
         No coin is used: `skip` those that were. Nothing is read back from the device.
         """
-        while len(self._ahead) <= max(turns):
-            self._ahead.append(self._random.random())
-        columns = [in_c(law, self._ahead[turn]) for law, turn in zip(laws, turns, strict=True)]
+        coins = self.ahead(max(turns) + 1)
+        columns = [in_c(law, coins[turn]) for law, turn in zip(laws, turns, strict=True)]
         if None not in columns:
             return torch.tensor(columns)
         total = laws.double().cumsum(-1)
-        points = [[self._ahead[turn]] for turn in turns]
+        points = [[coins[turn]] for turn in turns]
         where = torch.tensor(points, dtype=torch.float64, device=laws.device) * total[:, -1:]
         found = torch.searchsorted(total, where, right=True)[:, 0]
         last = laws.shape[-1] - 1 - (laws.flip(-1) > 0.0).to(torch.uint8).argmax(-1)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.native.laws import LEAST
 from foretoken.native.library import Call, operation
-from foretoken.trees.growing import Grown, GrowthRule
+from foretoken.trees.growing import Drawing, Grown, GrowthRule
 from foretoken.trees.worth import Calibration, Decline
 
 NODES, FED, AT_ONCE, WIDEST = 2048, 256, 64, 64  # as in C
@@ -56,7 +57,8 @@ class Growth(ctypes.Structure):
         ),
         *_fields(p1="ends", n1="end_count", p2="prices bars", n2="price_count"),
         *_fields(d1="share least level_price floor min_gain", p1="hits promised edges"),
-        *_fields(n1="edge_count greedy rehearsed", d1="weight fade", p1="decline"),
+        *_fields(n1="edge_count greedy rehearsed", d1="weight fade", p1="decline coins"),
+        *_fields(d1="law_scale", p1="drawn", n1="law_width"),
         *_fields(n1="state count level fed paid held waiting", d1="worth gain"),
         ("before", c_int64 * AT_ONCE),
         *((name, c_int64 * NODES) for name in ("tokens", "parents", "ranks", "places")),
@@ -77,7 +79,7 @@ class Planted:
         self.state.edges, self.state.edge_count = self.edges.buffer_info()
         self.state.fade = Decline.FADE
         self.kept: list[Any] = []  # what the state points to
-        self.given = self.said = self.mask.new_empty(0)
+        self.given = self.said = self.laws = self.mask.new_empty(0)
 
     def enters(self, given: Tensor) -> None:
         """What enters at the tokens before the root and at the root, [n W]; room for what is said
@@ -116,15 +118,26 @@ class Planted:
         state.state, state.count, state.waiting, state.frontier[0] = GROWING, 1, 1, 0
         state.level = state.fed = state.paid = state.held = 0
         state.worth = state.gain = 0.0
+        state.coins = state.drawn = None
+        if rule.drawing is not None:
+            self.draws_by(rule.drawing, rule.depth)
         state.tokens[0], state.parents[0], state.ranks[0], state.places[0] = root, -1, 0, -1
         state.laws[0] = state.values[0] = 1.0
+
+    def draws_by(self, drawing: Drawing, depth: int) -> None:
+        """Room for the laws of a chain, and what its tokens are drawn by."""
+        state, coins = self.state, array("d", drawing.coins)
+        self.laws = torch.empty(depth + 1, drawing.width, dtype=torch.float32, device="cpu")
+        self.kept.append(coins)
+        state.coins, state.drawn = coins.buffer_info()[0], self.laws.data_ptr()
+        state.law_scale, state.law_width = max(1.0 / drawing.temperature, LEAST), drawing.width
 
     def tree(self) -> Grown | None:
         """What has grown; None: nothing was fed."""
         state = self.state
         if not state.fed:
             return None
-        count = state.count
+        count, laws, self.laws = state.count, self.laws, self.mask.new_empty(0)
         return Grown(
             whole=state.state == WHOLE,
             tokens=state.tokens[:count],
@@ -139,6 +152,7 @@ class Planted:
             level=state.level,
             worth=state.worth,
             gain=state.gain,
+            drawn=laws[: count - 1] if state.coins else None,
         )
 
 
@@ -150,10 +164,13 @@ class Grove:
         self.dtype, self.forward = dtype, Forward()
         self.places: list[Planted] = []
 
-    def takes(self, rule: GrowthRule) -> bool:
-        """Whether a tree may be as large as it is wanted."""
-        fits = 0 < rule.nodes <= AT_ONCE and 0 < rule.branch <= WIDEST
-        return self.call is not None and fits and rule.depth > 0
+    def takes(self, rule: GrowthRule, columns: int, names: Tensor | None) -> bool:
+        """Whether a tree may be as large as it is wanted, and its laws are over tokens that logits
+        of so many columns are of."""
+        fits = 0 < rule.nodes <= AT_ONCE and 0 < rule.branch <= WIDEST and rule.depth > 0
+        drawing = rule.drawing
+        known = drawing is None or names is not None or drawing.width == columns
+        return self.call is not None and fits and known
 
     def planted(self, count: int) -> list[Planted]:
         """Memory for so many trees."""

@@ -14,9 +14,18 @@ from foretoken.types import Rows
 
 
 @dataclass(slots=True)
+class Drawing:
+    """How the tokens of a chain are drawn, where they are not the likeliest."""
+
+    temperature: float  # of the laws
+    width: int  # tokens that a law has
+    coins: Sequence[float]  # [depth] in [0, 1): one for each token
+
+
+@dataclass(slots=True)
 class GrowthRule:
-    """How a tree grows whose candidates are the likeliest tokens and of which nobody asks anything
-    between its levels. A chain is a tree of one branch."""
+    """How a tree grows of which nobody asks anything between its levels: its candidates are the
+    likeliest tokens, or those of a chain are drawn. A chain is a tree of one branch."""
 
     depth: int
     nodes: int  # candidates that are kept
@@ -36,6 +45,7 @@ class GrowthRule:
     decline: Decline | None = None  # what a level adds beside the one before; None: as much
     greedy: bool = True  # calibrate as of greedy rows
     rehearsed: bool = False  # favourites are certain, and nothing is learned
+    drawing: Drawing | None = None  # of a chain; None: the likeliest
 
 
 @dataclass(slots=True)
@@ -56,6 +66,7 @@ class Grown:
     worth: float  # expected tokens above the price
     gain: float  # of it, what the last level added
     said: Float[Tensor, "n W"] | None = None  # behind tokens' logits, by place, if more was said
+    drawn: Float[Tensor, "n V"] | None = None  # laws of tokens that were drawn, but for the root
 
 
 class GrowsTrees(Protocol):

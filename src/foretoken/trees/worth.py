@@ -77,6 +77,8 @@ class Calibration:
 
     def chance(self, law: float, rank: int, greedy: bool) -> float:
         """The chance that a child of this law and rank is the one, given that its parent is."""
+        if law <= 0.0:  # by rounding: a token may be drawn at a temperature at which it is likelier
+            return 0.0
         at = 4 * bisect(self.EDGES, law) + 2 * greedy + (rank > 0)
         word = self.weight * law
         chance = law * (self.hits[at] + word) / (self.promised[at] + word)

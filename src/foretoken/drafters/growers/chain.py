@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from foretoken.coins import SeededCoins
 from foretoken.contract import StoppingRule
 from foretoken.drafters.growers.at_once import AtOnce
 from foretoken.drafters.growers.grower import Growth
 from foretoken.errors import ConfigError
 from foretoken.trees.build import chain
-from foretoken.trees.growing import Grown, GrowthRule
+from foretoken.trees.growing import Drawing, Grown, GrowthRule
 from foretoken.types import Budget, DecodeState, Draft, Draw, Go, Level, Scores, Traits
 from foretoken.warp.plain import law_of, likeliest_of
 
@@ -54,15 +55,29 @@ class ChainGrowth(Growth):
         return True
 
     def rule(self) -> GrowthRule | None:
-        """That of a plain chain, where its tokens are the draft's favourites."""
-        if not (self.greedy and self.row.warp.bare):
+        """That of a plain chain, where its tokens are the draft's favourites, or drawn from laws
+        that nothing but the temperature shapes."""
+        row, drawing = self.row, None
+        if not (row.warp.bare if self.greedy else row.warp.uncut):
             return None
-        return GrowthRule(self.depth, self.depth, branch=1, ends=self.row.params.eos)
+        if not self.greedy:
+            if not isinstance(row.coins, SeededCoins):
+                return None
+            coins = row.coins.ahead(self.depth)
+            drawing = Drawing(row.params.temperature, row.warp.vocab_size, coins)
+        return GrowthRule(
+            self.depth, self.depth, branch=1, ends=row.params.eos, greedy=self.greedy,
+            drawing=drawing,
+        )  # fmt: skip
 
     def adopt(self, grown: Grown) -> None:
         """Take over a chain that the model went along by itself."""
         self.tokens, self.certainty = grown.tokens[1:], grown.laws[-1]
         self.scored = len(grown.tokens) - (grown.places[-1] < 0)
+        if grown.drawn is not None:
+            self.laws = list(grown.drawn)
+            assert isinstance(self.row.coins, SeededCoins), "they were looked at"
+            self.row.coins.skip(len(self.tokens))
 
     def sure(self, score: Scores) -> float:
         """The probability of the last token, before any sampling option."""

@@ -62,7 +62,7 @@ class TreesAtOnce:
         asked = [
             (row.tokens, memory, rule, i)
             for i, (row, memory, rule) in enumerate(zip(rows, memories, rules, strict=True))
-            if self.grove.takes(rule)
+            if self.grove.takes(rule, columns, names)
             and (memory.supplied is None) == (table is None)
             and fits(forward, len(row.tokens) - 1, memory, rule, most)
         ]

@@ -55,6 +55,12 @@ struct growth { /* one row's tree */
   const double *hits, *promised, *edges; /* of confidence, corrected by experience; null: as it is */
   int64_t edge_count, greedy, rehearsed;
   double weight, fade, *decline; /* what levels gained, and those after them; null: as much */
+  /* of a chain whose tokens are drawn: a coin for each, what logits are over in its laws, and room for
+   * these, one more than there are levels, so many numbers each; null: the likeliest */
+  const double *coins;
+  double law_scale;
+  float *drawn;
+  int64_t law_width;
   /* the tree */
   int64_t state, count, level, fed, paid, held, waiting;
   double worth, gain;
@@ -76,7 +82,7 @@ static double seconds(void) {
 /* That a child of this probability and rank is the one, given that its parent is. */
 static double chance_of(const struct growth *g, double law, int64_t rank) {
   if (g->rehearsed) return rank ? law : 1;
-  if (!g->hits) return law;
+  if (!g->hits || law <= 0) return law;
   int64_t band = 0;
   while (band < g->edge_count && law >= g->edges[band]) band++;
   const int64_t at = 4 * band + 2 * g->greedy + (rank > 0);
@@ -108,7 +114,7 @@ static void spawn(struct growth *g, int64_t width, const float *chances, const i
     const double above = g->values[node];
     for (int64_t rank = 0; rank < width; rank++) {
       const double law = chances[f * width + rank], least = least_of(g);
-      if (law <= 0 || above <= least) break; /* no child is worth more than its parent */
+      if ((law <= 0 && !g->coins) || above <= least) break; /* no child is worth more than its parent */
       const double value = above * chance_of(g, law, rank);
       if (value > least) enter(g, node, followers[f * width + rank], rank, law, value);
       else if (rank) break; /* only the favourite is trusted by another measure than the next */
@@ -235,6 +241,22 @@ static void rise(struct growth *g, int64_t width, const float *chances, const in
              (size_t)all->width * sizeof(T));                                                     \
   }                                                                                               \
                                                                                                   \
+  /* A token drawn at the node just fed, and the chance that it has by the logits alone. How many   \
+   * that are: none of what is no law. */                                                         \
+  static int64_t draw_##T(const struct growth *g, const struct forward *all, const T *z,          \
+                          float *chance, int64_t *token) {                                        \
+    float *law = g->drawn + g->level * g->law_width;                                              \
+    law_##T(z, 1, all->columns, 0, (float)g->law_scale, all->names, g->law_width, law, 1);        \
+    drawn_f32(law, g->law_width, g->coins[g->level], token);                                      \
+    if (*token < 0) return 0;                                                                     \
+    if (g->law_scale != g->scale) { /* in the place of the next law */                            \
+      law += g->law_width;                                                                        \
+      law_##T(z, 1, all->columns, 0, (float)g->scale, all->names, g->law_width, law, 1);          \
+    }                                                                                             \
+    *chance = law[*token];                                                                        \
+    return 1;                                                                                     \
+  }                                                                                               \
+                                                                                                  \
   /* who sees whom of the columns from the root on: each node its ancestors and itself */         \
   static void hide_##T(const struct growth *g, struct row *row) {                                 \
     const int64_t wide = g->fed + g->waiting;                                                     \
@@ -281,9 +303,12 @@ static void rise(struct growth *g, int64_t width, const float *chances, const in
           g->state = LEFT;                                                                        \
           continue;                                                                               \
         }                                                                                         \
-        const int64_t width = width_of(g, all), new = g->waiting;                                 \
-        best_##T(z, new, all->columns, all->apart, (float)g->scale, all->names, width,            \
-                 all->chances, all->followers);                                                   \
+        const int64_t new = g->waiting;                                                           \
+        int64_t width = width_of(g, all);                                                         \
+        if (g->coins) width = draw_##T(g, all, z, all->chances, all->followers);                  \
+        else                                                                                      \
+          best_##T(z, new, all->columns, all->apart, (float)g->scale, all->names, width,          \
+                   all->chances, all->followers);                                                 \
         if (all->entry) hear_##T(g, all, z);                                                      \
         rise(g, width, all->chances, all->followers);                                             \
         z += new * all->apart;                                                                    \

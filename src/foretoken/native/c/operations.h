@@ -106,6 +106,9 @@ struct cached; /* one layer of the cache */
                   int64_t apart, int64_t angle_apart);                                            \
   void best_##T(const T *z, int64_t rows, int64_t width, int64_t apart, float scale,              \
                 const int64_t *names, int64_t most, float *best, int64_t *at);                    \
+  void law_##T(const T *z, int64_t rows, int64_t width, int64_t apart, float scale,               \
+               const int64_t *names, int64_t whole, float *y, int threads);                       \
+  void drawn_##T(const T *law, int64_t width, double coin, int64_t *at);                          \
   int64_t segment_##T(const struct step *steps, int64_t count, void *const *buffers, int64_t all, \
                       int64_t wanted, const int64_t *ids, const int64_t *positions,               \
                       const int64_t *places, const struct cached *layers, const struct row *rows, \
