@@ -278,6 +278,17 @@ class Retires(Protocol):
 
 
 @runtime_checkable
+class Rehearses(Protocol):
+    """A draft model that may find out when a session loads that it can never pay on its target."""
+
+    def rehearsed(self, row: DecodeState, right: int, asked: int, price: float) -> None:
+        """In a text of the target's own (`row`) one guess was asked for so often, and so many were
+        right, where one costs `price` plain steps.
+        """
+        ...
+
+
+@runtime_checkable
 class KeepsIds(Protocol):
     """A drafter whose guesses are ids written down elsewhere, for some tokenizer."""
 

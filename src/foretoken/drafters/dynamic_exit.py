@@ -94,7 +94,7 @@ class DynamicExit(Grower):
     @property
     def hopeless(self) -> bool:
         """Whether no exit of this model is right as often as even the shallowest costs."""
-        return self.exits.evidence.hopeless(self.exits.cheapest)
+        return self.exits.hopeless or self.exits.evidence.hopeless(self.exits.cheapest)
 
     def reading(self) -> Taps:
         return self.traits.taps if self.exits.look_due else ()
@@ -151,7 +151,12 @@ class ChosenLayers(EarlyExitModel):
         self.look_due |= counts.due
         return counts
 
+    def rehearsed(self, row: DecodeState, right: int, asked: int, price: float) -> None:
+        super().rehearsed(row, right, asked, self.cheapest)
+
     def open(self, row: DecodeState, features: Features | None) -> bool:
+        if self.hopeless:
+            return False
         row.private[self] = counts = Counts(self.view, self.config)
         if features is None or not len(features):
             return True

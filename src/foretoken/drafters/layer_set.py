@@ -247,6 +247,8 @@ class SomeLayers(PartOfTarget):
 
     def learn(self, rows: Rows, seconds: float) -> None:
         """A round of these rows went by: searches may try another set on what was written."""
+        if self.hopeless:
+            return
         followers: dict[SkipSearch, list[DecodeState]] = {}
         for row in rows:
             followers.setdefault(self.search(row), []).append(row)
@@ -254,10 +256,18 @@ class SomeLayers(PartOfTarget):
             if search.round_passed(written, seconds):
                 self.latest = search
 
+    def rehearsed(self, row: DecodeState, right: int, asked: int, price: float) -> None:
+        """See whether the set that was given can pay, or any that a search tries on this text."""
+        if self.shared.done and not self.shared.tries:
+            super().rehearsed(row, right, asked, price)
+            return
+        self.shared.rehearse(row)
+        self.hopeless = self.shared.hopeless
+
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if row.repeatable:
             row.private[self] = SkipSearch(self.view, self.config, counted=True)
-        return True
+        return super().open(row, features)
 
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         together: dict[frozenset[int], list[int]] = {}

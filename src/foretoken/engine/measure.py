@@ -13,7 +13,6 @@ from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.engine.batch_costs import AHEAD
 from foretoken.engine.engine import Engine
-from foretoken.engine.load_log import log_costs
 from foretoken.engine.step import (
     Parts,
     commit,
@@ -94,16 +93,6 @@ def longest_text(engine: Engine) -> int | None:
     """Tokens that a text may have, by the target's positions and the memory; None: any number."""
     rooms = (engine.target.max_length, engine.waiting.longest)
     return min([one for one in rooms if one is not None], default=None)
-
-
-def teach_costs(engine: Engine, lone: bool, batches: bool) -> None:
-    """Let the controller know what steps cost, of a lone row and of several together."""
-    if lone:
-        costs = measure_costs(engine)
-        log_costs(costs)
-        engine.controller.learn(costs)
-    if batches:
-        measure_batches(engine)
 
 
 @torch.inference_mode()

@@ -19,8 +19,8 @@ from foretoken.engine.engine import raise_error
 from foretoken.engine.foretold import Foretelling, Foretold
 from foretoken.engine.generation_config import GenerationDefaults
 from foretoken.engine.load_log import draft_vocabulary_of
-from foretoken.engine.measure import teach_costs
 from foretoken.engine.models import check_request, check_vocabulary
+from foretoken.engine.prepare import teach_costs
 from foretoken.engine.record import Recorder
 from foretoken.engine.requests import (
     Prompt,

@@ -1,7 +1,8 @@
 """Part of the target as its own draft model: weights, cache and early work are shared.
 
 What was drafted so is known to the target's next scoring, so the engine has to score through the
-`view` that drafts.
+`view` that drafts. A target that was not trained for it guesses so badly without its other part
+that nothing can be won: such a part is not asked again (`hopeless`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 from foretoken.contract import Features, LanguageModel
 from foretoken.lm.views.wrapping import early_exits
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
+
+CREDIT = 4.0  # right guesses that are believed beside those seen, so that few condemn nobody
 
 
 class PartOfTarget:
@@ -24,9 +27,14 @@ class PartOfTarget:
 
     def __init__(self, target: LanguageModel) -> None:
         self.vocab_size, self.max_length = target.vocab_size, target.max_length
+        self.hopeless = False  # no draft of it can pay
+
+    def rehearsed(self, row: DecodeState, right: int, asked: int, price: float) -> None:
+        """See whether single guesses, each of which costs `price` plain steps, can pay."""
+        self.hopeless = (right + CREDIT) / (asked + CREDIT) < price
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
-        return True
+        return not self.hopeless
 
     def keep(
         self, rows: Rows, paths: Sequence[Sequence[int] | None], features: Sequence[Features | None]

@@ -24,6 +24,7 @@ View = SkippedLayers | TableSkippedLayers
 
 
 LONGEST = 12  # tokens of the drafts that a set's promise is reckoned with
+REHEARSAL = 4.0  # seconds of trying before there are texts
 OWN = 32  # rounds between tries on a text that must repeat: there the clock may not choose
 
 
@@ -96,6 +97,18 @@ class SkipSearch:
             self.step(row)
         return row is not None
 
+    def rehearse(self, row: DecodeState) -> None:
+        """Try sets one after another on a text before any other: until no draft can pay, or some
+        seconds are over."""
+        began = perf_counter()
+        while not self.done and self.wants(row) and perf_counter() - began < REHEARSAL:
+            self.step(row)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so many sets were tried that none will pay."""
+        return self.tries >= self.config.hopeless_after and self.promise < 1.0
+
     def due(self) -> bool:
         """Whether a try fits between the rounds, by their number and by the time it takes."""
         if self.counted:
@@ -125,7 +138,7 @@ class SkipSearch:
             self.best > config.good_enough
             or self.failures > config.patience
             or self.tries > config.most_tries
-            or (self.tries >= config.hopeless_after and self.promise < 1.0)
+            or self.hopeless
         )
         self.cost.passes += 1
         self.cost.tokens += config.window
