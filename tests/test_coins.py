@@ -112,3 +112,14 @@ def test_enumeration_of_a_certain_run_is_one_outcome() -> None:
 def test_a_flip_outside_zero_and_one_is_clipped() -> None:
     coins = EnumeratingCoins([])
     assert coins.flip(1.5) and coins.probability == 1.0
+
+
+def test_coins_ahead_are_those_that_are_used_next() -> None:
+    coins, same = SeededCoins(4), SeededCoins(4)
+    seen = coins.ahead(5)
+    assert seen == coins.ahead(5) and coins.ahead(2) == seen[:2] and coins.used == 0
+    coins.skip(2)
+    same.skip(2)
+    law = torch.tensor([0.3, 0.3, 0.4])
+    assert [coins.draw(law) for _ in range(9)] == [same.draw(law) for _ in range(9)]
+    assert coins.used == same.used == 11

@@ -175,6 +175,41 @@ def test_in_every_type_and_at_every_temperature(dtype, rule, pair, grown):
     assert all(grown) and len(grown) >= 60
 
 
+def test_a_drawn_token_without_a_chance_by_the_logits_alone_stays(pair, grown):
+    """Of temperature 1, which confidence is told of, its probability is zero by rounding."""
+    draft, target = pair("llama")
+    with torch.no_grad():
+        draft.model.lm_head.weight.mul_(60.0)
+    draft.refresh()
+    once, by_level = both(target, draft, RULES["priced chain"], temperature=40.0, seed=1)
+    assert once == by_level and all(grown)
+    ended = [chances for _, _, chances in once[1] if chances[-1] == 0.0]
+    assert ended and min(map(len, ended)) > 1
+
+
+@pytest.mark.parametrize("rule", ["chain", "priced chain"])
+def test_laws_that_are_no_numbers_end_a_drawn_chain(rule, pair, grown):
+    draft, target = pair("llama")
+    with torch.no_grad():
+        draft.model.lm_head.weight[:7] = 3e38  # finite, which logits are not
+    draft.refresh()
+    once, by_level = both(target, draft, RULES[rule], temperature=1.0, seed=1)
+    assert once[0] == by_level[0] and all(grown)
+    assert {len(tokens) for tokens, *_ in once[1]} == {1}
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_drawn_chains_of_rows_grow_together(temperature, pair, grown):
+    """Each with coins of its own, however many rows it shares forwards with."""
+    draft, target = pair("llama")
+    prompts = ((5, 9, 2, 41), (7, 3), words(30), (1, 2, 3))
+    options = {"temperature": temperature, "seed": 1}
+    for rule in ("chain", "priced chain"):
+        once, by_level = both(target, draft, RULES[rule], prompts=prompts, **options)
+        assert once == by_level
+    assert grown.count(True) > 60 and all(grown)
+
+
 def test_the_cache_holds_what_the_path_says(pair, grown):
     """Logits behind a text whose trees grew in one call are those of a forward of its own."""
     draft, target = pair("llama", alike=True)
@@ -209,11 +244,10 @@ def test_a_full_buffer_is_gone_on_from(pair, grown):
 
 def test_a_chain_that_outgrows_its_buffer_is_gone_on_from(pair, grown):
     draft, target = pair("llama")
-    for rule in ("chain", "priced chain"):
+    for rule, temperature in itertools.product(("chain", "priced chain"), (0.0, 1.0)):
+        options = {"max_new_tokens": 12, "temperature": temperature, "seed": 1}
         for length in range(119, 127):
-            once, by_level = both(
-                target, draft, RULES[rule], prompts=(words(length),), max_new_tokens=12
-            )
+            once, by_level = both(target, draft, RULES[rule], prompts=(words(length),), **options)
             assert once == by_level
             draft.reset()
             read_something(draft)
@@ -271,8 +305,8 @@ def test_a_draft_of_few_rows_names_the_targets_tokens(pair, grown):
     draft = open_draft(whole.model, rows=words)
     draft.lm.lean.reach = 32
     read_something(draft)
-    for rule in ("tree", "priced tree", "chain"):
-        once, by_level = both(target, draft, RULES[rule])
+    for rule, temperature in itertools.product(("tree", "priced tree", "chain"), (0.0, 1.0)):
+        once, by_level = both(target, draft, RULES[rule], temperature=temperature)
         assert once == by_level
         drafted = {token for tokens, *_ in once[1] for token in tokens[1:]}
         assert drafted and drafted <= set(words.tokens.tolist())
@@ -436,8 +470,9 @@ def test_a_heads_trees_in_bfloat16_and_at_temperatures(pair, head, grown):
     folder = head(target, torch.bfloat16, **KINDS["and outputs made of them"])
     for temperature in (0.0, 1.0):
         options = {"temperature": temperature, "seed": 1}
-        once, by_level = both_by_head(target, folder, RULES["tree"], **options)
-        assert once == by_level
+        for rule in ("tree", "priced chain"):
+            once, by_level = both_by_head(target, folder, RULES[rule], **options)
+            assert once == by_level
     assert len(grown) > 60 and all(grown)
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from foretoken.trees.worth import cheapest, paying, worth
+from foretoken.trees.worth import Calibration, cheapest, paying, worth
 from foretoken.types import Prices
 
 
@@ -39,3 +39,10 @@ def test_no_node_costs_less_than_the_cheapest():
     assert cheapest(asked) == pytest.approx(0.2)
     assert all(asked.nodes[n] >= n * cheapest(asked) for n in range(4))
     assert cheapest(None) < 0.0
+
+
+def test_what_has_no_chance_has_none_by_experience():
+    known = Calibration()
+    assert known.chance(0.0, 0, False) == 0.0, "nothing was promised yet, and nothing is now"
+    known.tried(0.01, 0, False, True)
+    assert known.chance(0.0, 0, False) == 0.0

@@ -77,7 +77,7 @@ class ChainGrowth(Growth):
         if grown.drawn is not None:
             self.laws = list(grown.drawn)
             assert isinstance(self.row.coins, SeededCoins), "they were looked at"
-            self.row.coins.skip(len(self.tokens))
+            self.row.coins.skip(self.scored)  # one for every law
 
     def sure(self, score: Scores) -> float:
         """The probability of the last token, before any sampling option."""
@@ -95,8 +95,8 @@ class ChainGrowth(Growth):
         if go is Go.STOP:
             return go
         if law is not None:
-            self.laws.append(law)
             self.tokens.append(row.coins.draw(law))
+            self.laws.append(law)
             plain = row.warp.uncut and row.params.temperature == 1.0
             self.certainty = float(law[self.tokens[-1]]) if plain else None
         elif row.warp.bare:
