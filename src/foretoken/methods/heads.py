@@ -1,5 +1,6 @@
 """A small head trained for the target guesses from the target's own hidden states."""
 
+from foretoken.methods.look_up import LONG
 from foretoken.methods.method import Family, Method
 
 EAGLE_TREE = tuple(  # paths of ranks, digit by digit: the released static tree of 25 nodes
@@ -143,7 +144,7 @@ FAMILY = Family(
             verifier="point",
             inner=("eagle3", "prompt-lookup", "suffix"),
             needs=("draft_head",),
-            defaults={"depth": 10, "nodes": 64},
+            defaults={"depth": 10, "nodes": 64, "max_depth": LONG},
         ),
         Method(
             "ctc-drafter",
@@ -214,7 +215,7 @@ FAMILY = Family(
             inner=("eagle3-hybrid", "eagle3-chain"),
             inner_chains=("eagle3-chain", "eagle3-chain"),
             needs=("draft_head",),
-            defaults={"depth": 10, "nodes": 64},
+            defaults={"depth": 10, "nodes": 64, "max_depth": LONG},
         ),
     ),
 )

@@ -25,7 +25,7 @@ FAMILY = Family(
             verifier="recursive",
             inner=("hybrid", "chain"),
             inner_chains=("chain", "chain"),
-            defaults={"depth": 10, "nodes": 64},
+            defaults={"depth": 10, "nodes": 64, "max_depth": LONG},
         ),
         Method(
             "fused",
@@ -41,7 +41,7 @@ FAMILY = Family(
             drafter="drafters.hybrid:Hybrid",
             verifier="point",
             inner=("tree", "prompt-lookup", "suffix"),
-            defaults={"depth": 10, "nodes": 64},
+            defaults={"depth": 10, "nodes": 64, "max_depth": LONG},
         ),
         Method(
             "rasd",
@@ -50,7 +50,7 @@ FAMILY = Family(
             verifier="point",
             models=("target",),
             inner=("tree",),
-            defaults={"depth": 10, "nodes": 64},
+            defaults={"depth": 10, "nodes": 64, "max_depth": LONG},
             paper="arXiv 2503.03434",
         ),
     ),
