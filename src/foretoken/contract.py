@@ -281,9 +281,11 @@ class Retires(Protocol):
 class Rehearses(Protocol):
     """A draft model that may find out when a session loads that it can never pay on its target."""
 
-    def rehearsed(self, row: DecodeState, right: int, asked: int, price: float) -> None:
-        """In a text of the target's own (`row`) one guess was asked for so often, and so many were
-        right, where one costs `price` plain steps.
+    def rehearsed(
+        self, row: DecodeState, seen: Features | None, right: int, asked: int, price: float
+    ) -> None:
+        """In `row`, a text of the target's own, single guesses were made so often, and so many were
+        right, where one costs `price` plain steps at least. `seen` is what it reads of the text.
         """
         ...
 

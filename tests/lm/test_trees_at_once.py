@@ -122,13 +122,21 @@ def played(target, draft, kind, grower, prompts=((5, 9, 2, 41),), between=None, 
     drafter = make(kind(draft), None if config is None else make.Config(**config))
     engine = Engine(target, drafter, Recursive(), Granted(budget))
     params = SamplingParams(**{"max_new_tokens": 40, **options})
-    rows = [make_row(list(p), params, SeededCoins(3), VOCAB) for p in prompts]
+    rows = [make_row(list(p), params, SeededCoins(3 + i), VOCAB) for i, p in enumerate(prompts)]
     trees = []
     for step in decode(rows, engine):
-        trees += [(draft.tree.tokens, draft.tree.parents, draft.chances) for draft in step.drafts]
+        trees += [
+            (draft.tree.tokens, draft.tree.parents, draft.chances, drawn_from(draft))
+            for draft in step.drafts
+        ]
         if between is not None:
             between(len(trees))
-    return [row.new_tokens for row in rows], trees, learned(drafter)
+    return [(row.new_tokens, row.coins.used) for row in rows], trees, learned(drafter)
+
+
+def drawn_from(draft):
+    """The laws of a draft, bit by bit."""
+    return [None if law is None else law.numpy().tobytes() for law in draft.q or ()]
 
 
 def learned(drafter):
@@ -183,7 +191,7 @@ def test_a_drawn_token_without_a_chance_by_the_logits_alone_stays(pair, grown):
     draft.refresh()
     once, by_level = both(target, draft, RULES["priced chain"], temperature=40.0, seed=1)
     assert once == by_level and all(grown)
-    ended = [chances for _, _, chances in once[1] if chances[-1] == 0.0]
+    ended = [chances for _, _, chances, _ in once[1] if chances[-1] == 0.0]
     assert ended and min(map(len, ended)) > 1
 
 
@@ -226,7 +234,7 @@ def test_the_cache_holds_what_the_path_says(pair, grown):
 
 def test_end_tokens_end_their_branches(pair, grown):
     draft, target = pair("llama")
-    [text], *_ = played(target, draft, LevelByLevel, RULES["tree"])
+    [(text, _)], *_ = played(target, draft, LevelByLevel, RULES["tree"])
     ends = frozenset(range(0, VOCAB, 3)) - set(text[:20])
     once, by_level = both(target, draft, RULES["tree"], eos=ends)
     assert once == by_level and all(grown)

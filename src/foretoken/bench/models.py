@@ -27,13 +27,13 @@ from foretoken.bench.rows import OF_DRAFT, RowSpec
 from foretoken.bench.tuning import TunedRow
 from foretoken.engine.assemble import assemble, check_options
 from foretoken.engine.load_log import draft_vocabulary_of
-from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import (
     check_tokenizers,
     check_vocabulary,
     end_tokens,
     opened_draft,
 )
+from foretoken.engine.prepare import teach_costs
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.load import load_model, load_tokenizer, locate
 from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
@@ -117,9 +117,7 @@ class Models:
         engine = assemble(spec.method, target, draft_lm, **spec.method_options)
         check_vocabulary(engine, self.tokenizer)
         if engine.controller.needs_costs:
-            if spec.label not in self._costs:
-                self._costs[spec.label] = measure_costs(engine)
-            engine.controller.learn(self._costs[spec.label])
+            self._costs[spec.label] = teach_costs(engine, self._costs.get(spec.label))
         if writes_beams(spec.method):
             return BeamsRow(spec, engine)
         if self.device.type == "cuda":

@@ -237,8 +237,10 @@ class Policy:
         step.told.append(record)
         step.emitted.append(accepted + 1)
         if len(tree) == 1:
-            if self.priced and row.uid == self.probes.row:
+            if row.uid == self.probes.row:
                 self.probes.ended(False, False)  # a draft was looked for, and nothing paid
+            if record.asked and not self.priced:
+                record.slots.update(0, 1)  # none is made for this row
             return
         record.idle = 0
         chain = tree.is_chain

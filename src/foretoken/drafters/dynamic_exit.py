@@ -151,8 +151,13 @@ class ChosenLayers(EarlyExitModel):
         self.look_due |= counts.due
         return counts
 
-    def rehearsed(self, row: DecodeState, right: int, asked: int, price: float) -> None:
-        super().rehearsed(row, right, asked, self.cheapest)
+    def rehearsed(
+        self, row: DecodeState, seen: Features | None, right: int, asked: int, price: float
+    ) -> None:
+        """Take the text for evidence. It chooses its exits, so its guesses tell of few of them."""
+        if seen is not None and not self.evidence.complete:
+            self.evidence.add(self.view.predictions([seen[-ENOUGH:, -2:]])[0].tokens)
+        self.hopeless = self.evidence.hopeless(self.cheapest)
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if self.hopeless:

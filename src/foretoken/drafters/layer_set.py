@@ -247,6 +247,7 @@ class SomeLayers(PartOfTarget):
 
     def learn(self, rows: Rows, seconds: float) -> None:
         """A round of these rows went by: searches may try another set on what was written."""
+        rows = [row for row in rows if not row.rehearsal]
         if self.hopeless:
             return
         followers: dict[SkipSearch, list[DecodeState]] = {}
@@ -256,18 +257,23 @@ class SomeLayers(PartOfTarget):
             if search.round_passed(written, seconds):
                 self.latest = search
 
-    def rehearsed(self, row: DecodeState, right: int, asked: int, price: float) -> None:
+    def rehearsed(
+        self, row: DecodeState, seen: Features | None, right: int, asked: int, price: float
+    ) -> None:
         """See whether the set that was given can pay, or any that a search tries on this text."""
-        if self.shared.done and not self.shared.tries:
-            super().rehearsed(row, right, asked, price)
+        if self.shared.done:
+            super().rehearsed(row, seen, right, asked, price)
             return
-        self.shared.rehearse(row)
-        self.hopeless = self.shared.hopeless
+        search = SkipSearch(self.view, self.config)  # what texts are drafted by is found in texts
+        self.hopeless = search.finds_nothing(row)
+        if self.hopeless:
+            self.latest = search
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
-        if row.repeatable:
+        fits = super().open(row, features)
+        if fits and row.repeatable:
             row.private[self] = SkipSearch(self.view, self.config, counted=True)
-        return super().open(row, features)
+        return fits
 
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         together: dict[frozenset[int], list[int]] = {}

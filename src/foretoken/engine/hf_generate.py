@@ -34,8 +34,8 @@ from foretoken.engine.hf_arguments import (
     warn_ignored,
 )
 from foretoken.engine.hf_lengths import check_lengths
-from foretoken.engine.measure import measure_costs
 from foretoken.engine.models import check_request, engine_over
+from foretoken.engine.prepare import teach_costs
 from foretoken.engine.requests import row_seeds, stop_texts
 from foretoken.engine.scheduling import held, turns_of
 from foretoken.engine.text import RowText, decoder, silent_stops
@@ -176,7 +176,7 @@ class Inside:
         for lm in lms:
             borrowed.callback(lm.borrowing.give_back)
         if engine.controller.needs_costs:
-            engine.controller.learn(measure_costs(engine))
+            teach_costs(engine)
         made: Engine = engine
         self._kept = [BorrowedModel(lm) for lm in lms], made
         return made

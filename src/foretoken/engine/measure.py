@@ -85,7 +85,7 @@ def measure_costs(
             rounds = 1 + max(1, min(REPEATS, int(seconds / max(took, 1e-9)) - 1))
     table = watch.table()
     timed_before(engine.target).update(table.target)
-    target = dict(sorted({**known, **table.target}.items()))
+    target = dict(sorted({**table.target, **known}.items()))
     return replace(table, target=target, cached=context)
 
 

@@ -20,7 +20,7 @@ from foretoken.engine.foretold import Foretelling, Foretold
 from foretoken.engine.generation_config import GenerationDefaults
 from foretoken.engine.load_log import draft_vocabulary_of
 from foretoken.engine.models import check_request, check_vocabulary
-from foretoken.engine.prepare import teach_costs
+from foretoken.engine.prepare import teach
 from foretoken.engine.record import Recorder
 from foretoken.engine.requests import (
     Prompt,
@@ -386,7 +386,7 @@ class Session:
         with self.preparing:
             if batches or not self.prepared:
                 with held(self.scheduler.turns):
-                    teach_costs(self.engine, lone=not self.prepared, batches=batches)
+                    teach(self.engine, lone=not self.prepared, batches=batches)
                 self.prepared = True
 
 

@@ -14,6 +14,7 @@ from foretoken.contract import Features, LanguageModel
 from foretoken.lm.views.wrapping import early_exits
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
+ENOUGH = 24  # guesses, below which nothing is concluded of them
 CREDIT = 4.0  # right guesses that are believed beside those seen, so that few condemn nobody
 
 
@@ -29,9 +30,11 @@ class PartOfTarget:
         self.vocab_size, self.max_length = target.vocab_size, target.max_length
         self.hopeless = False  # no draft of it can pay
 
-    def rehearsed(self, row: DecodeState, right: int, asked: int, price: float) -> None:
-        """See whether single guesses, each of which costs `price` plain steps, can pay."""
-        self.hopeless = (right + CREDIT) / (asked + CREDIT) < price
+    def rehearsed(
+        self, row: DecodeState, seen: Features | None, right: int, asked: int, price: float
+    ) -> None:
+        """See whether guesses, each of which costs `price` plain steps at least, can pay."""
+        self.hopeless = asked >= ENOUGH and (right + CREDIT) / (asked + CREDIT) < price
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         return not self.hopeless

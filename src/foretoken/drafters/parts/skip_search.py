@@ -25,6 +25,7 @@ View = SkippedLayers | TableSkippedLayers
 
 LONGEST = 12  # tokens of the drafts that a set's promise is reckoned with
 REHEARSAL = 4.0  # seconds of trying before there are texts
+FAMILIAR = 0.25  # share of a drawn text that the target itself must have guessed
 OWN = 32  # rounds between tries on a text that must repeat: there the clock may not choose
 
 
@@ -97,17 +98,21 @@ class SkipSearch:
             self.step(row)
         return row is not None
 
-    def rehearse(self, row: DecodeState) -> None:
-        """Try sets one after another on a text before any other: until no draft can pay, or some
-        seconds are over."""
-        began = perf_counter()
-        while not self.done and self.wants(row) and perf_counter() - began < REHEARSAL:
-            self.step(row)
+    def finds_nothing(self, row: DecodeState) -> bool:
+        """Whether of as many sets as tell, tried on a text that was drawn, none would ever pay.
 
-    @property
-    def hopeless(self) -> bool:
-        """Whether so many sets were tried that none will pay."""
-        return self.tries >= self.config.hopeless_after and self.promise < 1.0
+        The target's own favourites are not what was drawn either: that is allowed for. Nothing is
+        concluded where this would take longer than some seconds.
+        """
+        enough = self.config.hopeless_after
+        own = self.judge(row, frozenset()) if self.wants(row) else 0.0
+        if own < FAMILIAR:
+            return False
+        while not self.done and self.tries < enough:
+            self.step(row)
+            if self.cost.seconds / self.tries * enough > REHEARSAL:
+                return False
+        return self.promised(min(self.best / own, 1.0)) < 1.0
 
     def due(self) -> bool:
         """Whether a try fits between the rounds, by their number and by the time it takes."""
@@ -138,7 +143,7 @@ class SkipSearch:
             self.best > config.good_enough
             or self.failures > config.patience
             or self.tries > config.most_tries
-            or self.hopeless
+            or (self.tries >= config.hopeless_after and self.promise < 1.0)
         )
         self.cost.passes += 1
         self.cost.tokens += config.window
@@ -146,13 +151,17 @@ class SkipSearch:
 
     @property
     def promise(self) -> float:
-        """At most how many times plain's speed drafts with the best set reach.
+        """At most how many times plain's speed drafts with the best set reach."""
+        return self.promised(self.best)
+
+    def promised(self, share: float) -> float:
+        """The same with a set that guesses this share of tokens.
 
         As if tokens were right independently, scoring more of them were free and the head, too.
         """
         units = self.view.units
         kept = 1.0 - self.size / (units + 4)
-        tokens = accumulate((self.best**n for n in range(1, LONGEST)), initial=1.0)
+        tokens = accumulate((share**n for n in range(1, LONGEST)), initial=1.0)
         return max(expected / (1.0 + n * kept) for n, expected in enumerate(tokens) if n)
 
     def propose(self) -> frozenset[int]:

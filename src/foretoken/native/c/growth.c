@@ -249,7 +249,7 @@ static void rise(struct growth *g, int64_t width, const float *chances, const in
     law_##T(z, 1, all->columns, 0, (float)g->law_scale, all->names, g->law_width, law, 1);        \
     drawn_f32(law, g->law_width, g->coins[g->level], token);                                      \
     if (*token < 0) return 0;                                                                     \
-    if (g->law_scale != g->scale) { /* in the place of the next law */                            \
+    if (g->law_scale != g->scale && g->bars) { /* in the place of the next law */                 \
       law += g->law_width;                                                                        \
       law_##T(z, 1, all->columns, 0, (float)g->scale, all->names, g->law_width, law, 1);          \
     }                                                                                             \
