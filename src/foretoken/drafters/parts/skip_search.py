@@ -24,7 +24,8 @@ View = SkippedLayers | TableSkippedLayers
 
 
 LONGEST = 12  # tokens of the drafts that a set's promise is reckoned with
-REHEARSAL = 4.0  # seconds of trying before there are texts
+REHEARSAL = 5.0  # seconds of trying before there are texts
+FEW = 4  # tries that tell how long they take: the first forwards of a kind take longer
 FAMILIAR = 0.25  # share of a drawn text that the target itself must have guessed
 OWN = 32  # rounds between tries on a text that must repeat: there the clock may not choose
 
@@ -110,7 +111,7 @@ class SkipSearch:
             return False
         while not self.done and self.tries < enough:
             self.step(row)
-            if self.cost.seconds / self.tries * enough > REHEARSAL:
+            if self.tries >= FEW and self.cost.seconds / self.tries * enough > REHEARSAL:
                 return False
         return self.promised(min(self.best / own, 1.0)) < 1.0
 
