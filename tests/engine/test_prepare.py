@@ -5,7 +5,8 @@ import torch
 
 from foretoken.coins import SeededCoins
 from foretoken.drafters.parts import skip_search
-from foretoken.drafters.parts.part_of_target import ENOUGH, PartOfTarget
+from foretoken.drafters.parts.exit_evidence import ENOUGH
+from foretoken.drafters.parts.part_of_target import PartOfTarget
 from foretoken.engine import prepare
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
@@ -32,9 +33,8 @@ def spoilt(disturbance):
     return TableLM(9.0 * TableLM.random(VOCAB).logits, layers=12, disturbance=disturbance)
 
 
-def engine_of(name, target, **options):
-    search = SEARCH if name == "swift" else {}
-    return assemble(name, target, **search, **options)
+def engine_of(name, target):
+    return assemble(name, target, **(SEARCH if name == "swift" else {}))
 
 
 def model_of(engine):

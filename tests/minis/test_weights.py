@@ -22,6 +22,7 @@ def pair():
 def test_weights_are_small_safetensors_only():
     folder = minis.path("text-target").parent
     files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len([path for path in files if path.suffix == ".safetensors"]) >= 4
     assert sum(path.stat().st_size for path in files) <= 64 * 2**20
     assert not [path for path in files if path.suffix in {".bin", ".pt", ".pth", ".pkl"}]
 

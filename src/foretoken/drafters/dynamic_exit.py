@@ -94,7 +94,7 @@ class DynamicExit(Grower):
     @property
     def hopeless(self) -> bool:
         """Whether no exit of this model is right as often as even the shallowest costs."""
-        return self.exits.hopeless or self.exits.evidence.hopeless(self.exits.cheapest)
+        return self.exits.evidence.hopeless(self.exits.cheapest)
 
     def reading(self) -> Taps:
         return self.traits.taps if self.exits.look_due else ()
@@ -155,12 +155,18 @@ class ChosenLayers(EarlyExitModel):
         self, row: DecodeState, seen: Features | None, right: int, asked: int, price: float
     ) -> None:
         """Take the text for evidence. It chooses its exits, so its guesses tell of few of them."""
-        if seen is not None and not self.evidence.complete:
-            self.evidence.add(self.view.predictions([seen[-ENOUGH:, -2:]])[0].tokens)
+        if seen is not None:
+            self.witness(seen)
         self.hopeless = self.evidence.hopeless(self.cheapest)
 
+    def witness(self, states: Features) -> None:
+        """Take a text's end for evidence, as long as that is wanted."""
+        if not self.evidence.complete:
+            ends = states[-ENOUGH:, -2:]  # of the deepest exit and the last layer
+            self.evidence.add(self.view.predictions([ends])[0].tokens)
+
     def open(self, row: DecodeState, features: Features | None) -> bool:
-        if self.hopeless:
+        if not super().open(row, features):
             return False
         row.private[self] = counts = Counts(self.view, self.config)
         if features is None or not len(features):
@@ -169,9 +175,7 @@ class ChosenLayers(EarlyExitModel):
             counts.learn(self.view.predictions([features])[0])
             return True
         counts.prompt = features
-        if not self.evidence.complete:
-            ends = features[-ENOUGH:, -2:]  # of the deepest exit and the last layer
-            self.evidence.add(self.view.predictions([ends])[0].tokens)
+        self.witness(features)
         return True
 
     def keep(

@@ -247,12 +247,12 @@ class SomeLayers(PartOfTarget):
 
     def learn(self, rows: Rows, seconds: float) -> None:
         """A round of these rows went by: searches may try another set on what was written."""
-        rows = [row for row in rows if not row.rehearsal]
         if self.hopeless:
             return
         followers: dict[SkipSearch, list[DecodeState]] = {}
         for row in rows:
-            followers.setdefault(self.search(row), []).append(row)
+            if not row.rehearsal:
+                followers.setdefault(self.search(row), []).append(row)
         for search, written in followers.items():
             if search.round_passed(written, seconds):
                 self.latest = search

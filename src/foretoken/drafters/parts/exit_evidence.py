@@ -41,7 +41,14 @@ class ExitEvidence:
 
     def hopeless(self, price: float) -> bool:
         """Whether exits are right too rarely for one that takes this share of a forward."""
-        return self.complete and (self.right + CREDIT) / (self.places + CREDIT) < price
+        return too_rare(self.right, self.places, price, CREDIT)
+
+
+def too_rare(right: int, asked: int, price: float, credit: float) -> bool:
+    """Whether guesses that cost this share of a forward each were right too rarely to ever pay;
+    never of few. `credit`: right ones that are believed beside those seen.
+    """
+    return asked >= ENOUGH and (right + credit) / (asked + credit) < price
 
 
 def evidence_of(target: LanguageModel) -> ExitEvidence:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.parts.exit_evidence import too_rare
 from foretoken.lm.views.wrapping import early_exits
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
-ENOUGH = 24  # guesses, below which nothing is concluded of them
 CREDIT = 4.0  # right guesses that are believed beside those seen, so that few condemn nobody
 
 
@@ -34,7 +34,7 @@ class PartOfTarget:
         self, row: DecodeState, seen: Features | None, right: int, asked: int, price: float
     ) -> None:
         """See whether guesses, each of which costs `price` plain steps at least, can pay."""
-        self.hopeless = asked >= ENOUGH and (right + CREDIT) / (asked + CREDIT) < price
+        self.hopeless = too_rare(right, asked, price, CREDIT)
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         return not self.hopeless
