@@ -7,6 +7,7 @@ buckets, buffers, masks and columns are tested everywhere.
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from play import fresh_tree, random_path, random_tokens, random_tree, row_of
 
 from foretoken.lm.kernels.graphs import BUCKETS, COMPARED, Graphs, bucket_of
 from foretoken.lm.opening import open_lm
+from foretoken.lm.runtime.rounding import error_of
 from foretoken.types import Draft, Draw
 
 
@@ -140,11 +142,17 @@ def test_captured_graphs_equal_ordinary_forwards(family, dtype):
         pytest.skip("no CUDA device")
     sizes = [1, 7, 3, 1, 12, 40, 2, 5, 1, 30, 8, 60, 1, 1, 4, 4, 4]
     model = tiny(family).to("cuda", dtype)
-    lm, plain = open_lm(model), open_lm(model)
-    plain.graphs = None
-    found, right = (play(one, [1, 2, 3], sizes, seed=5) for one in (lm, plain))
+    lm, plain, exact = open_lm(model), open_lm(model), open_lm(deepcopy(model).float())
+    plain.graphs = exact.graphs = None
+    found, right, truth = (
+        torch.cat([logits.float() for _, _, logits in play(one, [1, 2, 3], sizes, seed=5)])
+        for one in (lm, plain, exact)
+    )
     assert lm.graphs is not None and not lm.graphs.why and lm.graphs.made
-    for (_, _, logits), (_, _, truth) in zip(found, right, strict=True):
-        spread = float(truth.float().std())
-        allowed = (1e-3 if dtype is torch.float32 else 0.15) * spread
-        torch.testing.assert_close(logits.float(), truth.float(), atol=allowed, rtol=1e-2)
+    # Forwards of few bits differ by rounding: replays may not be further off than ordinary ones.
+    off, rounding = error_of(found, truth), error_of(right, truth)
+    spread = float(truth.std())
+    assert float(off.mean()) <= 1.25 * float(rounding.mean()) + 1e-3 * spread
+    assert float(off.max()) <= 2.0 * float(rounding.max()) + 1e-3 * spread
+    if dtype is torch.float32:
+        torch.testing.assert_close(found, right, atol=1e-3 * spread, rtol=1e-2)

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from foretoken.audit.rows import seeded_rows
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
-from foretoken.lm.runtime.layer_cache import own_keys_values
+from foretoken.lm.runtime.layer_cache import own_keys_values, same_input
 from foretoken.lm.table import TableLM
 from foretoken.lm.views.view import TargetView
 from foretoken.training.objectives.long_contexts import movable, rotated_on
@@ -104,6 +104,22 @@ def test_rotations_are_the_models_own(family):
         assert torch.allclose(moved, there, atol=1e-3)
         assert not torch.allclose(here, there, atol=1e-2)
         assert movable(memory, 200, here.device)
+
+
+def test_layers_below_do_not_blur_a_rotation():
+    """In bfloat16 a text at other positions is rounded differently by every layer below."""
+    model = made("SmolLM3", {"num_hidden_layers": 12, "no_rope_layers": [1] * 11 + [0]}).bfloat16()
+
+    def values(layer):
+        return [own_keys_values(model, layer, first)[1] for first in (0, 11)]
+
+    with torch.inference_mode():
+        assert not torch.equal(*values(10))
+        with same_input(model, 10, 12):
+            assert torch.equal(*values(10))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with open_lm(model, name="target") as target:
+        assert target.layer_cache(10).rotary and not target.layer_cache(11).rotary
 
 
 def test_gradients_pass_a_rotation(make_llama):
