@@ -1,8 +1,11 @@
 """What all growers share: rows that do not fit, features that follow the text, pruned drafts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from foretoken.drafters.growers import grower as growing
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.growers.sampled_tree import SampledTree
@@ -58,6 +61,64 @@ def test_features_of_the_root_and_of_accepted_nodes_follow_the_text(
     assert found == plain(target, make())
     assert any(verdict.path for record in records for verdict in record.verdicts)
     assert not model.known and draft.rows_held == 0
+
+
+class Counted(ReadsTarget):
+    """It notes how many tokens it was told of together."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.told = []
+
+    def keep(self, rows, paths, features):
+        self.told += map(len, features)
+        super().keep(rows, paths, features)
+
+
+def paused(grower, model, every):
+    """A drafter that is asked in every so many-th step."""
+
+    class Paused(grower):
+        steps = 0
+
+        def propose(self, rows, budgets, stop=None):
+            self.steps += 1
+            depth = None if self.steps % every == 0 else 0
+            some = [b if depth is None else replace(b, depth=depth) for b in budgets]
+            return super().propose(rows, some, stop)
+
+    return Paused(model)
+
+
+@pytest.mark.parametrize("grower", GROWERS)
+def test_a_model_that_is_not_asked_reads_nothing_and_knows_all_when_it_is(
+    grower, pair, prompts, row, run, plain, monkeypatch
+):
+    target, draft = pair
+    make = lambda: [row(p, 12, max_new_tokens=30) for p in prompts]  # noqa: E731
+    found, told = {}, {}
+    for unread in (1, growing.UNREAD):
+        monkeypatch.setattr(growing, "UNREAD", unread)
+        model = Counted(draft, target)
+        drafter = paused(grower, model, every=5)
+        text, records = run(target, drafter, make(), verifier=Recursive(), depth=3, nodes=9)
+        assert text == plain(target, make())
+        found[unread] = [one.drafts for one in records]
+        told[unread] = model.told
+    assert [[d.tree for d in step] for step in found[1]] == [
+        [d.tree for d in step] for step in found[growing.UNREAD]
+    ]
+    assert any(len(d.tree) > 1 for step in found[1] for d in step)
+    assert len(told[growing.UNREAD]) <= 0.6 * len(told[1])
+
+
+def test_what_waits_is_read_before_it_is_much(pair, row, run, plain, monkeypatch):
+    target, draft = pair
+    monkeypatch.setattr(growing, "UNREAD", 8)
+    model = Counted(draft, target)
+    one = row([1, 2, 3], 12, max_new_tokens=30)
+    run(target, paused(Chain, model, every=1000), [one], verifier=Recursive(), depth=3)
+    assert model.told == [8, 8, 8], "of 30 tokens, one each step"
 
 
 @pytest.mark.parametrize("grower", GROWERS)

@@ -8,7 +8,7 @@ target took.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from foretoken.contract import (
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.trees.build import undrafted
 from foretoken.types import Budget, DecodeState, Draft, Rows, Scores, Step, Verdict
+
+UNREAD = 32  # tokens whose hidden states wait at most: more in one forward are hardly cheaper each
 
 
 class Growth:
@@ -61,6 +63,9 @@ class Opened:
     """What is kept of a row that the model took in."""
 
     growth: Growth | None = None  # proposed and not judged yet
+    # Of tokens committed while no tree was open: the model reads them when it is asked next, so
+    # that one that does not pay costs next to nothing.
+    unread: list[Features] = field(default_factory=list)
 
 
 class ModelDrafter(RowDrafter):
@@ -114,6 +119,9 @@ class ModelDrafter(RowDrafter):
     def propose(
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
+        self.catch_up(
+            [row for row, budget in zip(rows, budgets, strict=True) if self.reach(row, budget) > 0]
+        )
         growths = [self.begun(row, budget) for row, budget in zip(rows, budgets, strict=True)]
         self.grow([one for one in growths if one is not None and not one.complete], stop)
         return [
@@ -154,12 +162,30 @@ class ModelDrafter(RowDrafter):
                 path = growth.fed(
                     verdict.path if origin is None else [origin[node] for node in verdict.path]
                 )
-            if path is not None or text is not None:
+            if path is not None:
                 rows.append(row)
                 paths.append(path)
                 features.append(text)
+            elif text is not None:
+                state.unread.append(text)
         if rows:
             self.follow(rows, paths, features)
+        self.catch_up(step.rows, UNREAD)
+
+    def catch_up(self, rows: Rows, most: int = 1) -> None:
+        """Let the model read what waits of rows, where that is so many tokens at least."""
+        late = [
+            (row, state)
+            for row in rows
+            if (state := row.private.get(self)) is not None
+            and row.finish is None
+            and sum(map(len, state.unread)) >= most
+        ]
+        if late:
+            texts = [torch.cat(state.unread) for _, state in late]
+            self.follow([row for row, _ in late], [None] * len(late), texts)
+            for _, state in late:
+                state.unread = []
 
     def finish(self, row: DecodeState) -> None:
         row.private.pop(self, None)
