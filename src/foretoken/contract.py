@@ -167,6 +167,15 @@ class DraftModel(Protocol):
 
 
 @runtime_checkable
+class ReadsLate(Protocol):
+    """A draft model, of levels or of blocks, that may be told of several steps at once: only when
+    it is asked again does it matter what was committed meanwhile.
+    """
+
+    reads_late: bool
+
+
+@runtime_checkable
 class Shallow(Protocol):
     """A draft model that guesses so many levels and no more."""
 

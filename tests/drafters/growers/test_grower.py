@@ -5,15 +5,24 @@ from dataclasses import replace
 import pytest
 import torch
 
+from foretoken.audit.fixtures import random_head
+from foretoken.coins import SeededCoins
 from foretoken.drafters.growers import grower as growing
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.growers.sampled_tree import SampledTree
 from foretoken.drafters.growers.stochastic_beam import StochasticBeam
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
-from foretoken.types import Budget, Layer, Scores, Verdict
+from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
+from foretoken.lm.table import TableLM
+from foretoken.methods import METHODS
+from foretoken.row import make_row
+from foretoken.types import Budget, Layer, SamplingParams, Scores, Verdict
 from foretoken.verifiers.recursive import Recursive
 
+# kinds of heads that guess tokens, each in the methods that are nothing but it
+GUESSING = ("medusa hydra eagle eagle3 fspad falcon chimera ctc dflash dspark longspec").split()
 GROWERS = [Chain, BestFirst, SampledTree, StochasticBeam]
 
 
@@ -66,6 +75,8 @@ def test_features_of_the_root_and_of_accepted_nodes_follow_the_text(
 class Counted(ReadsTarget):
     """It notes how many tokens it was told of together."""
 
+    reads_late = True
+
     def __init__(self, *args):
         super().__init__(*args)
         self.told = []
@@ -110,6 +121,53 @@ def test_a_model_that_is_not_asked_reads_nothing_and_knows_all_when_it_is(
     ]
     assert any(len(d.tree) > 1 for step in found[1] for d in step)
     assert len(told[growing.UNREAD]) <= 0.6 * len(told[1])
+
+
+@pytest.mark.parametrize("name", [row.name for row in METHODS.values() if row.head in GUESSING])
+def test_a_head_drafts_after_a_pause_as_one_that_read_every_step(name, monkeypatch):
+    row, drafts = METHODS[name], {}
+    for unread in (1, growing.UNREAD):
+        monkeypatch.setattr(growing, "UNREAD", unread)
+        lm = TableLM.random(7, seed=5)
+        head = random_head(row.head, lm.vocab_size, lm.hidden_size)
+        engine = assemble(name, lm, draft_head=head, controller="fixed", depth=3)
+        source, asked, steps = engine.drafter, engine.drafter.propose, []
+        assert source.reads_late
+
+        def sometimes(rows, budgets, stop=None, asked=asked, steps=steps):
+            steps.append(None)
+            depth = None if len(steps) % 6 == 0 else 0
+            some = [b if depth is None else replace(b, depth=depth) for b in budgets]
+            return asked(rows, some, stop)
+
+        monkeypatch.setattr(source, "propose", sometimes)
+        texts = [
+            make_row(p, SamplingParams(max_new_tokens=40, temperature=0.8), SeededCoins(3), 7)
+            for p in ([1, 2, 3], [4, 5, 6, 0, 2])
+        ]
+        records = list(decode(texts, engine))
+        drafts[unread] = [[d.tree for d in one.drafts] for one in records]
+        assert any(len(tree) > 1 for step in drafts[unread] for tree in step)
+    assert drafts[1] == drafts[growing.UNREAD]
+
+
+def test_a_row_that_could_not_be_read_is_written_without_the_model(
+    pair, prompts, row, run, plain, monkeypatch
+):
+    target, draft = pair
+    model = Counted(draft, target)
+    keep, tried = model.keep, []
+
+    def broken(rows, paths, features):
+        keep(rows[:1], paths[:1], features[:1])
+        tried.append(len(rows))
+        raise torch.OutOfMemoryError("no room for it")
+
+    make = lambda: [row(p, 12, max_new_tokens=30) for p in prompts]  # noqa: E731
+    monkeypatch.setattr(model, "keep", broken)
+    found, records = run(target, paused(Chain, model, every=5), make(), verifier=Recursive())
+    assert found == plain(target, make()) and len(records) >= 29
+    assert tried == [len(prompts)] and not model.known and draft.rows_held == 0
 
 
 def test_what_waits_is_read_before_it_is_much(pair, row, run, plain, monkeypatch):

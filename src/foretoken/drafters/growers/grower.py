@@ -18,6 +18,7 @@ from foretoken.contract import (
     DraftModel,
     Features,
     LanguageModel,
+    ReadsLate,
     Shallow,
     StoppingRule,
     Views,
@@ -77,6 +78,7 @@ class ModelDrafter(RowDrafter):
 
     def __init__(self, model: DraftModel | BlockModel) -> None:
         self.source = model
+        self.reads_late = isinstance(model, ReadsLate) and model.reads_late
         self.traits = replace(self.traits, taps=model.taps, context=model.context)
         if isinstance(model, Views):
             self.view = model.view
@@ -162,18 +164,21 @@ class ModelDrafter(RowDrafter):
                 path = growth.fed(
                     verdict.path if origin is None else [origin[node] for node in verdict.path]
                 )
-            if path is not None:
+            if path is None and text is not None and self.reads_late:
+                state.unread.append(text)
+            elif path is not None or text is not None:
                 rows.append(row)
                 paths.append(path)
                 features.append(text)
-            elif text is not None:
-                state.unread.append(text)
         if rows:
             self.follow(rows, paths, features)
         self.catch_up(step.rows, UNREAD)
 
     def catch_up(self, rows: Rows, most: int = 1) -> None:
-        """Let the model read what waits of rows, where that is so many tokens at least."""
+        """Let the model read what waits of rows, where that is so many tokens at least.
+
+        Rows that it failed to read, or read in part, are written without it.
+        """
         late = [
             (row, state)
             for row in rows
@@ -182,8 +187,13 @@ class ModelDrafter(RowDrafter):
             and sum(map(len, state.unread)) >= most
         ]
         if late:
-            texts = [torch.cat(state.unread) for _, state in late]
-            self.follow([row for row, _ in late], [None] * len(late), texts)
+            try:
+                texts = [torch.cat(state.unread) for _, state in late]
+                self.follow([row for row, _ in late], [None] * len(late), texts)
+            except BaseException:
+                for row, _ in late:
+                    self.finish(row)
+                raise
             for _, state in late:
                 state.unread = []
 

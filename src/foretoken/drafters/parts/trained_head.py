@@ -29,6 +29,7 @@ class TrainedHead:
     """Base of draft models that are a head of HEADS on the target's states behind its last norm."""
 
     taps: Taps = (FinalNorm(),)
+    reads_late = True
 
     Config = HeadOptions
 

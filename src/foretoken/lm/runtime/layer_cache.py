@@ -72,7 +72,7 @@ class SlotLayerCache:
             for rotated, keys in ((True, moved), (False, here))
         }
         nearest = min(off, key=lambda rotated: off[rotated])
-        if off[nearest] > allowed(here.dtype) * float(there.float().std()):
+        if not off[nearest] <= allowed(here.dtype) * float(there.float().std()):  # nor NaN
             raise unreadable(model, self.layer, "its keys are not those of its rotation")
         return nearest
 
@@ -142,7 +142,7 @@ class SameInput:
 
     def __call__(self, _: nn.Module, args: Any, named: Any) -> tuple[Any, Any] | None:
         if self.states is None:
-            self.states = args[0] if args else named["hidden_states"]
+            self.states = args[0] if args else named.get("hidden_states")
             return None
         if args:
             return (self.states, *args[1:]), named
