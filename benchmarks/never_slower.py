@@ -250,7 +250,8 @@ def run(description: str | None) -> int:
     options.add_argument("--dtype", default="float32", help="of the part defaults")
     options.add_argument("--tokens", type=int, default=128, help="per text, of the part defaults")
     options.add_argument("--per-family", type=int, default=2, help="prompts of each family")
-    options.add_argument("--repetitions", type=int, default=2)
+    # Once: a text that is written again is a copy for methods that remember texts.
+    options.add_argument("--repetitions", type=int, default=1)
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
     found: list[gates.Gate] = []
