@@ -1,6 +1,7 @@
 """What all growers share: rows that do not fit, features that follow the text, pruned drafts."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -16,13 +17,12 @@ from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
 from foretoken.lm.table import TableLM
-from foretoken.methods import METHODS
+from foretoken.methods.heads import FAMILY
 from foretoken.row import make_row
 from foretoken.types import Budget, Layer, SamplingParams, Scores, Verdict
 from foretoken.verifiers.recursive import Recursive
 
-# kinds of heads that guess tokens, each in the methods that are nothing but it
-GUESSING = ("medusa hydra eagle eagle3 fspad falcon chimera ctc dflash dspark longspec").split()
+HEADS = {row.name: row for row in FAMILY.methods if row.head}  # those that are nothing but a head
 GROWERS = [Chain, BestFirst, SampledTree, StochasticBeam]
 
 
@@ -86,19 +86,17 @@ class Counted(ReadsTarget):
         super().keep(rows, paths, features)
 
 
-def paused(grower, model, every):
-    """A drafter that is asked in every so many-th step."""
+def asked_seldom(drafter, every):
+    """The drafter, asked for anything in every so many-th step alone."""
+    propose, steps = drafter.propose, count(1)
 
-    class Paused(grower):
-        steps = 0
+    def seldom(rows, budgets, stop=None):
+        if next(steps) % every:
+            budgets = [replace(one, depth=0) for one in budgets]
+        return propose(rows, budgets, stop)
 
-        def propose(self, rows, budgets, stop=None):
-            self.steps += 1
-            depth = None if self.steps % every == 0 else 0
-            some = [b if depth is None else replace(b, depth=depth) for b in budgets]
-            return super().propose(rows, some, stop)
-
-    return Paused(model)
+    drafter.propose = seldom
+    return drafter
 
 
 @pytest.mark.parametrize("grower", GROWERS)
@@ -111,7 +109,7 @@ def test_a_model_that_is_not_asked_reads_nothing_and_knows_all_when_it_is(
     for unread in (1, growing.UNREAD):
         monkeypatch.setattr(growing, "UNREAD", unread)
         model = Counted(draft, target)
-        drafter = paused(grower, model, every=5)
+        drafter = asked_seldom(grower(model), every=5)
         text, records = run(target, drafter, make(), verifier=Recursive(), depth=3, nodes=9)
         assert text == plain(target, make())
         found[unread] = [one.drafts for one in records]
@@ -123,24 +121,15 @@ def test_a_model_that_is_not_asked_reads_nothing_and_knows_all_when_it_is(
     assert len(told[growing.UNREAD]) <= 0.6 * len(told[1])
 
 
-@pytest.mark.parametrize("name", [row.name for row in METHODS.values() if row.head in GUESSING])
+@pytest.mark.parametrize("name", HEADS)
 def test_a_head_drafts_after_a_pause_as_one_that_read_every_step(name, monkeypatch):
-    row, drafts = METHODS[name], {}
+    drafts = {}
     for unread in (1, growing.UNREAD):
         monkeypatch.setattr(growing, "UNREAD", unread)
         lm = TableLM.random(7, seed=5)
-        head = random_head(row.head, lm.vocab_size, lm.hidden_size)
+        head = random_head(HEADS[name].head, lm.vocab_size, lm.hidden_size)
         engine = assemble(name, lm, draft_head=head, controller="fixed", depth=3)
-        source, asked, steps = engine.drafter, engine.drafter.propose, []
-        assert source.reads_late
-
-        def sometimes(rows, budgets, stop=None, asked=asked, steps=steps):
-            steps.append(None)
-            depth = None if len(steps) % 6 == 0 else 0
-            some = [b if depth is None else replace(b, depth=depth) for b in budgets]
-            return asked(rows, some, stop)
-
-        monkeypatch.setattr(source, "propose", sometimes)
+        assert asked_seldom(engine.drafter, every=6).reads_late
         texts = [
             make_row(p, SamplingParams(max_new_tokens=40, temperature=0.8), SeededCoins(3), 7)
             for p in ([1, 2, 3], [4, 5, 6, 0, 2])
@@ -165,7 +154,7 @@ def test_a_row_that_could_not_be_read_is_written_without_the_model(
 
     make = lambda: [row(p, 12, max_new_tokens=30) for p in prompts]  # noqa: E731
     monkeypatch.setattr(model, "keep", broken)
-    found, records = run(target, paused(Chain, model, every=5), make(), verifier=Recursive())
+    found, records = run(target, asked_seldom(Chain(model), every=5), make(), verifier=Recursive())
     assert found == plain(target, make()) and len(records) >= 29
     assert tried == [len(prompts)] and not model.known and draft.rows_held == 0
 
@@ -175,7 +164,7 @@ def test_what_waits_is_read_before_it_is_much(pair, row, run, plain, monkeypatch
     monkeypatch.setattr(growing, "UNREAD", 8)
     model = Counted(draft, target)
     one = row([1, 2, 3], 12, max_new_tokens=30)
-    run(target, paused(Chain, model, every=1000), [one], verifier=Recursive(), depth=3)
+    run(target, asked_seldom(Chain(model), every=1000), [one], verifier=Recursive(), depth=3)
     assert model.told == [8, 8, 8], "of 30 tokens, one each step"
 
 

@@ -121,9 +121,9 @@ class ModelDrafter(RowDrafter):
     def propose(
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
-        self.catch_up(
-            [row for row, budget in zip(rows, budgets, strict=True) if self.reach(row, budget) > 0]
-        )
+        if self.reads_late:
+            pairs = zip(rows, budgets, strict=True)
+            self.catch_up([row for row, budget in pairs if self.reach(row, budget) > 0])
         growths = [self.begun(row, budget) for row, budget in zip(rows, budgets, strict=True)]
         self.grow([one for one in growths if one is not None and not one.complete], stop)
         return [
@@ -172,7 +172,8 @@ class ModelDrafter(RowDrafter):
                 features.append(text)
         if rows:
             self.follow(rows, paths, features)
-        self.catch_up(step.rows, UNREAD)
+        if self.reads_late:
+            self.catch_up(step.rows, UNREAD)
 
     def catch_up(self, rows: Rows, most: int = 1) -> None:
         """Let the model read what waits of rows, where that is so many tokens at least.
