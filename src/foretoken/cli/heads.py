@@ -1,4 +1,4 @@
-"""`foretoken heads`: what a trained head is, and folders that other engines load."""
+"""`foretoken heads`: what a head is, the mean of several, folders that other engines load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foretoken.cli.app import Commands, app
 heads = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    help="Heads on a target's hidden states: look at one, write it for other engines.",
+    help="Heads on a target's hidden states: look at one, average several, write it for others.",
     epilog="Example: `foretoken heads show smollm2-135m-eagle3`",
 )
 app.add_typer(heads, name="heads")
@@ -100,5 +100,33 @@ def export(
     if json_:
         files = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
         o.print_json({"folder": str(folder), "layout": layout, "bytes": files})
+    else:
+        print(folder)
+
+
+@heads.command(
+    epilog="Example: `foretoken heads average ./first ./second --share 1 --share 2 --out ./mean`"
+)
+def average(
+    folders: Annotated[
+        list[str], typer.Argument(help="Heads that go on from each other, two or more.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the mean.")],
+    share: Annotated[
+        list[float] | None,
+        typer.Option(help="How much each counts, in their order; none: alike. Repeatable."),
+    ] = None,
+    json_: o.AsJson = False,
+) -> None:
+    """Write the mean of several heads' weights: often better than each, and costs what one costs.
+
+    For heads that were trained on from one beginning, such as one and what `foretoken train eagle3
+    --set start=HEAD` made of it. Heads from different random weights have no mean worth having.
+    """
+    from foretoken.training.averaging import average as write
+
+    folder = write(folders, share or [1.0] * len(folders), out)
+    if json_:
+        o.print_json({"folder": str(folder)})
     else:
         print(folder)
