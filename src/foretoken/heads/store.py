@@ -100,7 +100,7 @@ def method_of(folder: str | Path) -> str:
 
 def card_of(folder: str | Path) -> Card:
     """The card of a head of whatever kind; CheckpointError where there is none."""
-    kind = _document(place_of(folder), ANY).get("kind")
+    kind = _document(_place(folder), ANY).get("kind")
     if kind not in HEADS:
         raise broken(folder, ANY, f"the folder holds a head of the kind {kind!r}")
     return read_card(folder, kind)
@@ -108,7 +108,7 @@ def card_of(folder: str | Path) -> Card:
 
 def read_card(folder: str | Path, kind: str) -> Card:
     """The card of a head of this kind, or of one that stands for it; else CheckpointError."""
-    found = _document(place_of(folder), kind)
+    found = _document(_place(folder), kind)
     fitting = {kind, *(row.name for row in HEADS.values() if row.stands_for == kind)}
     if found.get("kind") not in fitting:
         raise broken(folder, kind, f"the folder holds a head of the kind {found.get('kind')!r}")
@@ -124,7 +124,7 @@ def read_card(folder: str | Path, kind: str) -> Card:
 def read_weights(folder: str | Path, card: Card) -> dict[str, Tensor]:
     """The weights the card names, on the CPU."""
     kind, name = card.kind, card.weights
-    if _is_public(place := place_of(folder)):
+    if _is_public(place := _place(folder)):
         return public.weights(place)
     path = place / Path(name).name
     if not path.is_file():
@@ -163,7 +163,7 @@ def broken(folder: str | Path, kind: str, why: str) -> CheckpointError:
     )
 
 
-def place_of(folder: str | Path) -> Path:
+def _place(folder: str | Path) -> Path:
     """A folder, or that of a shipped head by its name."""
     return Path(str(resolve_shipped(folder)))
 

@@ -179,3 +179,11 @@ def refuse(path: Path, why: str) -> NoReturn:
         FORM,
         'make it again with `foretoken vocabulary`, or pass "off" for every token.',
     )
+
+
+def put(folder: Path, tokens: Sequence[int] | None, vocab_size: int) -> None:
+    """Write the file of a draft's directory; None: it scores all tokens, and an older file goes."""
+    if tokens is None:
+        (folder / NAME).unlink(missing_ok=True)
+    else:
+        write(folder / NAME, tokens, vocab_size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,61 +17,60 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 from foretoken.heads import store
 from foretoken.lm import draft_vocabulary
+from foretoken.shipped import resolve
 
 
 def average(folders: Sequence[str | Path], shares: Sequence[float], out: Path) -> Path:
     """Write the mean head of `folders`, each counting as its share, into `out`.
 
-    Its weights have the types of the last one's. ConfigError for fewer than two heads, for shares
+    Its weights have the types of the first one's. ConfigError for fewer than two heads, for shares
     that are not one above 0 for each, and for heads of different shapes or tokens; CheckpointError
     for folders without a head, or one that cannot be written.
     """
     check_shares(folders, shares)
     cards = [store.card_of(folder) for folder in folders]
-    pairs = list(zip(folders, cards, strict=True))
-    head = [store.load(folder, card.kind)[0] for folder, card in pairs][-1]  # all can be used
-    states = [store.read_weights(store.place_of(folder), card) for folder, card in pairs]
-    scored = [vocabulary(folder, card) for folder, card in pairs]
-    for folder, card, tokens in zip(folders, cards, scored, strict=True):
-        same = (card.kind, card.options, card.hidden_size, card.vocab_size, tokens) == (
-            cards[0].kind, cards[0].options, cards[0].hidden_size, cards[0].vocab_size, scored[0],
-        )  # fmt: skip
-        if not same:
+    heads = [store.load(folder, card.kind)[0] for folder, card in zip(folders, cards, strict=True)]
+    states = [head.state_dict() for head in heads]
+    lists = [listed(folder, card) for folder, card in zip(folders, cards, strict=True)]
+    first = alike(cards[0], lists[0])
+    for folder, card, tokens, state in zip(folders, cards, lists, states, strict=True):
+        if alike(card, tokens) != first:
             refuse(folders[0], folder, "they are of different kinds, shapes or vocabularies")
-    for folder, state in zip(folders, states, strict=True):
         for name, value in state.items():
             if not value.is_floating_point() and not torch.equal(value, states[0][name]):
                 refuse(folders[0], folder, f"{name} differs")
-    total = sum(shares)
-    parts = [share / total for share in shares]
-    means = {name: mean(name, states, parts) for name in states[0]}
-    head.load_state_dict(means, assign=True)  # in the types that they are kept in
+    parts = [share / sum(shares) for share in shares]
+    kept = store.read_weights(folders[0], cards[0])  # whose types modules do not keep
+    means = {name: mean(name, states, parts).to(kept[name].dtype) for name in states[0]}
+    heads[0].load_state_dict(means, assign=True)
     made_of = [
         {"head": Path(folder).name, "share": share, "weights": card.weights,
          **{name: card.notes.get(name) for name in ("steps", "seconds")}}
         for folder, share, card in zip(folders, parts, cards, strict=True)
     ]  # fmt: skip
-    store.save(out, cards[0].kind, head, {"average_of": made_of})
-    (out / draft_vocabulary.NAME).unlink(missing_ok=True)  # an older head's
-    if scored[0] is not None:
-        draft_vocabulary.write(out / draft_vocabulary.NAME, scored[0], cards[0].vocab_size)
+    store.save(out, cards[0].kind, heads[0], {"average_of": made_of})
+    draft_vocabulary.put(out, lists[0], cards[0].vocab_size)
     return out
 
 
+def alike(card: store.Card, tokens: list[int] | None) -> tuple[Any, ...]:
+    """What heads that have a mean have in common."""
+    return card.kind, card.options, card.hidden_size, card.vocab_size, tokens
+
+
 def mean(name: str, states: Sequence[dict[str, Tensor]], parts: Sequence[float]) -> Tensor:
-    """The mean of one tensor, summed in float32; integers are alike."""
-    last = states[-1][name]
-    if not last.is_floating_point():
-        return states[0][name]
-    pairs = zip(states, parts, strict=True)
-    weighed = [part * state[name].float() for state, part in pairs]
-    return torch.stack(weighed).sum(0).to(last.dtype)
+    """The mean of one tensor; integers are alike."""
+    values = [state[name] for state in states]
+    if not values[0].is_floating_point():
+        return values[0]
+    weighed = [part * value.float() for value, part in zip(values, parts, strict=True)]
+    return torch.stack(weighed).sum(0)
 
 
-def vocabulary(folder: str | Path, card: store.Card) -> list[int] | None:
+def listed(folder: str | Path, card: store.Card) -> list[int] | None:
     """The tokens that a head scores by a list beside it; None: no list."""
-    place = store.place_of(folder) / draft_vocabulary.NAME
-    return draft_vocabulary.read(place, card.vocab_size) if place.is_file() else None
+    rows = draft_vocabulary.chosen_rows(None, resolve(folder), card.vocab_size)
+    return None if rows is None else rows.tokens.tolist()
 
 
 def check_shares(folders: Sequence[str | Path], shares: Sequence[float]) -> None:

@@ -110,12 +110,8 @@ def run_training(
     }
     if config.precision == "bf16":
         head = head.to(torch.bfloat16)
-    if objective.scored is None:
-        (out / draft_vocabulary.NAME).unlink(missing_ok=True)  # an older head's
-    else:
-        draft_vocabulary.write(
-            out / draft_vocabulary.NAME, objective.scored.tolist(), lm.vocab_size
-        )
+    scored = None if objective.scored is None else objective.scored.tolist()
+    draft_vocabulary.put(out, scored, lm.vocab_size)
     store.save(out, name, head, notes)
     shutil.copyfile(run / "loss.png", out / "loss.png")
     return notes
