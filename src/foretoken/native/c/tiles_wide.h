@@ -4,7 +4,7 @@
 #include "operations.h"
 
 enum { FEW = 64 }; /* rows that are multiplied at once: their inputs are as good as in the cache */
-enum { SHORT = 3, TALL = 6 }; /* rows of the one tile of at most so many */
+enum { SHORT = 3, TALL = 6 }; /* rows of a tile: the least and the most, or ROWS and more of them */
 typedef f32 factor_f32; /* what inputs are multiplied as */
 typedef bf16 factor_bf16;
 #define ROOM(T, numbers) 1
@@ -26,12 +26,12 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
  * tile: OUTS outputs of some rows, while `lines` lines per step are fetched from `next`; of
  *       `some` of the inputs, with sums that are `kept` between those that begin and those that end.
  *       Rows behind the `last` one are that one again: one row and two are multiplied as three,
- *       five as six, which costs nothing behind the memory, and compilers make faster code of it.
+ *       which costs nothing behind the memory, and compilers make faster code of it.
  *       Sums are set one by one: whatever takes their address keeps them in memory.
- * each: OUTS outputs of all rows; their weights come from memory for the first tile only, so
- *       those of a later one are fetched during all of them, a share in each; of three and more
- *       the first is spared: it waits for its own weights, behind whatever else is under way. The
- *       last begins early enough to be whole: one of fewer rows is over before its share is here.
+ * each: OUTS outputs of all rows, in as few tiles as do, of even heights: one of few rows is over
+ *       before its share of the next weights is here. Weights come from memory for the first tile
+ *       only, so those of a later one are fetched during all of them, a share in each; of three and
+ *       more the first is spared: it waits for its own weights, behind whatever else is under way.
  * parts: `outs` outputs of all rows, a part of the inputs after the other. A function of its own, or
  *        the compiler makes worse code of the rest.
  * tiles: as many outputs as `outputs_of` says, or the last ones. */
@@ -79,20 +79,22 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
                                                                                                 \
   INLINE const char *each_##T(const T *x, const T *w, const T *bias, T *y, int64_t rows,        \
                               int64_t some, int64_t width, int64_t apart, int64_t stride,       \
-                              const char *next, floats (*kept)[ROWS * OUTS], const int begins,  \
+                              const char *next, floats (*kept)[TALL * OUTS], const int begins,  \
                               const int ends) {                                                 \
-    const int tall = kept || rows == ROWS || rows > TALL ? ROWS : rows < ROWS ? SHORT : TALL;   \
-    const int count = (rows + tall - 1) / tall, spared = count > 2, turns = count - spared;     \
+    const int count = (rows + TALL - 1) / TALL, spared = count > 2, turns = count - spared;     \
     for (int i = 0, turn = -spared; i < count; i++, turn++) {                                   \
-      const int64_t r = i + 1 < count ? i * tall : rows > tall ? rows - tall : 0;               \
+      const int64_t first = rows * i / count, share = rows * (i + 1) / count - first;           \
+      const int tall = rows < ROWS ? SHORT : share < ROWS ? ROWS : share;                       \
+      const int64_t r = rows < ROWS ? 0 : first > rows - tall ? rows - tall : first;            \
       const T *from = x + r * apart;                                                            \
       T *to = y + r * stride;                                                                   \
       floats *own = kept ? kept[i] : 0;                                                         \
       const int lines = turn < 0 ? 0 : OUTS * (turn + 1) / turns - OUTS * turn / turns;         \
       switch (tall) {                                                                           \
         case SHORT: TILE(T, SHORT, rows - 1, OUTS); break;                                      \
-        case TALL: TILE(T, TALL, rows - 1, OUTS); break;                                        \
-        default: TILE(T, ROWS, ROWS, lines);                                                    \
+        case ROWS: TILE(T, ROWS, ROWS, lines); break;                                           \
+        case TALL: TILE(T, TALL, TALL, lines); break;                                           \
+        default: TILE(T, TALL - 1, TALL - 1, lines);                                            \
       }                                                                                         \
       next += lines * (some / STEP_##T) * LINE;                                                 \
     }                                                                                           \
@@ -101,7 +103,7 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
                                                                                                 \
   APART void parts_##T(const T *x, const T *w, const T *bias, T *y, int64_t outs, int64_t rows, \
                        int64_t width, int64_t apart, int64_t stride) {                          \
-    floats kept[GROUP / OUTS][MOST / ROWS][ROWS * OUTS];                                        \
+    floats kept[GROUP / OUTS][(MOST + TALL - 1) / TALL][TALL * OUTS];                           \
     const int64_t parts = ((rows + OUTS) * width * sizeof(T) + PART - 1) / PART;                \
     const int64_t part = (width / parts + STEP_##T - 1) / STEP_##T * STEP_##T;                  \
     const char *next = (const char *)(w + outs * width);                                        \
