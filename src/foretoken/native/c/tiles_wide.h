@@ -4,7 +4,7 @@
 #include "operations.h"
 
 enum { FEW = 64 }; /* rows that are multiplied at once: their inputs are as good as in the cache */
-enum { SHORT = 3, TALL = 6 }; /* rows of a tile: the least and the most, or ROWS and more of them */
+enum { SHORT = 3, TALL = 6 }; /* rows of a lone tile, of at most so many; of several, ROWS to TALL */
 typedef f32 factor_f32; /* what inputs are multiplied as */
 typedef bf16 factor_bf16;
 #define ROOM(T, numbers) 1
@@ -26,7 +26,8 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
  * tile: OUTS outputs of some rows, while `lines` lines per step are fetched from `next`; of
  *       `some` of the inputs, with sums that are `kept` between those that begin and those that end.
  *       Rows behind the `last` one are that one again: one row and two are multiplied as three,
- *       which costs nothing behind the memory, and compilers make faster code of it.
+ *       four and five as six, which costs nothing behind the memory. Compilers make faster code
+ *       where they know how many lines.
  *       Sums are set one by one: whatever takes their address keeps them in memory.
  * each: OUTS outputs of all rows, in as few tiles as do, of even heights: one of few rows is over
  *       before its share of the next weights is here. Weights come from memory for the first tile
@@ -84,18 +85,17 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
     const int count = (rows + TALL - 1) / TALL, spared = count > 2, turns = count - spared;     \
     for (int i = 0, turn = -spared; i < count; i++, turn++) {                                   \
       const int64_t first = rows * i / count, share = rows * (i + 1) / count - first;           \
-      const int tall = rows < ROWS ? SHORT : share < ROWS ? ROWS : share;                       \
-      const int64_t r = rows < ROWS ? 0 : first > rows - tall ? rows - tall : first;            \
+      const int tall = share < ROWS ? ROWS : share;                                             \
+      const int64_t r = count == 1 ? 0 : first > rows - tall ? rows - tall : first;             \
       const T *from = x + r * apart;                                                            \
       T *to = y + r * stride;                                                                   \
       floats *own = kept ? kept[i] : 0;                                                         \
       const int lines = turn < 0 ? 0 : OUTS * (turn + 1) / turns - OUTS * turn / turns;         \
-      switch (tall) {                                                                           \
-        case SHORT: TILE(T, SHORT, rows - 1, OUTS); break;                                      \
-        case ROWS: TILE(T, ROWS, ROWS, lines); break;                                           \
-        case TALL: TILE(T, TALL, TALL, lines); break;                                           \
-        default: TILE(T, TALL - 1, TALL - 1, lines);                                            \
-      }                                                                                         \
+      if (rows < ROWS) TILE(T, SHORT, rows - 1, OUTS);                                          \
+      else if (count == 1) TILE(T, TALL, rows - 1, OUTS);                                       \
+      else if (tall == ROWS) SHARED(T, ROWS);                                                   \
+      else if (tall == TALL) SHARED(T, TALL);                                                   \
+      else SHARED(T, TALL - 1);                                                                 \
       next += lines * (some / STEP_##T) * LINE;                                                 \
     }                                                                                           \
     return next;                                                                                \
@@ -132,6 +132,12 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
 #define TILE(T, tall, last, each)                                                               \
   tile_##T(from, w, bias, to, some, width, apart, stride, tall, last, each, next, own, begins,  \
            ends)
+#define SHARED(T, tall)                                                                         \
+  do {                                                                                             \
+    if (lines == 0) TILE(T, tall, tall, 0);                                                     \
+    else if (lines == 1) TILE(T, tall, tall, 1);                                                \
+    else TILE(T, tall, tall, 2);                                                                \
+  } while (0)
 #define EACH(T, begins, ends)                                                                   \
   next = each_##T(from, at, more, to, rows, some, width, apart, stride, next, kept[o / OUTS],   \
                   begins, ends)
