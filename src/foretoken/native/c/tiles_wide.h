@@ -133,7 +133,7 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
   tile_##T(from, w, bias, to, some, width, apart, stride, tall, last, each, next, own, begins,  \
            ends)
 #define SHARED(T, tall)                                                                         \
-  do {                                                                                             \
+  do {                                                                                          \
     if (lines == 0) TILE(T, tall, tall, 0);                                                     \
     else if (lines == 1) TILE(T, tall, tall, 1);                                                \
     else TILE(T, tall, tall, 2);                                                                \
