@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from foretoken.contract import Features
 from foretoken.drafters.parts.chances import affordable, of_paths, trials
-from foretoken.drafters.parts.match_odds import EDGES, MatchOdds
+from foretoken.drafters.parts.match_odds import EDGES, MatchOdds, least_copied
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.errors import check_values
 from foretoken.trees.build import Trie, undrafted
-from foretoken.trees.worth import least_paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -89,7 +88,7 @@ class Copies:
     def __init__(self, row: DecodeState, budget: Budget, odds: MatchOdds) -> None:
         self.trie = Trie(row.tokens[-1])
         self.chances, self.matched = [1.0], [0]  # of each node; tokens that matched before it
-        self.nodes, self.least = budget.nodes, least_paying(budget) or 0.0
+        self.nodes, self.least = budget.nodes, least_copied(budget) or 0.0
         self.odds, self.greedy = odds, row.warp.greedy
 
     def add(self, path: Sequence[int], matched: int) -> None:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 
 from foretoken.contract import Features
 from foretoken.drafters.parts.chances import affordable, trials
-from foretoken.drafters.parts.match_odds import MatchOdds
+from foretoken.drafters.parts.match_odds import MatchOdds, least_copied
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.drafters.parts.suffix_index import Followers, SuffixIndex
 from foretoken.errors import check_values
 from foretoken.trees.build import parents_among, undrafted
-from foretoken.trees.worth import least_paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -98,7 +97,7 @@ class SuffixDecoding(RowDrafter):
         """The most accepted tokens that a draft promises over all match lengths; ties go to the
         longer match.
         """
-        settings, least = self.config, least_paying(budget)
+        settings, least = self.config, least_copied(budget)
         odds = self.odds[index is self.answers]
         context = row.tokens[-settings.max_match :]
         matches = index.matches(context, settings.max_match, settings.occurrences)
@@ -110,8 +109,11 @@ class SuffixDecoding(RowDrafter):
                 nodes = min(nodes, int(settings.factor * length + settings.offset + 1e-6))
             if nodes <= score:  # no node is worth more than one, and shorter matches get fewer
                 break
+            depth = min(nodes, budget.depth)
+            if least is not None:
+                depth = odds.reach(length, row.warp.greedy, least, depth)
             places = [place for place, matched in matches if matched >= length]
-            following = Followers(index, places, min(nodes, budget.depth), row.params.eos)
+            following = Followers(index, places, depth, row.params.eos)
             total = following.total + unfinished
             choose = following.best if settings.branching else following.chain
             kept = choose(nodes, settings.min_prob * total)

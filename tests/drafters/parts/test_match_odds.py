@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from foretoken.drafters.parts.match_odds import EDGES, MatchOdds
+from foretoken.drafters.parts.match_odds import EDGES, FLOOR, MatchOdds, least_copied
+from foretoken.types import Budget, Prices
 
 
 def test_a_longer_match_is_believed_more_before_anything_is_known() -> None:
@@ -31,3 +32,25 @@ def test_no_chance_is_above_one() -> None:
     for _ in range(200):
         odds.tried(EDGES[-1], 0.3, True, True)
     assert odds.chance(EDGES[-1] + 50, 0.9, True) == 1.0
+
+
+@pytest.mark.parametrize("matched", [1, 2, 5, 30])
+def test_nothing_beyond_the_reach_of_a_match_is_likely_enough(matched) -> None:
+    odds, rng = MatchOdds(), random.Random(1)
+    for _ in range(100):
+        odds.tried(rng.randint(1, 9), 1.0, True, rng.random() < 0.5)
+    reach = odds.reach(matched, True, 0.05, 20)
+    chances, chance = [], 1.0
+    for ahead in range(20):
+        chance *= odds.chance(matched + ahead, 1.0, True)
+        chances.append(chance)
+    assert reach == sum(one >= 0.05 for one in chances)
+    assert odds.reach(matched, True, 0.0, 20) == 20
+
+
+def test_copies_that_cost_nothing_to_score_still_have_to_be_likely_enough_to_look_at() -> None:
+    free = Prices(0.0, (0.0,) * 9, 1.0)
+    dear = Prices(0.0, tuple(0.5 * n for n in range(9)), 1.0)
+    assert least_copied(Budget(8, 8, free)) == FLOOR
+    assert least_copied(Budget(8, 8, dear)) == pytest.approx(0.5)
+    assert least_copied(Budget(8, 8)) is None, "who names a size gets it"

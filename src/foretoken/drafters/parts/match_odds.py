@@ -9,11 +9,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from foretoken.trees.worth import least_paying
+from foretoken.types import Budget
+
 EDGES = (1, 2, 3, 4, 6, 9, 14, 22)  # least lengths of matches told apart
 PRIOR = (0.08, 0.4, 0.55, 0.6, 0.75, 0.85, 0.92, 0.95)  # factors before anything was seen
 WEIGHT = 8.0  # trials that these are worth
 FADE = 0.5 ** (1 / 512)
+# Least chance of a copy that is worth looking at, where scoring it costs nothing: what is offered
+# is merged and learned from, at 5 to 10 us each, and a token takes some milliseconds.
+FLOOR = 0.01
 PLACE = tuple(max(bisect_right(EDGES, length) - 1, 0) for length in range(EDGES[-1] + 1))
+
+
+def least_copied(budget: Budget) -> float | None:
+    """The chance below which no copy is offered; None where nothing is priced."""
+    least = least_paying(budget)
+    return None if least is None else max(least, FLOOR)
 
 
 class MatchOdds:
@@ -30,6 +42,15 @@ class MatchOdds:
         """The chance of a token that was so large a share of what followed such a match."""
         found = share * self.factors[greedy][PLACE[matched] if matched < EDGES[-1] else -1]
         return found if found < 1.0 else 1.0
+
+    def reach(self, matched: int, greedy: bool, least: float, most: int) -> int:
+        """How many tokens behind such a match may be as likely as that, `most` at most."""
+        chance = 1.0
+        for ahead in range(most):
+            chance *= self.chance(matched + ahead, 1.0, greedy)
+            if chance < least:
+                return ahead
+        return most
 
     def tried(self, matched: int, share: float, greedy: bool, hit: bool) -> None:
         """A token whose place was reached, and whether it was the one."""
