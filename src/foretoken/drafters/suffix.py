@@ -110,8 +110,10 @@ class SuffixDecoding(RowDrafter):
             if nodes <= score:  # no node is worth more than one, and shorter matches get fewer
                 break
             depth = min(nodes, budget.depth)
-            if least is not None:
+            if least is not None:  # deeper nodes would only take the place of likelier ones
                 depth = odds.reach(length, row.warp.greedy, least, depth)
+                if not depth:
+                    continue
             places = [place for place, matched in matches if matched >= length]
             following = Followers(index, places, depth, row.params.eos)
             total = following.total + unfinished

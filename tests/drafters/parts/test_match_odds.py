@@ -54,3 +54,13 @@ def test_copies_that_cost_nothing_to_score_still_have_to_be_likely_enough_to_loo
     assert least_copied(Budget(8, 8, free)) == FLOOR
     assert least_copied(Budget(8, 8, dear)) == pytest.approx(0.5)
     assert least_copied(Budget(8, 8)) is None, "who names a size gets it"
+
+
+def test_copies_that_never_came_true_are_still_tried_where_that_is_free() -> None:
+    odds = MatchOdds()
+    for _ in range(5000):
+        odds.tried(1, 1.0, True, False)
+    assert odds.reach(1, True, FLOOR, 8) == 1, "else nothing could tell that they come true again"
+    for _ in range(200):
+        odds.tried(1, 1.0, True, True)
+    assert odds.chance(1, 1.0, True) > 0.2

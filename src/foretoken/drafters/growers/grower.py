@@ -230,7 +230,9 @@ class Grower(ModelDrafter):
 
 def _of_text(score: Scores, verdict: Verdict) -> Features | None:
     """Hidden states of the root and of every accepted node, in a step that was asked for them."""
-    hidden = score.hidden
+    hidden, path = score.hidden, verdict.path
     if hidden is None:
         return None
-    return hidden.index_select(0, torch.tensor([0, *verdict.path], device=hidden.device))
+    if path == tuple(range(1, len(path) + 1)):  # of a chain, and of a step without a draft
+        return hidden[: len(path) + 1].clone()  # which does not keep the others of the batch
+    return hidden.index_select(0, torch.tensor([0, *path], device=hidden.device))

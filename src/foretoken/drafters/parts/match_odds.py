@@ -16,8 +16,9 @@ EDGES = (1, 2, 3, 4, 6, 9, 14, 22)  # least lengths of matches told apart
 PRIOR = (0.08, 0.4, 0.55, 0.6, 0.75, 0.85, 0.92, 0.95)  # factors before anything was seen
 WEIGHT = 8.0  # trials that these are worth
 FADE = 0.5 ** (1 / 512)
-# Least chance of a copy that is worth looking at, where scoring it costs nothing: what is offered
-# is merged and learned from, at 5 to 10 us each, and a token takes some milliseconds.
+# Least chance of a copy that is worth looking at even where scoring it costs nothing: what is
+# offered is merged and learned from, at 5 to 10 us each, and a token takes some milliseconds. No
+# factor falls below it: copies that are never offered are never tried, and could not recover.
 FLOOR = 0.01
 PLACE = tuple(max(bisect_right(EDGES, length) - 1, 0) for length in range(EDGES[-1] + 1))
 
@@ -44,7 +45,9 @@ class MatchOdds:
         return found if found < 1.0 else 1.0
 
     def reach(self, matched: int, greedy: bool, least: float, most: int) -> int:
-        """How many tokens behind such a match may be as likely as that, `most` at most."""
+        """How many tokens a copy behind such a match has, at best, before its chance falls below
+        `least`; `most` at most.
+        """
         chance = 1.0
         for ahead in range(most):
             chance *= self.chance(matched + ahead, 1.0, greedy)
@@ -58,4 +61,5 @@ class MatchOdds:
         hits, promised = self.hits[greedy], self.promised[greedy]
         hits[at] = hits[at] * FADE + hit
         promised[at] = promised[at] * FADE + share
-        self.factors[greedy][at] = (hits[at] + WEIGHT * PRIOR[at]) / (promised[at] + WEIGHT)
+        factor = (hits[at] + WEIGHT * PRIOR[at]) / (promised[at] + WEIGHT)
+        self.factors[greedy][at] = max(factor, FLOOR)

@@ -283,7 +283,8 @@ class BatchForward:
         feed.settle()
         if not taps:
             return Scores(logits)
-        return Scores(logits, torch.stack(tapped, dim=2)[0, feed.tapped :])
+        states = torch.stack(tapped, dim=2) if len(tapped) > 1 else tapped[0].unsqueeze(2)
+        return Scores(logits, states[0, feed.tapped :])
 
     def _batch(self, feeds: list[Feed]) -> Batch:
         """Padded ids and positions, in one transfer."""

@@ -4,7 +4,7 @@
 #include "operations.h"
 
 enum { FEW = 64 }; /* rows that are multiplied at once: their inputs are as good as in the cache */
-enum { SHORT = 3, TALL = 6 }; /* rows of a lone tile, of at most so many; of several, ROWS to TALL */
+enum { SHORT = 3, TALL = 6 }; /* rows of a lone tile, either of them; of one of several, ROWS to TALL */
 typedef f32 factor_f32; /* what inputs are multiplied as */
 typedef bf16 factor_bf16;
 #define ROOM(T, numbers) 1
@@ -26,13 +26,13 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
  * tile: OUTS outputs of some rows, while `lines` lines per step are fetched from `next`; of
  *       `some` of the inputs, with sums that are `kept` between those that begin and those that end.
  *       Rows behind the `last` one are that one again: one row and two are multiplied as three,
- *       four and five as six, which costs nothing behind the memory. Compilers make faster code
- *       where they know how many lines.
+ *       four and five as six, which costs nothing behind the memory.
  *       Sums are set one by one: whatever takes their address keeps them in memory.
- * each: OUTS outputs of all rows, in as few tiles as do, of even heights: one of few rows is over
- *       before its share of the next weights is here. Weights come from memory for the first tile
- *       only, so those of a later one are fetched during all of them, a share in each; of three and
- *       more the first is spared: it waits for its own weights, behind whatever else is under way.
+ * each: OUTS outputs of all rows, in as few tiles as do, all but equally tall: one of few rows is
+ *       over before its share of the next weights is here. Weights come from memory for the first
+ *       tile only, so those of a later one are fetched during all of them, a share in each; of three
+ *       and more the first is spared: it waits for its own weights, behind whatever else is under
+ *       way. Compilers make faster code where they know how many lines a tile fetches (SHARED).
  * parts: `outs` outputs of all rows, a part of the inputs after the other. A function of its own, or
  *        the compiler makes worse code of the rest.
  * tiles: as many outputs as `outputs_of` says, or the last ones. */
@@ -84,9 +84,8 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) {
                               const int ends) {                                                 \
     const int count = (rows + TALL - 1) / TALL, spared = count > 2, turns = count - spared;     \
     for (int i = 0, turn = -spared; i < count; i++, turn++) {                                   \
-      const int64_t first = rows * i / count, share = rows * (i + 1) / count - first;           \
-      const int tall = share < ROWS ? ROWS : share;                                             \
-      const int64_t r = count == 1 ? 0 : first > rows - tall ? rows - tall : first;             \
+      const int64_t r = rows * i / count, height = rows * (i + 1) / count - r;                  \
+      const int tall = height < ROWS ? ROWS : height;                                           \
       const T *from = x + r * apart;                                                            \
       T *to = y + r * stride;                                                                   \
       floats *own = kept ? kept[i] : 0;                                                         \
