@@ -368,7 +368,7 @@ def test_segments_reach_as_far_as_products_in_c_are_not_slower(made, monkeypatch
     own = {rows: {NATIVE: 1.0, PACKED: 1.1} for rows in (1, 4, 8, 16, 32)}
     slower = {rows: {NATIVE: 3.0, PACKED: 1.0} for rows in (8, 16, 32)}
     for site in sites:
-        site.kernels = [PACKED] * len(site.kernels)
+        site.kernels, site.many = [PACKED] * len(site.kernels), PACKED
     for table, right in ((own, 32), ({**own, **slower}, 4), ({**own, **slower, 1: {}}, 4), ({}, 0)):
         known = dict.fromkeys(choosing.by_shape(sites), table)
         monkeypatch.setattr(choosing, "_measured", known)

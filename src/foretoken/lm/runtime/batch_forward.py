@@ -6,6 +6,7 @@ The attention function is switched for the length of the forward. The only calle
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from itertools import accumulate
@@ -163,7 +164,8 @@ class BatchForward:
         given = [feed.embedded for feed in feeds if feed.embedded is not None]
         embedded = torch.cat(given)[None] if given else None
         *tapped, logits = lean.run(ids, positions, places, attend, taps, cut, embedded)
-        hidden = torch.stack(tapped, dim=2)[0] if taps else None
+        states = _side_by_side(tapped)
+        hidden = None if states is None else states[0]
         if not wanted:
             logits = self.masks.nothing.new_zeros(0, self.vocab_size)
         parts = torch.split(logits, [feed.scored for feed in feeds])
@@ -281,10 +283,8 @@ class BatchForward:
         places = self._last(width, feed.scored)
         *tapped, logits = lean.run(ids, positions, places, attend, taps)
         feed.settle()
-        if not taps:
-            return Scores(logits)
-        states = torch.stack(tapped, dim=2) if len(tapped) > 1 else tapped[0].unsqueeze(2)
-        return Scores(logits, states[0, feed.tapped :])
+        states = _side_by_side(tapped)
+        return Scores(logits, None if states is None else states[0, feed.tapped :])
 
     def _batch(self, feeds: list[Feed]) -> Batch:
         """Padded ids and positions, in one transfer."""
@@ -325,7 +325,7 @@ class BatchForward:
             else:  # a prompt's tokens
                 *tapped, last = call.run(lean, prompt_cut(taps))
                 logits = last.new_zeros(len(feeds) * batch.kept, 0)
-            return logits, torch.stack(tapped, dim=2) if taps else None
+            return logits, _side_by_side(tapped)
         arguments = self._sights(batch).arguments(family)
         if self.span is not None:
             arguments["order"] = self.span.order_of(feeds, batch.key_positions())
@@ -367,7 +367,14 @@ class BatchForward:
         logits = output.last_hidden_state[..., :0] if headless else output.logits
         if logits.shape[1] > batch.kept:
             logits = logits[:, -batch.kept :]
-        return logits.flatten(0, 1), torch.stack(tapped, dim=2) if taps else None
+        return logits.flatten(0, 1), _side_by_side(tapped)
+
+
+def _side_by_side(tapped: Sequence[Tensor]) -> Tensor | None:
+    """Tapped features [B, Q, L, H] of L layers, each [B, Q, H]; one alone is not copied."""
+    if len(tapped) > 1:
+        return torch.stack(tuple(tapped), dim=2)
+    return tapped[0].unsqueeze(2) if tapped else None
 
 
 def prompt_cut(taps: Taps) -> Cut:
