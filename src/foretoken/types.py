@@ -9,6 +9,7 @@ cache holds every committed token of a row but the last.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -239,6 +240,15 @@ class Prices:
     nodes: tuple[float, ...]  # [n]: scoring n nodes below the root
     step: float  # a target forward that drafts nothing
     second: float = 0.0  # a second of anything else
+    # made of these once, for a step asks for them several times
+    cheapest: float = field(init=False, compare=False)  # the least that one node can cost
+    table: array[float] = field(init=False, compare=False, repr=False)  # `nodes`, for C
+
+    def __post_init__(self) -> None:
+        first, *others = self.nodes or (0.0,)
+        least = min([(price - first) / n for n, price in enumerate(others, 1)], default=-1.0)
+        object.__setattr__(self, "cheapest", least)
+        object.__setattr__(self, "table", array("d", self.nodes))
 
     def one_more(self, drafted: int) -> float:
         """A draft forward for one node more than `drafted`, and scoring it; inf: no more may be."""

@@ -14,6 +14,7 @@ from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.nothing import Nothing
 from foretoken.engine.engine import Engine, decode
 from foretoken.lm.table import TableLM
+from foretoken.native import look_ups
 from foretoken.types import (
     DecodeState,
     Draft,
@@ -81,6 +82,14 @@ def step() -> Callable[..., Step]:
 @pytest.fixture
 def row() -> Callable[..., DecodeState]:
     return make_row
+
+
+@pytest.fixture(params=["in C", "in Python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Look-ups with operations in C, where these can be had, and without."""
+    if request.param == "in Python":
+        monkeypatch.setattr(look_ups, "plain", lambda name: None)
+    return str(request.param)
 
 
 @pytest.fixture

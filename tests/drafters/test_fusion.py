@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from foretoken.drafters.fusion import Fusion, Offer
+from foretoken.drafters.fusion import Fusion
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
 from foretoken.drafters.lookahead import Lookahead
@@ -16,6 +16,8 @@ from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import chain, from_paths
 from foretoken.types import Budget, Draft, Draw, Prices, Shape, Traits, Verdict
+
+pytestmark = pytest.mark.usefixtures("way")
 
 
 class Says(RowDrafter):
@@ -125,18 +127,9 @@ def test_a_zero_budget_asks_nobody(row, step):
     fusion.start(one, None)
     draft = drafted(fusion, one, Budget(0, 0))
     fusion.observe(step([one], [draft], [Verdict((), 3)]))
-    assert len(draft.tree) == 1 and one.private[fusion].merged == draft.tree
+    assert len(draft.tree) == 1 and one.private[fusion].merged.tree == draft.tree
     one.extend([3])
     assert len(drafted(fusion, one, Budget(3, 3)).tree) > 1, "what was missed is caught up with"
-
-
-def test_an_offer_tells_chances_ranks_and_depths():
-    tree = from_paths(0, [[1, 2], [3], [1, 4]])
-    offer = Offer.of(Draft(tree, Draw.POINT, chances=(1.0, 0.5, 0.25, 0.0, 0.1)))
-    assert offer.chances == [1.0, 0.5, 0.5, 0.0, 0.2]
-    assert offer.ranks == [0, 0, 0, 1, 1]
-    assert offer.depths == [0, 1, 2, 1, 2]
-    assert Offer.of(Draft(tree, Draw.POINT)).chances == [1.0, 0.5, 0.5, 0.5, 0.5], "none were said"
 
 
 def all_sources(target):

@@ -1,3 +1,4 @@
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -119,7 +120,7 @@ def test_the_model_is_not_asked_where_it_adds_less_than_it_costs(hybrid, row, pa
     one = row([3] * 40, VOCAB, max_new_tokens=90)
     drafter.start(one, None)
     one.extend([3])  # the first token never waits for it
-    drafter.look_ups.members[1].odds[0].factors[1][:] = [1.0] * 8
+    drafter.look_ups.members[1].odds[0].factors[8:] = array("d", [1.0] * 8)
     grow = drafter.inner.model.grow
     drafter.inner.model.grow = lambda *given: asked.append(1) or grow(*given)
     budget = Budget(8, 12, prices(level=2.0, node=0.01))

@@ -6,6 +6,8 @@ from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.types import Budget, Draw, Prices, Shape, Verdict
 
+pytestmark = pytest.mark.usefixtures("way")
+
 
 def brute_force(tokens, shortest, longest, limit):
     """Ends of earlier occurrences by search through the whole text."""

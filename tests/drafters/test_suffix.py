@@ -9,6 +9,8 @@ from foretoken.lm.table import TableLM
 from foretoken.trees.build import chain
 from foretoken.types import Budget, Finish, Prices, Verdict
 
+pytestmark = pytest.mark.usefixtures("way")
+
 ROOMY = Budget(32, 32)
 
 
@@ -81,8 +83,7 @@ def test_a_tree_promises_at_least_what_the_chain_does(row):
         for branching in (True, False):
             drafter, one = started(row, text, branching=branching)
             tree = tree_of(drafter, one)
-            found = one.private[drafter].found
-            scores.append(0.0 if found is None else found.score)
+            scores.append(one.private[drafter].found.score)
             assert branching or tree.is_chain
         assert scores[0] >= scores[1] - 1e-12
 

@@ -1,12 +1,14 @@
 import pytest
 import torch
 
-from foretoken.drafters.parts.adjacency import UNKNOWN
+from foretoken.drafters.parts.adjacency import EDGES, UNKNOWN
 from foretoken.drafters.token_recycling import PAPER, RankShapes, TokenRecycling
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.templates import Template, level_order
 from foretoken.types import Budget, Draft, Draw, Prices, Scores, TokenTree, Verdict
+
+pytestmark = pytest.mark.usefixtures("way")
 
 WHOLE = Budget(6, 80)
 
@@ -182,7 +184,7 @@ def test_how_sure_the_target_was_tells_what_is_drafted_once_that_came_true(row, 
         drafter.observe(
             step([one], [draft], [Verdict((), token)], [Scores(torch.zeros(len(draft.tree), 40))])
         )
-    first, _ = drafter.trust.of(True)
+    first = [drafter.trust.chance(share, 1.0, True) for share in range(len(EDGES) + 1)]
     assert first[10] > 0.75 and first[3] < 0.15
 
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from foretoken.trees.worth import Calibration, cheapest, paying, worth
+from foretoken.trees.worth import Calibration, paying, worth
 from foretoken.types import Prices
 
 
@@ -36,9 +36,10 @@ def test_more_nodes_than_anybody_may_score_are_worth_nothing():
 
 def test_no_node_costs_less_than_the_cheapest():
     asked = prices([0.0, 0.3, 0.4, 0.9])
-    assert cheapest(asked) == pytest.approx(0.2)
-    assert all(asked.nodes[n] >= n * cheapest(asked) for n in range(4))
-    assert cheapest(None) < 0.0
+    assert asked.cheapest == pytest.approx(0.2)
+    assert all(asked.nodes[n] >= n * asked.cheapest for n in range(4))
+    assert prices([0.0]).cheapest < 0.0 and prices([]).cheapest < 0.0
+    assert list(asked.table) == list(asked.nodes)
 
 
 def test_what_has_no_chance_has_none_by_experience():

@@ -8,29 +8,21 @@ so the rule is exact whatever is merged (`methods/beyond/cascades.md`, algorithm
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.contract import Drafter, Features, Guided, StoppingRule
-from foretoken.drafters.parts.chances import affordable, of_paths, trials
+from foretoken.drafters.parts.chances import chosen, given_parents, of_paths, trials
+from foretoken.drafters.parts.look_up import LookUp
 from foretoken.drafters.parts.members import Combination
 from foretoken.errors import ConfigError, PairingError
-from foretoken.trees.build import Trie, root, undrafted
+from foretoken.native.look_ups import Calibrations, merged, merged_tried
+from foretoken.trees.build import Trie, undrafted
+from foretoken.trees.guesses import Guesses
 from foretoken.trees.worth import Calibration, TextBias, least_paying
-from foretoken.types import (
-    Budget,
-    DecodeState,
-    Draft,
-    Draw,
-    Memory,
-    Rows,
-    Shape,
-    Step,
-    TokenTree,
-    Traits,
-)
+from foretoken.types import Budget, DecodeState, Draft, Memory, Rows, Shape, Step, Traits
 
-UNSAID = 0.5  # chance of a child, from a member that names none; experience corrects it
 DOUBT = 0.5  # share of its real chance that a member may say of a node without losing it
 TRUST = 12.0  # children whose chance is taken at a member's word at first
 LEVELS = 4  # depths told apart; deeper ones count as the last
@@ -73,36 +65,45 @@ class Fusion(Combination):
             self.traits = replace(self.traits, shape=Shape.TREE)
         self.calibrations = [[Calibration(TRUST) for _ in range(LEVELS)] for _ in members]
         self.agreed = [Calibration(TRUST) for _ in range(len(members) + 1)]  # by how many agree
+        self.tables = (
+            Calibrations([one for levels in self.calibrations for one in levels]),
+            Calibrations(self.agreed),
+        )
+        self.cut = Guesses()
 
     def propose(
         self, rows: Rows, budgets: Sequence[Budget], stop: StoppingRule | None = None
     ) -> list[Draft]:
         free = [unpriced(budget) for budget in budgets]
-        found = [member.propose(rows, free, stop) for member in self.members]
-        drafts = []
-        for row, budget, *own in zip(rows, budgets, *found, strict=True):
-            text: _Text = row.private[self]
-            text.offers = [Offer.of(draft) for draft in own]
-            drafts.append(affordable(self.merge(row, text), budget))
-        return drafts
+        for at, member in enumerate(self.members):
+            if isinstance(member, LookUp):
+                for row, budget in zip(rows, free, strict=True):
+                    row.private[self].offers[at] = member.look_up(row, budget)
+                continue
+            for row, draft in zip(rows, member.propose(rows, free, stop), strict=True):
+                row.private[self].offers[at].take(draft)
+        return [self.merge(r, r.private[self], b) for r, b in zip(rows, budgets, strict=True)]
 
-    def merge(self, row: DecodeState, text: _Text) -> Draft:
-        """All offers as one tree, with the chance of each node."""
-        if not any(len(offer.tree) > 1 for offer in text.offers):
-            draft = undrafted(row)
-            text.merged, text.chances = draft.tree, [1.0]
-            return draft
+    def merge(self, row: DecodeState, text: _Text, budget: Budget) -> Draft:
+        """All offers as one tree, as far as it pays. Its marks say how many have a node, its shares
+        the best chance that any of them gives it, `given` what that is worth in any text."""
+        found, offers, greedy, factor = text.merged, text.offers, row.warp.greedy, text.bias.factor
+        if all(len(offer) == 1 for offer in offers):
+            found.clear(row.tokens[-1])
+            return undrafted(row)
+        if merged(found, offers, *self.tables, greedy, factor):
+            return chosen(found, self.cut, budget)
         trie = Trie(row.tokens[-1])
-        best, votes = [1.0], [0]  # of each node: what any member gives it, and how many do
-        greedy = row.warp.greedy
-        for offer, levels in zip(text.offers, self.calibrations, strict=True):
-            place = [0]
-            tree = offer.tree
+        best, votes = [1.0], [0]
+        for offer, levels in zip(offers, self.calibrations, strict=True):
+            tree, depths, ranks = offer.tree, offer.depths, offer.ranks
+            offer.given = given_parents(offer.draft())
+            place, given = [0], offer.given
             for node in range(1, len(tree)):
                 at = trie.child(place[tree.parents[node]], tree.tokens[node])
                 place.append(at)
-                level = levels[min(offer.depths[node], LEVELS) - 1]
-                chance = level.chance(offer.chances[node], offer.ranks[node], greedy)
+                level = levels[min(depths[node], LEVELS) - 1]
+                chance = level.chance(given[node], ranks[node], greedy)
                 if at == len(best):
                     best.append(chance)
                     votes.append(1)
@@ -110,69 +111,51 @@ class Fusion(Combination):
                 votes[at] += 1
                 if chance > best[at]:
                     best[at] = chance
-        text.merged, text.best, text.votes = trie.tree(), best, votes
-        chances = text.chances = [
+        chances = [
             self.agreed[count].chance(chance, 0, greedy)
             for chance, count in zip(best, votes, strict=True)
         ]
-        factor = text.bias.factor
         here = [min(chance * factor, 1.0) for chance in chances]
-        return Draft(text.merged, Draw.POINT, chances=of_paths(trie.parents, here))
+        found.fill(trie.tree(), of_paths(trie.parents, here), votes, best, chances)
+        return chosen(found, self.cut, budget)
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
-        row.private[self] = _Text()
+        row.private[self] = _Text([Guesses() for _ in self.members])
         super().start(row, seen)
 
     def observe(self, step: Step) -> None:
         for row, said in zip(step.rows, step.emitted, strict=True):
-            if row.rehearsal:
-                continue
-            greedy, text = row.warp.greedy, row.private[self]
-            for offer, levels in zip(text.offers, self.calibrations, strict=True):
-                for node, depth, hit in trials(offer.tree, said):
-                    level = levels[min(depth, LEVELS) - 1]
-                    level.tried(offer.chances[node], offer.ranks[node], greedy, hit)
-            for node, _, hit in trials(text.merged, said):
-                self.agreed[text.votes[node]].tried(text.best[node], 0, greedy, hit)
-                text.bias.tried(text.chances[node], hit)
+            if not row.rehearsal:
+                self.learn(row.private[self], said, row.warp.greedy)
         super().observe(step)
+
+    def learn(self, text: _Text, said: Sequence[int], greedy: bool) -> None:
+        """Compare all offers, and what was made of them, with the tokens that came."""
+        found, offers, bias = text.merged, text.offers, text.bias
+        if len(found) == 1:
+            return
+        if merged_tried(found, offers, *self.tables, greedy, bias, array("q", said)):
+            return
+        for offer, levels in zip(offers, self.calibrations, strict=True):
+            given, ranks = offer.given, offer.ranks
+            for node, depth, hit in trials(offer.tree, said):
+                levels[min(depth, LEVELS) - 1].tried(given[node], ranks[node], greedy, hit)
+        votes, best, chances = found.marks, found.shares, found.given
+        for node, _, hit in trials(found.tree, said):
+            self.agreed[votes[node]].tried(best[node], 0, greedy, hit)
+            bias.tried(chances[node], hit)
 
 
 @dataclass(slots=True)
 class _Text:
     """What is known of one row, and what was offered for the step under way."""
 
+    offers: list[Guesses]  # of all members
     bias: TextBias = field(default_factory=TextBias)
-    offers: list[Offer] = field(default_factory=list)
-    merged: TokenTree = field(default_factory=lambda: root(0))
-    best: list[float] = field(default_factory=list)  # of its nodes: the best that a member says
-    votes: list[int] = field(default_factory=list)  # members that propose it
-    chances: list[float] = field(default_factory=list)  # in any text
+    merged: Guesses = field(default_factory=Guesses)
 
 
 def unpriced(budget: Budget) -> Budget:
     """What members may offer: all that could pay, even if they underrate it."""
     least = least_paying(budget)
     return replace(budget, prices=None, least=None if least is None else DOUBT * least)
-
-
-@dataclass(slots=True)
-class Offer:
-    """A member's tree, and per node what its chance is said to be and how it is told apart."""
-
-    tree: TokenTree
-    chances: list[float]  # given that the parent is reached
-    ranks: list[int]  # among its siblings, in node order
-    depths: list[int]
-
-    @classmethod
-    def of(cls, draft: Draft) -> Offer:
-        tree, said = draft.tree, draft.chances
-        if len(tree) == 1:
-            return cls(tree, [1.0], [0], [0])
-        chances = [1.0] + [UNSAID] * (len(tree) - 1)
-        if said is not None:
-            for node in range(1, len(tree)):
-                above = said[tree.parents[node]]
-                chances[node] = min(said[node] / above, 1.0) if above > 0.0 else 0.0
-        return cls(tree, chances, tree.ranks(), tree.depths())

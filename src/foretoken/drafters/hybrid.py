@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.contract import Drafter, Features, Guided, NoOptions, StoppingRule
-from foretoken.drafters.fusion import Fusion, Offer, unpriced
+from foretoken.drafters.fusion import Fusion, unpriced
 from foretoken.drafters.parts.agreement import Agreement, Gain
-from foretoken.drafters.parts.chances import affordable, of_paths, trials
+from foretoken.drafters.parts.chances import affordable, given_parents, of_paths, trials
 from foretoken.drafters.parts.members import Combination, own_part
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import PairingError
@@ -136,11 +136,11 @@ class Union:
 
     def __init__(self, grown: Draft, found: Draft) -> None:
         self.grown, self.size = grown, len(grown.tree)
-        self.modelled: list[float | None] = [*Offer.of(grown).chances]
+        self.modelled: list[float | None] = [*given_parents(grown)]
         self.looked_up: list[float | None] = [None] * self.size
         trie = Trie.of(grown.tree)
         place = [0]
-        for node, chance in enumerate(Offer.of(found).chances[1:], 1):
+        for node, chance in enumerate(given_parents(found)[1:], 1):
             at = trie.child(place[found.tree.parents[node]], found.tree.tokens[node])
             if at == len(self.modelled):
                 self.modelled.append(None)

@@ -8,29 +8,22 @@ where tokens have prices the copy ends where it is no longer likely enough.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.contract import Features
-from foretoken.drafters.parts.chances import affordable, of_paths, trials
+from foretoken.drafters.parts.chances import of_paths
+from foretoken.drafters.parts.look_up import LookUp
 from foretoken.drafters.parts.match_odds import EDGES, MatchOdds, least_copied
-from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.errors import check_values
-from foretoken.trees.build import Trie, undrafted
-from foretoken.types import (
-    Budget,
-    DecodeState,
-    Draft,
-    Draw,
-    Memory,
-    Shape,
-    Step,
-    TokenTree,
-    Traits,
-)
+from foretoken.native.look_ups import copied
+from foretoken.trees.build import Trie
+from foretoken.trees.guesses import Guesses
+from foretoken.types import Budget, DecodeState, Memory, Shape, Step, Traits
 
 
-class PromptLookup(RowDrafter):
+class PromptLookup(LookUp):
     """A chain from the latest match, or a trie of the latest few."""
 
     traits = Traits(memory=Memory.ENGINE, prices=True)
@@ -52,34 +45,37 @@ class PromptLookup(RowDrafter):
         )
         if settings.matches > 1:
             self.traits = replace(self.traits, shape=Shape.TREE)
-        self.odds = MatchOdds()
+        self.odds, self.cut = MatchOdds(), Guesses()
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
-        row.private[self] = _LookedUp(NgramIndex(self.config.min_ngram, self.config.max_ngram))
+        index = NgramIndex(self.config.min_ngram, self.config.max_ngram)
+        row.private[self] = _LookedUp(index, array("q", row.params.eos))
 
-    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
-        found: _LookedUp = row.private[self]
-        found.tree = None
+    def look_up(self, row: DecodeState, budget: Budget) -> Guesses:
+        state: _LookedUp = row.private[self]
+        found, index = state.found, state.index
         depth = min(budget.depth, budget.nodes)
         if depth <= 0:
-            return undrafted(row)
-        found.index.grow(row.tokens)
-        copies = Copies(row, budget, self.odds)
-        for start in found.index.matches(row.tokens, self.config.matches):
-            path = continuation(row.tokens, start, depth, row.params.eos)
-            copies.add(path, common(row.tokens, start))
-        found.tree, found.matched = copies.trie.tree(), copies.matched
-        chances = of_paths(copies.trie.parents, copies.chances)
-        return affordable(Draft(found.tree, Draw.POINT, chances=chances), budget)
+            found.clear(row.tokens[-1])
+            return found
+        index.grow(row.tokens)
+        starts = list(index.matches(row.tokens, self.config.matches))
+        least, greedy = least_copied(budget) or 0.0, row.warp.greedy
+        if not copied(
+            found, index.text, starts, depth, budget.nodes, least, self.odds.table, greedy,
+            state.ends,
+        ):  # fmt: skip
+            copies = Copies(row, budget, self.odds)
+            for start in starts:
+                path = continuation(row.tokens, start, depth, row.params.eos)
+                copies.add(path, common(row.tokens, start))
+            copies.write(found)
+        return found
 
     def observe(self, step: Step) -> None:
         for row, said in zip(step.rows, step.emitted, strict=True):
-            found: _LookedUp = row.private[self]
-            if found.tree is None or row.rehearsal:
-                continue
-            greedy = row.warp.greedy
-            for node, _, hit in trials(found.tree, said):
-                self.odds.tried(found.matched[node], 1.0, greedy, hit)
+            if not row.rehearsal:
+                self.odds.all_tried(row.private[self].found, said, row.warp.greedy)
 
 
 class Copies:
@@ -103,6 +99,11 @@ class Copies:
                 self.chances.append(chance)
                 self.matched.append(length)
             node = self.trie.child(node, token)
+
+    def write(self, found: Guesses) -> None:
+        """Marks are the lengths that matched; a copy is all that followed."""
+        paths = of_paths(self.trie.parents, self.chances)
+        found.fill(self.trie.tree(), paths, self.matched, [1.0] * len(self.trie))
 
 
 def common(tokens: Sequence[int], start: int) -> int:
@@ -132,8 +133,8 @@ class _LookedUp:
     """What is known of one row."""
 
     index: NgramIndex
-    tree: TokenTree | None = None  # all that was found for the step under way
-    matched: list[int] = field(default_factory=list)  # of its nodes: tokens that matched before
+    ends: array[int]  # tokens that nothing follows
+    found: Guesses = field(default_factory=Guesses)  # for the step under way
 
 
 @dataclass(slots=True)
@@ -143,6 +144,7 @@ class NgramIndex:
     shortest: int
     longest: int
     size: int = 0  # ends 1..size are in the index
+    text: array[int] = field(default_factory=lambda: array("q"))  # all of it
     latest: dict[tuple[int, ...], int] = field(default_factory=dict)
     # previous[n][end]: the end of the same n-gram before `end`, 0 for none
     previous: dict[int, list[int]] = field(default_factory=dict)
@@ -161,6 +163,7 @@ class NgramIndex:
                 else:
                     links.append(0)
         self.size = max(self.size, len(tokens) - 1)
+        self.text.extend(tokens[len(self.text) :])
 
     def matches(self, tokens: Sequence[int], limit: int) -> Iterator[int]:
         """Ends of earlier occurrences of the suffix: longest n-grams first, then latest first."""

@@ -10,32 +10,25 @@ tokens have prices, chances are what shares of this size behind a match of this 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from foretoken.contract import Features
-from foretoken.drafters.parts.chances import affordable, trials
+from foretoken.drafters.parts.look_up import LookUp
 from foretoken.drafters.parts.match_odds import MatchOdds, least_copied
-from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.drafters.parts.suffix_index import Followers, SuffixIndex
 from foretoken.errors import check_values
-from foretoken.trees.build import parents_among, undrafted
-from foretoken.types import (
-    Budget,
-    DecodeState,
-    Draft,
-    Draw,
-    Memory,
-    Shape,
-    Step,
-    TokenTree,
-    Traits,
-)
+from foretoken.native.look_ups import Following, followed
+from foretoken.trees.build import parents_among
+from foretoken.trees.guesses import Guesses
+from foretoken.trees.worth import added
+from foretoken.types import Budget, DecodeState, Memory, Shape, Step, TokenTree, Traits
 
 LENGTHS = 3  # longest match lengths looked at where chances rise with the length
 
 
-class SuffixDecoding(RowDrafter):
+class SuffixDecoding(LookUp):
     """A tree or a chain from frequencies, as long as the match deserves."""
 
     traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)
@@ -70,44 +63,58 @@ class SuffixDecoding(RowDrafter):
         self.traits = replace(self.traits, shape=shape, memory=memory)
         self.answers = SuffixIndex(settings.remember)
         self.odds = MatchOdds(), MatchOdds()  # of the request's own text, of earlier answers
+        self.following = Following(
+            longest=settings.max_match, most=settings.occurrences, max_spec=settings.max_spec,
+            branching=settings.branching, lengths=LENGTHS, factor=settings.factor,
+            offset=settings.offset, min_prob=settings.min_prob,
+        )  # fmt: skip
+        self.spare, self.cut = Guesses(), Guesses()
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
-        row.private[self] = _LookedUp(SuffixIndex())
+        row.private[self] = _LookedUp(SuffixIndex(), array("q", row.params.eos), self.odds[0])
 
-    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
+    def look_up(self, row: DecodeState, budget: Budget) -> Guesses:
         state: _LookedUp = row.private[self]
-        state.found = None
+        state.found, state.odds = state.own, self.odds[0]
         if min(budget.depth, budget.nodes) <= 0:
-            return undrafted(row)
+            state.own.clear(row.tokens[-1])
+            return state.own
         state.index.extend(row.tokens[len(state.index) :])
         # The request's own suffix is an occurrence as well, one that nothing has followed yet.
-        best = self.speculate(state.index, row, budget, unfinished=1)
+        self.speculate(state.index, row, budget, state.own, unfinished=1)
         if len(self.answers):
-            other = self.speculate(self.answers, row, budget)
-            if (0.0 if other is None else other.score) > (0.0 if best is None else best.score):
-                best = other
-        if best is None:
-            return undrafted(row)
-        state.found = best
-        return affordable(best.draft, budget)
+            self.speculate(self.answers, row, budget, state.other)
+            if state.other.score > state.own.score:
+                state.found, state.odds = state.other, self.odds[1]
+        return state.found
 
     def speculate(
-        self, index: SuffixIndex, row: DecodeState, budget: Budget, unfinished: int = 0
-    ) -> Speculation | None:
+        self,
+        index: SuffixIndex,
+        row: DecodeState,
+        budget: Budget,
+        found: Guesses,
+        unfinished: int = 0,
+    ) -> None:
         """The most accepted tokens that a draft promises over all match lengths; ties go to the
         longer match.
         """
-        settings, least = self.config, least_copied(budget)
-        odds = self.odds[index is self.answers]
+        state: _LookedUp = row.private[self]
+        least, odds, settings = least_copied(budget), self.odds[index is self.answers], self.config
+        if followed(
+            found, self.spare, index.located(row.tokens), state.index.tokens, self.following,
+            unfinished, budget.depth, budget.nodes, least, odds.table, row.warp.greedy, state.ends,
+        ):  # fmt: skip
+            return
+        found.clear(row.tokens[-1])
         context = row.tokens[-settings.max_match :]
         matches = index.matches(context, settings.max_match, settings.occurrences)
-        best, score = None, 0.0
         lengths = sorted({length for _, length in matches}, reverse=True)
         for length in lengths if least is None else lengths[:LENGTHS]:
             nodes = min(settings.max_spec, budget.nodes)
             if least is None:  # 1e-6: a factor such as 0.1 must not lose a node to rounding
                 nodes = min(nodes, int(settings.factor * length + settings.offset + 1e-6))
-            if nodes <= score:  # no node is worth more than one, and shorter matches get fewer
+            if nodes <= found.score:  # no node is worth more than one; shorter ones get fewer
                 break
             depth = min(nodes, budget.depth)
             if least is not None:  # deeper nodes would only take the place of likelier ones
@@ -123,16 +130,14 @@ class SuffixDecoding(RowDrafter):
                 chances = [1.0, *(following.counts[node] / total for node in kept)]
             else:
                 kept, chances = judged(following, kept, length, odds, row.warp.greedy, least)
-            if sum(chances) - 1.0 > score:
-                score = sum(chances) - 1.0
-                best = Speculation(score, following, kept, chances, length, odds, row.tokens[-1])
-        return best
+            if added(chances) - 1.0 > found.score:
+                write(found, row.tokens[-1], following, kept, chances, length)
 
     def observe(self, step: Step) -> None:
         for row, said in zip(step.rows, step.emitted, strict=True):
             state: _LookedUp = row.private[self]
-            if state.found is not None and not row.rehearsal:
-                state.found.learn(said, row.warp.greedy)
+            if not row.rehearsal:
+                state.odds.all_tried(state.found, said, row.warp.greedy)
 
     def finish(self, row: DecodeState) -> None:
         super().finish(row)
@@ -143,33 +148,21 @@ class SuffixDecoding(RowDrafter):
             self.answers.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """A draft, and what its chances were made of."""
-
-    score: float
-    following: Followers
-    kept: Sequence[int]
-    chances: Sequence[float]
-    matched: int  # tokens of the match
-    odds: MatchOdds
-    token: int
-
-    @property
-    def draft(self) -> Draft:
-        """The kept nodes below the last token."""
-        following, kept = self.following, self.kept
-        tokens = (self.token, *(following.tokens[node] for node in kept))
-        tree = TokenTree(tokens, tuple(parents_among((0, *kept), following.parents)))
-        return Draft(tree, Draw.POINT, chances=tuple(self.chances))
-
-    def learn(self, said: Sequence[int], greedy: bool) -> None:
-        """Compare with the tokens that came, whatever part of the draft was scored."""
-        counts, parents = self.following.counts, self.following.parents
-        for node, depth, hit in trials(self.draft.tree, said):
-            at = self.kept[node - 1]
-            share = counts[at] / counts[parents[at]]
-            self.odds.tried(self.matched + depth - 1, share, greedy, hit)
+def write(
+    found: Guesses,
+    root: int,
+    following: Followers,
+    kept: Sequence[int],
+    chances: Sequence[float],
+    matched: int,
+) -> None:
+    """A draft, and what its chances were made of: lengths that match, and shares of followers."""
+    counts, parents = following.counts, following.parents
+    tokens = (root, *(following.tokens[node] for node in kept))
+    tree = TokenTree(tokens, tuple(parents_among((0, *kept), parents)))
+    marks = [0, *(matched + depth - 1 for depth in tree.depths()[1:])]
+    shares = [1.0, *(counts[node] / counts[parents[node]] for node in kept)]
+    found.fill(tree, chances, marks, shares, score=added(chances) - 1.0)
 
 
 def judged(
@@ -198,4 +191,11 @@ class _LookedUp:
     """What is known of one row."""
 
     index: SuffixIndex  # of its own text
-    found: Speculation | None = None  # for the step under way
+    ends: array[int]  # tokens that nothing follows
+    odds: MatchOdds  # that what was found was judged by
+    own: Guesses = field(default_factory=Guesses)  # from its own text
+    other: Guesses = field(default_factory=Guesses)  # from earlier answers
+    found: Guesses = field(init=False)  # the better one, for the step under way
+
+    def __post_init__(self) -> None:
+        self.found = self.own

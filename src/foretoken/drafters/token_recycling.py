@@ -13,34 +13,27 @@ target was, and the likeliest nodes are drafted as far as they pay.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from foretoken.contract import Features, LanguageModel
-from foretoken.drafters.parts.adjacency import EDGES, HINTED, Adjacency
-from foretoken.drafters.parts.chances import affordable, trials
+from foretoken.drafters.parts.adjacency import EDGES, Adjacency
+from foretoken.drafters.parts.chances import trials
+from foretoken.drafters.parts.class_odds import ClassOdds
 from foretoken.drafters.parts.likeliest import followers
-from foretoken.drafters.parts.row_by_row import RowDrafter
+from foretoken.drafters.parts.look_up import LookUp
 from foretoken.errors import check_values
-from foretoken.trees.build import parents_among, undrafted
+from foretoken.trees.build import parents_among
 from foretoken.trees.counts import Counts
+from foretoken.trees.guesses import Guesses
 from foretoken.trees.select import best_first_shape, best_nodes
 from foretoken.trees.templates import Form, Template, level_order, paths_of_counts
 from foretoken.trees.worth import least_paying
-from foretoken.types import (
-    Budget,
-    DecodeState,
-    Draft,
-    Draw,
-    Memory,
-    Shape,
-    Step,
-    TokenTree,
-    Traits,
-)
+from foretoken.types import Budget, DecodeState, Memory, Shape, Step, TokenTree, Traits
 
 # Children of each node, level by level: the released template of 80 nodes below the root.
 PAPER = paths_of_counts(
@@ -53,7 +46,7 @@ PAPER = paths_of_counts(
 )
 
 
-class TokenRecycling(RowDrafter):
+class TokenRecycling(LookUp):
     """One matrix for all rows, one template for all trees."""
 
     traits = Traits(shape=Shape.TREE, memory=Memory.ENGINE, prices=True)
@@ -78,7 +71,7 @@ class TokenRecycling(RowDrafter):
         template = None if settings.free else Template(settings.template or PAPER)
         self.shapes = RankShapes(template, self.known.keep)
         self.grows = settings.template is None and not settings.free
-        self.trust = Trust()
+        self.trust, self.cut = Trust(), Guesses()
 
     def save(self, path: str | Path | None = None) -> None:
         """Write the matrix to `path`, or to the configured file; without either, do nothing."""
@@ -91,96 +84,72 @@ class TokenRecycling(RowDrafter):
             for token, follower in pairwise(row.tokens):
                 self.known.hint(token, follower)
 
-    def propose_one(self, row: DecodeState, budget: Budget) -> Draft:
-        if min(budget.depth, budget.nodes) <= 0:
-            row.private.pop(self, None)
-            return undrafted(row)
-        if self.grows and least_paying(budget) is not None:
-            greedy = row.warp.greedy
-            grown = self.known.grow(row.tokens[-1], self.trust.of(greedy), budget, row.params.eos)
-            row.private[self] = Proposed(grown.tree, grown.ranks, grown.sure)
-            draft = Draft(row.private[self].tree, Draw.POINT, chances=tuple(grown.chances))
-            return affordable(draft, budget)
+    def look_up(self, row: DecodeState, budget: Budget) -> Guesses:
+        state: _Asked = row.private.setdefault(self, _Asked(array("q", row.params.eos)))
+        found, root = state.found, row.tokens[-1]
+        state.asked = min(budget.depth, budget.nodes) > 0
+        if not state.asked:
+            found.clear(root)
+            return found
+        state.grown = self.grows and least_paying(budget) is not None
+        if state.grown:
+            self.known.grow(found, root, self.trust, budget, row.warp.greedy, state.ends)
+            return found
         parents, shape = self.shapes.within(budget)
-        tree, ranks = self.known.fill(row.tokens[-1], parents, shape, row.params.eos)
-        row.private[self] = Proposed(tree, ranks)  # another tree may be scored in its place
+        tree, ranks = self.known.fill(root, parents, shape, row.params.eos)
         chances = [1.0]
         for parent, rank in zip(tree.parents[1:], ranks[1:], strict=True):
             chances.append(chances[parent] * self.shapes.rates[rank])
-        return affordable(Draft(tree, Draw.POINT, chances=tuple(chances)), budget)
+        found.fill(tree, chances, [0, *ranks[1:]])
+        return found
 
     def observe(self, step: Step) -> None:
         """Rows that were asked for a draft say what follows; the others cost no time."""
         for row, draft, score, said in zip(
             step.rows, step.drafts, step.scores, step.emitted, strict=True
         ):
-            proposed: Proposed | None = row.private.get(self)
-            if proposed is None:
+            state: _Asked | None = row.private.get(self)
+            if state is None or not state.asked:
                 continue
             if not row.rehearsal:
-                self.learn(proposed, said, row.warp.greedy)
+                self.learn(state, said, row.warp.greedy)
             # where they lie, and no copy: logits are most of what a step takes in memory
             told = zip(draft.tree.tokens, *followers(score.logits, self.known.keep), strict=True)
             for token, best, shares in told:  # of nodes with one token the last wins
                 self.known.put(token, best, [bisect_left(EDGES, share) for share in shares])
 
-    def learn(self, proposed: Proposed, said: Sequence[int], greedy: bool) -> None:
+    def learn(self, state: _Asked, said: Sequence[int], greedy: bool) -> None:
         """Compare what was proposed with the tokens that came."""
-        if proposed.sure is None:
-            self.shapes.update(proposed.tree, proposed.ranks, said)
-            return
-        for node, _, hit in trials(proposed.tree, said):
-            self.trust.tried(proposed.sure[node], proposed.ranks[node], greedy, hit)
+        if state.grown:
+            self.trust.all_tried(state.found, said, greedy)
+        else:
+            self.shapes.update(state.found.tree, state.found.marks, said)
 
 
-@dataclass(frozen=True, slots=True)
-class Proposed:
-    """What was proposed for the step under way."""
+@dataclass(slots=True)
+class _Asked:
+    """What is known of one row, and what was proposed for the step under way."""
 
-    tree: TokenTree
-    ranks: Sequence[int]
-    sure: Sequence[int] | None = None  # of a tree that followed no template
+    ends: array[int]  # tokens that nothing follows
+    found: Guesses = field(default_factory=Guesses)  # another tree may be scored in its place
+    asked: bool = False
+    grown: bool = False  # marks are classes of shares; otherwise a template was followed, by ranks
 
 
-class Trust:
-    """How often followers came, by the share of the target's belief that went to them."""
+class Trust(ClassOdds):
+    """How often followers came, by the share of the target's belief that went to them, a first
+    follower apart from a further one."""
 
     FIRST, NEXT = 0.5, 0.4  # what a share is worth before anything was seen
     READ = 0.15, 0.08  # what a follower read in a prompt is worth
     WEIGHT = 12.0  # trials that this is worth
-    EVERY = 16  # trials between looks at what has become of it
+    FADE = 0.5 ** (1 / 512)
 
     def __init__(self) -> None:
-        self.counts = Counts(half_life=2048.0)
-        self.trials = 0
-        self.tables: dict[bool, tuple[list[float], list[float]]] = {}
-
-    def of(self, greedy: bool) -> tuple[list[float], list[float]]:
-        """Chances by class of shares, of a first follower and of a further one."""
-        if greedy not in self.tables:
-            middle = [sum(pair) / 2.0 for pair in pairwise((0.0, *EDGES, 1.0))]
-            first = [*(self.FIRST * share for share in middle), self.READ[0]]
-            further = [*(self.NEXT * share for share in middle), self.READ[1]]
-            self.tables[greedy] = self.rates(first, 0, greedy), self.rates(further, 1, greedy)
-        return self.tables[greedy]
-
-    def rates(self, priors: Sequence[float], rank: int, greedy: bool) -> list[float]:
-        return [
-            self.counts.rate(self.place(at, rank, greedy), prior, self.WEIGHT)
-            for at, prior in enumerate(priors)
-        ]
-
-    def place(self, share: int, rank: int, greedy: bool) -> int:
-        """Where a class is counted, apart for the first follower and for greedy text."""
-        return (2 * (rank > 0) + greedy) * (HINTED + 1) + share
-
-    def tried(self, share: int, rank: int, greedy: bool, hit: bool) -> None:
-        """A node whose parent was reached, and whether it was the one."""
-        self.counts.fade()
-        self.counts.tried(self.place(share, rank, greedy), hit)
-        self.trials += 1
-        if self.trials % self.EVERY == 0:
-            self.tables.clear()
+        middle = [sum(pair) / 2.0 for pair in pairwise((0.0, *EDGES, 1.0))]
+        first = [*(self.FIRST * share for share in middle), self.READ[0]]
+        further = [*(self.NEXT * share for share in middle), self.READ[1]]
+        super().__init__([*first, *further], self.WEIGHT, self.FADE)
 
 
 class RankShapes:

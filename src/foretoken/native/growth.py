@@ -106,7 +106,7 @@ class Planted:
         state.hits = state.promised = None
         if rule.calibration is not None:
             known = rule.calibration
-            counts = array("d", known.hits), array("d", known.promised)
+            counts = known.hits, known.promised
             state.hits, state.promised = (some.buffer_info()[0] for some in counts)
             state.weight = known.weight
             self.kept += counts

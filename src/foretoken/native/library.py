@@ -45,12 +45,16 @@ SOURCES = tuple(
         "laws.c",
         "segment.c",
         "growth.c",
+        "look_ups.h",
+        "copies.c",
+        "fused.c",
     )
 )
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILERS = ("cc", "gcc", "clang")
 OPENMP = ("libgomp", "libiomp5", "libomp")
 _WORD, _COUNT, _INT, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_EXACT = ctypes.c_double
 CALLS = {  # arguments of every operation; the names in C end in the type
     "product": (_WORD, _WORD, _COUNT, _COUNT, _COUNT, _WORD, _COUNT, _INT),
     "attend": (*[_WORD] * 8, _COUNT, _REAL, _INT),
@@ -68,7 +72,21 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "between": (_WORD, _COUNT, _WORD, _COUNT, _INT),
     "grow": (_WORD, _WORD, _COUNT),
 }
-RESULTS = {"segment": _COUNT}  # of the others: none
+RESULTS = {"segment": _COUNT, "paid": _COUNT}  # of the others: none
+_TOKENS = (_WORD, _COUNT)
+PLAIN = {  # of operations without a type
+    "copied": (_WORD, *_TOKENS, *_TOKENS, _COUNT, _COUNT, _EXACT, _WORD, _COUNT, *_TOKENS),
+    "guesses_tried": (_WORD, *_TOKENS, _WORD, _COUNT),
+    "followed": (
+        *[_WORD] * 3, *_TOKENS, _WORD, *[_COUNT] * 3, _EXACT, _WORD, _COUNT, *_TOKENS
+    ),
+    "recycled": (_WORD, _WORD, _COUNT, _WORD, _EXACT, _COUNT, _COUNT, _COUNT, *_TOKENS),
+    "merged": (_WORD, _WORD, _COUNT, _WORD, _COUNT, _WORD, _COUNT, _EXACT),
+    "merged_tried": (
+        _WORD, _WORD, _COUNT, _WORD, _COUNT, _WORD, _COUNT, _WORD, _EXACT, _EXACT, *_TOKENS
+    ),
+    "paid": (_WORD, _WORD, _COUNT, _WORD, _COUNT, _WORD),
+}  # fmt: skip
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 NARROW = 256  # columns below which torch's operations do as well
 PATIENCE = 120  # seconds for a compiler that takes two
@@ -123,6 +141,7 @@ class Library:
     """The compiled operations, by name and type."""
 
     calls: dict[tuple[str, torch.dtype], Call]
+    plain: dict[str, Call]  # without a type; these keep the interpreter
     outputs: int  # of a layer, and widths of heads and states, are multiples of these
     inputs: int
     together: int  # tokens that a thread takes through all steps between two products
@@ -170,6 +189,13 @@ def operation(name: str, dtype: torch.dtype) -> Call | None:
     """One of CALLS for a type, where it can be had."""
     found = library()
     return found.calls.get((name, dtype)) if isinstance(found, Library) else None
+
+
+@cache
+def plain(name: str) -> Call | None:
+    """One of PLAIN, where it can be had."""
+    found = library()
+    return found.plain[name] if isinstance(found, Library) else None
 
 
 def over_columns(name: str, numbers: Tensor, width: int, between: int) -> Call | None:
@@ -281,12 +307,18 @@ def load(path: Path) -> Library:
             call: Any = getattr(code, f"{name}_{ending}")
             call.restype, call.argtypes = RESULTS.get(name), arguments
             calls[name, dtype] = call
+    short = ctypes.PyDLL(str(path))
+    plain: dict[str, Call] = {}
+    for name, arguments in PLAIN.items():
+        one: Any = getattr(short, name)
+        one.restype, one.argtypes = RESULTS.get(name), arguments
+        plain[name] = one
     sizes = []
     for name in ("whole_outputs", "whole_inputs", "together"):
         size: Any = getattr(code, name)
         size.restype = _COUNT
         sizes.append(int(size()))
-    return Library(calls, *sizes)
+    return Library(calls, plain, *sizes)
 
 
 def compare(found: Library) -> None:

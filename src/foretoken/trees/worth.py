@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 
@@ -29,18 +30,10 @@ def added(numbers: Iterable[float]) -> float:
     return total
 
 
-def cheapest(prices: Prices | None) -> float:
-    """The least that one node can cost, however many are scored."""
-    if prices is None or len(prices.nodes) < 2:
-        return -1.0
-    first, *others = prices.nodes
-    return min((price - first) / n for n, price in enumerate(others, 1))
-
-
 def least_paying(budget: Budget) -> float | None:
     """The chance below which no node is worth its price; None where nothing is priced."""
     if budget.prices is not None:
-        return max(cheapest(budget.prices), 0.0)
+        return max(budget.prices.cheapest, 0.0)
     return budget.least
 
 
@@ -72,8 +65,8 @@ class Calibration:
     def __init__(self, weight: float = WEIGHT) -> None:
         self.weight = weight
         size = 4 * (len(self.EDGES) + 1)
-        self.hits = [0.0] * size
-        self.promised = [0.0] * size
+        self.hits = array("d", bytes(8 * size))
+        self.promised = array("d", bytes(8 * size))
 
     def chance(self, law: float, rank: int, greedy: bool) -> float:
         """The chance that a child of this law and rank is the one, given that its parent is."""
@@ -109,20 +102,25 @@ class Calibration:
 class TextBias:
     """Accepted over promised in one text: some repeat themselves more than others do."""
 
-    __slots__ = ("factor", "hits", "promised")
+    __slots__ = ("numbers",)
 
     FADE = 0.5 ** (1 / 64)  # per trial
     WEIGHT = 4.0  # accepted tokens' worth of belief that a text is like all others
 
     def __init__(self) -> None:
-        self.hits = self.promised = 0.0
-        self.factor = 1.0
+        self.numbers = array("d", (0.0, 0.0, 1.0))  # accepted, promised, and the factor
+
+    @property
+    def factor(self) -> float:
+        """What chances as texts in general have them are worth in this one."""
+        return self.numbers[2]
 
     def tried(self, chance: float, hit: bool) -> None:
         """A child whose parent was reached, as likely as texts in general have it."""
-        self.hits = self.hits * self.FADE + hit
-        self.promised = self.promised * self.FADE + chance
-        self.factor = (self.hits + self.WEIGHT) / (self.promised + self.WEIGHT)
+        hits = self.numbers[0] * self.FADE + hit
+        promised = self.numbers[1] * self.FADE + chance
+        factor = (hits + self.WEIGHT) / (promised + self.WEIGHT)
+        self.numbers[:] = array("d", (hits, promised, factor))
 
 
 class Decline:

@@ -11,7 +11,7 @@ from foretoken.engine.engine import Engine, decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.templates import Template
-from foretoken.trees.worth import Calibration, cheapest, paying
+from foretoken.trees.worth import Calibration, paying
 from foretoken.types import Budget, Draw, Prices
 from foretoken.verifiers.point import Point
 
@@ -227,7 +227,7 @@ def test_prices_cut_what_does_not_pay(pair, row):
         "a dear first node may still pay"
     )
     assert paying([0.5, 0.1], scoring(0.0, 0.2, 0.4)) == (1, 0.3)
-    assert cheapest(scoring(0.0, 0.6, 0.7, 0.9)) == pytest.approx(0.3)
+    assert scoring(0.0, 0.6, 0.7, 0.9).cheapest == pytest.approx(0.3)
 
 
 def test_a_path_that_nothing_may_follow_has_no_children(row, run, plain, dead_ends):

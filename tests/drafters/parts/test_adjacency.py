@@ -1,14 +1,17 @@
 import os
+from array import array
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from foretoken.drafters.parts.adjacency import FORM, HINTED, Adjacency
+from foretoken.drafters.parts.class_odds import ClassOdds
 from foretoken.drafters.token_recycling import TokenRecycling
 from foretoken.engine.loading import load
 from foretoken.errors import CheckpointError
 from foretoken.lm.table import TableLM
+from foretoken.trees.guesses import Guesses
 from foretoken.types import Budget
 
 
@@ -48,29 +51,32 @@ def test_a_file_without_shares_is_taken_as_read_in_a_prompt(tmp_path):
     assert other.ids == known.ids and set(other.sure) == {HINTED}
 
 
-def chances_of(*classes):
-    """Chances by class of shares: 0.1 for each class, halved for a further follower."""
-    return [0.1 * at for at in classes], [0.05 * at for at in classes]
-
-
-def test_the_likeliest_nodes_are_grown_first():
-    known = Adjacency(12, 2)
+def test_the_likeliest_nodes_are_grown_first(way):
+    """Chances: 0.1 for each class, halved for a further follower."""
+    known, found = Adjacency(12, 2), Guesses()
     known.put(0, [1, 2], [9, 4])
     known.put(1, [3, 4], [5, 2])
     known.put(2, [5, 6], [8, 8])
-    chances = chances_of(*range(HINTED + 1))
-    whole = known.grow(0, chances, Budget(2, 9), frozenset())
-    assert whole.tokens == [0, 1, 3, 2, 5, 4, 6]
-    assert whole.parents == [-1, 0, 1, 0, 3, 1, 3]
-    assert whole.chances == pytest.approx([1.0, 0.9, 0.45, 0.2, 0.16, 0.09, 0.08])
-    assert whole.ranks == [0, 0, 0, 1, 0, 1, 1] and whole.sure == [0, 9, 5, 4, 8, 2, 8]
+    size = HINTED + 1
+    odds = ClassOdds([0.1 * at for at in range(size)] + [0.05 * at for at in range(size)], 1, 1)
+
+    def grown(root, budget, ends=()):
+        known.grow(found, root, odds, budget, True, array("q", ends))
+        return found.tree.tokens
+
+    tokens = grown(0, Budget(2, 9))
+    assert tokens == (0, 1, 3, 2, 5, 4, 6)
+    assert found.tree.parents == (-1, 0, 1, 0, 3, 1, 3)
+    assert found.paths == pytest.approx([1.0, 0.9, 0.45, 0.2, 0.16, 0.09, 0.08])
+    assert found.ranks == [0, 0, 0, 1, 0, 1, 1]
+    assert [mark % size for mark in found.marks] == [0, 9, 5, 4, 8, 2, 8]
+    assert [mark // size for mark in found.marks] == found.ranks, "further followers count apart"
     for nodes in range(7):
-        fewer = known.grow(0, chances, Budget(2, nodes), frozenset())
-        assert fewer.tokens == whole.tokens[: nodes + 1]
-    assert known.grow(0, chances, Budget(1, 9), frozenset()).tokens == [0, 1, 2]
-    assert known.grow(0, chances, Budget(2, 9, None, 0.15), frozenset()).tokens == [0, 1, 3, 2, 5]
-    assert known.grow(0, chances, Budget(2, 9), frozenset({1})).tokens == [0, 1, 2, 5, 6]
-    assert known.grow(7, chances, Budget(2, 9), frozenset()).tokens == [7], "nothing is known"
+        assert grown(0, Budget(2, nodes)) == tokens[: nodes + 1]
+    assert grown(0, Budget(1, 9)) == (0, 1, 2)
+    assert grown(0, Budget(2, 9, None, 0.15)) == (0, 1, 3, 2, 5)
+    assert grown(0, Budget(2, 9), (1,)) == (0, 1, 2, 5, 6)
+    assert grown(7, Budget(2, 9)) == (7,), "nothing is known"
 
 
 def test_another_vocabulary_and_foreign_files_are_refused(tmp_path):

@@ -21,7 +21,7 @@ from foretoken.errors import check_values
 from foretoken.trees.build import parents_among
 from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.trees.templates import Form, Template
-from foretoken.trees.worth import Calibration, Decline, added, cheapest, paying
+from foretoken.trees.worth import Calibration, Decline, added, paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -67,7 +67,8 @@ class BestFirstGrowth(TreeGrowth):
         self.depth, self.budget, self.ranker = depth, budget.nodes, ranker
         self.prices = budget.prices
         self.level_price = 0.0 if budget.prices is None else budget.prices.level
-        self.floor = cheapest(budget.prices)  # no node below it can ever pay
+        # no node below it can ever pay
+        self.floor = -1.0 if budget.prices is None else budget.prices.cheapest
         self.laws, self.values, self.ranks = [1.0], [1.0], [0]
         self.forms: dict[int, tuple[int, ...]] = {0: ()}  # paths in ranks, kept for templates only
         # -value and node of the `budget` best, best first; ties go to the older node, which keeps

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
 
@@ -18,7 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from foretoken.drafters.parts.class_odds import ClassOdds
 from foretoken.errors import CheckpointError
+from foretoken.native.look_ups import Memory, recycled
+from foretoken.trees.guesses import Guesses
 from foretoken.trees.worth import least_paying
 from foretoken.types import Budget, TokenTree
 
@@ -29,30 +31,16 @@ FLOOR = 0.005  # least chance of a node where nothing else limits them
 FORM = "foretoken token-recycling 1"
 
 
-@dataclass(slots=True)
-class Grown:
-    """A tree under way, and of every node its rank, its class of shares, and its chance."""
-
-    tokens: list[int]
-    parents: list[int]
-    ranks: list[int]
-    sure: list[int]
-    chances: list[float]  # of its whole path
-
-    @property
-    def tree(self) -> TokenTree:
-        return TokenTree(tuple(self.tokens), tuple(self.parents))
-
-
 class Adjacency:
     """`keep` followers for each of `vocab` tokens, likeliest first."""
 
-    __slots__ = ("ids", "keep", "sure", "vocab")
+    __slots__ = ("ids", "keep", "sure", "table", "vocab")
 
     def __init__(self, vocab: int, keep: int) -> None:
         self.vocab, self.keep = vocab, min(keep, vocab)
         self.ids = array("i", [UNKNOWN]) * (vocab * self.keep)
         self.sure = array("B", [HINTED]) * (vocab * self.keep)
+        self.table = Memory(ids=self.ids, sure=self.sure, keep=self.keep)
 
     def followers(self, token: int) -> list[int]:
         """Known followers of `token`, likeliest first."""
@@ -104,46 +92,50 @@ class Adjacency:
 
     def grow(
         self,
+        found: Guesses,
         root: int,
-        chances: tuple[Sequence[float], Sequence[float]],
+        odds: ClassOdds,
         budget: Budget,
-        eos: frozenset[int],
-    ) -> Grown:
+        greedy: bool,
+        ends: array[int],
+    ) -> None:
         """The likeliest nodes below `root`, best first: as many as are allowed, and none below the
-        least chance that can pay. `chances` say what each class of shares is worth, of a first
-        follower and of a further one.
+        least chance that can pay. Marks of nodes are their classes of shares, further followers'
+        behind those of first ones.
         """
         ids, sure, keep = self.ids, self.sure, self.keep
         least = max(least_paying(budget) or 0.0, FLOOR)
-        grown = Grown([root], [-1], [0], [0], [1.0])
-        depths = [0]
-        heap: list[tuple[float, int, int]] = []  # (-chance, parent, rank): older parents first
+        depth, nodes = budget.depth, budget.nodes
+        if recycled(found, self.table, root, odds.table, least, depth, nodes, greedy, ends):
+            return
+        tokens, parents, marks, paths, depths = [root], [-1], [0], [1.0], [0]
+        # (-chance, parent, rank, class): older parents first
+        heap: list[tuple[float, int, int, int]] = []
 
         def push(parent: int, rank: int) -> None:
-            if rank >= keep or depths[parent] >= budget.depth:
+            if rank >= keep or depths[parent] >= depth:
                 return
-            at = grown.tokens[parent] * keep + rank
+            at = tokens[parent] * keep + rank
             if ids[at] == UNKNOWN:
                 return
-            chance = grown.chances[parent] * chances[rank > 0][sure[at]]
+            mark = sure[at] + (HINTED + 1) * (rank > 0)
+            chance = paths[parent] * odds.chance(mark, 1.0, greedy)
             if chance >= least:
-                heappush(heap, (-chance, parent, rank))
+                heappush(heap, (-chance, parent, rank, mark))
 
         push(0, 0)
-        while heap and len(grown.tokens) <= budget.nodes:
-            lost, parent, rank = heappop(heap)
-            at = grown.tokens[parent] * keep + rank
-            node = len(grown.tokens)
-            grown.tokens.append(ids[at])
-            grown.parents.append(parent)
-            grown.ranks.append(rank)
-            grown.sure.append(sure[at])
-            grown.chances.append(-lost)
+        while heap and len(tokens) <= nodes:
+            lost, parent, rank, mark = heappop(heap)
+            node, token = len(tokens), ids[tokens[parent] * keep + rank]
+            tokens.append(token)
+            parents.append(parent)
+            marks.append(mark)
+            paths.append(-lost)
             depths.append(depths[parent] + 1)
             push(parent, rank + 1)
-            if ids[at] not in eos:
+            if token not in ends:
                 push(node, 0)
-        return grown
+        found.fill(TokenTree(tuple(tokens), tuple(parents)), paths, marks, [1.0] * len(tokens))
 
     def save(self, path: str | Path) -> None:
         """Write the matrix: the old file or the new one, never a part of either."""
@@ -195,6 +187,7 @@ class Adjacency:
             shares = torch.full((vocab, self.keep), HINTED, dtype=torch.uint8)
             shares[:, :shared] = sure[:, :shared].clamp(max=HINTED)
             self.sure = array("B", shares.flatten().tolist())
+        self.table = Memory(ids=self.ids, sure=self.sure, keep=self.keep)
 
 
 def _unreadable(path: str | Path, why: str) -> CheckpointError:

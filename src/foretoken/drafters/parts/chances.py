@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from foretoken.native import look_ups
+from foretoken.trees.guesses import UNSAID, Guesses
 from foretoken.trees.select import best_nodes
 from foretoken.trees.worth import paying
 from foretoken.types import Budget, Draft, TokenTree
@@ -18,6 +20,25 @@ def affordable(draft: Draft, budget: Budget) -> Draft:
     if count == len(draft.tree) - 1:
         return draft
     return draft.keep(best_nodes(chances, draft.tree.parents, count))
+
+
+def chosen(found: Guesses, cut: Guesses, budget: Budget) -> Draft:
+    """The same of a tree in plain memory; `cut` is room for another one."""
+    nodes = look_ups.paid(found, cut, budget.nodes, budget.prices)
+    if nodes is None:
+        return affordable(found.draft(), budget)
+    return found.draft() if len(nodes) == len(found) else cut.draft(tuple(nodes))
+
+
+def given_parents(draft: Draft) -> list[float]:
+    """Chances of nodes given that their parents are right; UNSAID where the draft has none."""
+    tree, paths = draft.tree, draft.chances
+    chances = [1.0] + [UNSAID] * (len(tree) - 1)
+    if paths is not None:
+        for node in range(1, len(tree)):
+            above = paths[tree.parents[node]]
+            chances[node] = min(paths[node] / above, 1.0) if above > 0.0 else 0.0
+    return chances
 
 
 def trials(tree: TokenTree, said: Sequence[int]) -> Iterator[tuple[int, int, bool]]:

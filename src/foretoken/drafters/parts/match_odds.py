@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from foretoken.drafters.parts.class_odds import ClassOdds
 from foretoken.trees.worth import least_paying
 from foretoken.types import Budget
 
@@ -29,20 +30,11 @@ def least_copied(budget: Budget) -> float | None:
     return None if least is None else max(least, FLOOR)
 
 
-class MatchOdds:
+class MatchOdds(ClassOdds):
     """Factors by length of the match, apart for greedy and for sampled text."""
 
-    __slots__ = ("factors", "hits", "promised")
-
     def __init__(self) -> None:
-        self.hits = [[0.0] * len(PRIOR) for _ in range(2)]
-        self.promised = [[0.0] * len(PRIOR) for _ in range(2)]
-        self.factors = [list(PRIOR) for _ in range(2)]
-
-    def chance(self, matched: int, share: float, greedy: bool) -> float:
-        """The chance of a token that was so large a share of what followed such a match."""
-        found = share * self.factors[greedy][PLACE[matched] if matched < EDGES[-1] else -1]
-        return found if found < 1.0 else 1.0
+        super().__init__(PRIOR, WEIGHT, FADE, FLOOR, PLACE)
 
     def reach(self, matched: int, greedy: bool, least: float, most: int) -> int:
         """How many tokens a copy behind such a match has, at best, before its chance falls below
@@ -54,12 +46,3 @@ class MatchOdds:
             if chance < least:
                 return ahead
         return most
-
-    def tried(self, matched: int, share: float, greedy: bool, hit: bool) -> None:
-        """A token whose place was reached, and whether it was the one."""
-        at = PLACE[matched] if matched < EDGES[-1] else len(PRIOR) - 1
-        hits, promised = self.hits[greedy], self.promised[greedy]
-        hits[at] = hits[at] * FADE + hit
-        promised[at] = promised[at] * FADE + share
-        factor = (hits[at] + WEIGHT * PRIOR[at]) / (promised[at] + WEIGHT)
-        self.factors[greedy][at] = max(factor, FLOOR)

@@ -1,4 +1,4 @@
-"""Where a suffix occurred before, and what followed: texts in one list, places chained by hash.
+"""Where a suffix occurred before, and what followed: texts in one array, places chained by hash.
 
 The published structure is a trie of all suffixes with counts, some hundred bytes per token and
 level. Counts are only ever asked below one match, so here they are made from the occurrences of
@@ -11,6 +11,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from foretoken.native.look_ups import Index
+
 NOWHERE = -1
 END = -1  # stands after every closed text; no token is negative
 
@@ -18,11 +20,12 @@ END = -1  # stands after every closed text; no token is negative
 class SuffixIndex:
     """Texts that can be added to at the end and forgotten at the beginning."""
 
-    __slots__ = ("base", "latest", "limit", "links", "tokens")
+    __slots__ = ("base", "latest", "limit", "links", "table", "tokens")
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit  # tokens kept; None: all
-        self.tokens: list[int] = []
+        self.tokens = array("q")
+        self.table = Index()
         self.base = 0  # tokens forgotten before these; links and keys count from the first ever
         # For the last one and the last two tokens: the newest place they led to, and per place the
         # one before it that the same tokens led to.
@@ -78,6 +81,15 @@ class SuffixIndex:
         for links in self.links:
             del links[: last + 1]
         self.base += last + 1
+
+    def located(self, context: Sequence[int]) -> Index:
+        """Where all of this lies, and the newest places behind the end of `context`."""
+        table, (known, pairs) = self.table, self.latest
+        table.aim(self.tokens, self.links, self.base)
+        table.after_one = known.get(context[-1], NOWHERE)
+        before = context[-2] if len(context) > 1 else END
+        table.after_two = pairs.get((before, context[-1]), NOWHERE)
+        return table
 
     def matches(self, context: Sequence[int], longest: int, most: int) -> list[tuple[int, int]]:
         """(place, length of the match before it), newest first.

@@ -1,0 +1,165 @@
+/* Followers that were remembered, trees of several drafters in one, and what of a tree pays. Decides as
+ * `drafters/parts/adjacency.py`, `drafters/fusion.py` and `drafters/parts/chances.py` do. */
+#include "look_ups.h"
+
+struct memory { /* `Adjacency` */
+  const int32_t *ids; /* followers of every token, likeliest first; below zero: unknown */
+  const uint8_t *sure;
+  int64_t keep;
+};
+
+/* What came is compared with what was looked up, scored or not. */
+void guesses_tried(const struct tree *t, const int64_t *tokens, int64_t count, struct odds *o,
+                   int64_t greedy) {
+  const struct list said = {tokens, count};
+  char *reached = malloc(t->count);
+  int64_t hit = 0;
+  for (int64_t node = 0; (node = next_trial(t, said, reached, node, &hit)) > 0;) {
+    const int64_t at = odds_place(o, t->marks[node], greedy);
+    o->hits[at] = o->hits[at] * o->fade + hit;
+    o->promised[at] = o->promised[at] * o->fade + t->shares[node];
+    const double prior = o->prior[at % o->count];
+    const double factor = (o->hits[at] + o->weight * prior) / (o->promised[at] + o->weight);
+    o->factors[at] = factor > o->floor ? factor : o->floor;
+  }
+  free(reached);
+}
+
+/* The likeliest nodes below the root, best first; of equals the child of the older node, then the better
+ * rank. Classes of further followers stand behind those of first ones. */
+void recycled(struct tree *t, const struct memory *known, int64_t root, const struct odds *odds,
+              double least, int64_t depth, int64_t nodes, int64_t greedy, const int64_t *end,
+              int64_t end_count) {
+  const struct list ends = {end, end_count};
+  const int64_t keep = known->keep, further = odds->count / 2;
+  plant(t, root);
+  int64_t *next = malloc((nodes + 1) * sizeof *next); /* of every node: rank of its next child */
+  next[0] = depth > 0 ? 0 : keep;
+  while (t->count <= nodes) {
+    double best = -1;
+    int64_t parent = -1, mark = 0;
+    for (int64_t node = 0; node < t->count; node++) {
+      if (next[node] >= keep) continue;
+      const int64_t at = t->tokens[node] * keep + next[node];
+      const int64_t class = known->sure[at] + (next[node] ? further : 0);
+      const double chance =
+          known->ids[at] < 0 ? -1 : t->paths[node] * odds_chance(odds, class, 1, greedy);
+      if (chance < least) next[node] = keep; /* no worse one is asked for */
+      else if (chance > best) best = chance, parent = node, mark = class;
+    }
+    if (parent < 0) break;
+    const int64_t token = known->ids[t->tokens[parent] * keep + next[parent]++];
+    const int64_t node = sprout(t, parent, token);
+    t->marks[node] = mark, t->shares[node] = 1, t->paths[node] = best;
+    next[node] = t->depths[node] < depth && !among(token, ends) ? 0 : keep;
+  }
+  free(next);
+}
+
+/* All trees as one. Of every node `marks` say how many have it, `shares` the best chance that any of them
+ * gives it, `given` what that is worth in any text, `paths` in this one (`factor`). The calibrations: of
+ * each tree so many, by depth, and of nodes that so many agree on. */
+void merged(struct tree *t, struct tree *const *offers, int64_t count,
+            const struct calibration *levels, int64_t level_count, const struct calibration *agreed,
+            int64_t greedy, double factor) {
+  plant(t, offers[0]->tokens[0]);
+  int64_t longest = 0, all = 1;
+  for (int64_t o = 0; o < count; o++) {
+    longest = offers[o]->count > longest ? offers[o]->count : longest;
+    all += offers[o]->count - 1;
+  }
+  int64_t *place = malloc(longest * sizeof *place);
+  place[0] = 0;
+  for (int64_t o = 0; o < count; o++) {
+    struct tree *own = offers[o];
+    for (int64_t node = 1; node < own->count; node++) {
+      const int64_t depth = own->depths[node], parent = own->parents[node];
+      const double above = own->paths[parent], share = above > 0 ? own->paths[node] / above : 0;
+      own->given[node] = share < 1 ? share : 1;
+      const struct calibration *level =
+          levels + o * level_count + (depth < level_count ? depth : level_count) - 1;
+      const double chance = calibrated(level, own->given[node], own->ranks[node], greedy);
+      int64_t at = child(t, place[parent], own->tokens[node]);
+      if (at < 0) {
+        at = sprout(t, place[parent], own->tokens[node]);
+        t->marks[at] = 0, t->shares[at] = chance;
+      }
+      t->marks[at]++;
+      if (chance > t->shares[at]) t->shares[at] = chance;
+      place[node] = at;
+    }
+  }
+  double *here = malloc(all * sizeof *here);
+  for (int64_t node = 1; node < t->count; node++) {
+    t->given[node] = calibrated(agreed + t->marks[node], t->shares[node], 0, greedy);
+    here[node] = t->given[node] * factor < 1 ? t->given[node] * factor : 1;
+  }
+  spread_over_paths(t, here);
+  free(here);
+  free(place);
+}
+
+/* All trees, and what became of them, are compared with what came. `bias`: of this text, what was
+ * accepted, what was promised, and the factor that follows. */
+void merged_tried(const struct tree *t, struct tree *const *offers, int64_t count,
+                  struct calibration *levels, int64_t level_count, struct calibration *agreed,
+                  int64_t greedy, double *bias, double bias_fade, double bias_weight,
+                  const int64_t *tokens, int64_t token_count) {
+  const struct list said = {tokens, token_count};
+  char *reached = malloc(t->count);
+  int64_t hit = 0;
+  for (int64_t o = 0; o < count; o++) {
+    const struct tree *own = offers[o];
+    for (int64_t node = 0; (node = next_trial(own, said, reached, node, &hit)) > 0;) {
+      const int64_t depth = own->depths[node] < level_count ? own->depths[node] : level_count;
+      calibrate(levels + o * level_count + depth - 1, own->given[node], own->ranks[node], greedy, hit);
+    }
+  }
+  for (int64_t node = 0; (node = next_trial(t, said, reached, node, &hit)) > 0;) {
+    calibrate(agreed + t->marks[node], t->shares[node], 0, greedy, hit);
+    bias[0] = bias[0] * bias_fade + hit;
+    bias[1] = bias[1] * bias_fade + t->given[node];
+    bias[2] = (bias[0] + bias_weight) / (bias[1] + bias_weight);
+  }
+  free(reached);
+}
+
+static int falling(const void *a, const void *b) {
+  const double one = *(const double *)a, other = *(const double *)b;
+  return (one < other) - (one > other);
+}
+
+/* The likeliest nodes, as many as are allowed and worth their price, the root first, in `kept` and, unless
+ * they are all, as a tree; how many. No prices: as many as are allowed. */
+int64_t paid(const struct tree *t, struct tree *cut, int64_t nodes, const double *prices,
+             int64_t price_count, int64_t *kept) {
+  const int64_t below = t->count - 1;
+  double *best = malloc((below + 1) * sizeof *best);
+  memcpy(best, t->paths + 1, below * sizeof *best);
+  qsort(best, below, sizeof *best, falling);
+  int64_t count = below < nodes ? below : nodes;
+  if (price_count) {
+    double most = 0, total = 0;
+    int64_t bought = 0;
+    for (int64_t n = 1; n <= count && n < price_count; n++) {
+      total += best[n - 1];
+      if (total - prices[n] > most) most = total - prices[n], bought = n;
+    }
+    count = bought;
+  }
+  const double bar = count ? best[count - 1] : 2;
+  int64_t found = 1, equal = count;
+  for (int64_t i = 0; i < count; i++) equal -= best[i] > bar;
+  kept[0] = 0;
+  for (int64_t node = 1; node <= below; node++)
+    if (t->paths[node] > bar || (t->paths[node] == bar && equal-- > 0)) kept[found++] = node;
+  free(best);
+  if (found == t->count) return found;
+  plant(cut, t->tokens[0]);
+  for (int64_t i = 1, parent = 0; i < found; i++) {
+    if (t->parents[kept[i]] < kept[parent]) parent = 0;
+    while (kept[parent] < t->parents[kept[i]]) parent++;
+    cut->paths[sprout(cut, parent, t->tokens[kept[i]])] = t->paths[kept[i]];
+  }
+  return found;
+}

@@ -1,0 +1,137 @@
+"""Look-ups in C decide as those in Python do, number by number, and learn the same."""
+
+import random
+import struct
+
+import pytest
+import torch
+
+from foretoken.drafters.fusion import Fusion
+from foretoken.drafters.lookahead import Lookahead
+from foretoken.drafters.prompt_lookup import PromptLookup
+from foretoken.drafters.suffix import SuffixDecoding
+from foretoken.drafters.token_recycling import TokenRecycling
+from foretoken.lm.table import TableLM
+from foretoken.native import library, look_ups
+from foretoken.types import Budget, Finish, Prices, Scores, Verdict
+
+VOCAB = 20
+TARGET = TableLM.random(vocab=VOCAB, order=2, seed=3, scale=2.0)
+pytestmark = pytest.mark.skipif(
+    isinstance(library.library(), library.Unavailable), reason="no operations in C"
+)
+
+
+def suffix(**options):
+    return lambda: SuffixDecoding(SuffixDecoding.Config(**options))
+
+
+def copies(**options):
+    return lambda: PromptLookup(PromptLookup.Config(**options))
+
+
+def recycling(**options):
+    return lambda: TokenRecycling(TARGET, TokenRecycling.Config(**options))
+
+
+LOOK_UPS = {
+    "copy": copies(),
+    "copies": copies(matches=4, max_ngram=2),
+    "suffix": suffix(),
+    "suffix-chain": suffix(branching=False),
+    "suffix-few": suffix(occurrences=2, max_match=3, max_spec=5, factor=2.5, offset=1.0),
+    "suffix-forgetful": suffix(remember=60, min_prob=0.0),
+    "suffix-one": suffix(max_match=1, remember=0),
+    "recycling": recycling(),
+    "recycling-few": recycling(keep=2, from_prompt=False),
+    "recycling-template": recycling(template=(3, 2, 1)),
+    "fused": lambda: Fusion(copies()(), suffix()(), recycling()()),
+    "fused-one": lambda: Fusion(suffix()()),
+    "fused-others": lambda: Fusion(Lookahead(), copies(matches=3)()),
+}
+
+
+def budgets(rng):
+    """Named sizes, and prices of all kinds, free ones and of fewer nodes than are allowed too."""
+    for _ in range(1000):
+        depth, nodes = rng.choice([0, 1, 3, 10, 40]), rng.choice([0, 1, 2, 7, 40, 80])
+        price = rng.choice([0.0, 0.003, 0.04, 0.2, 0.7])
+        steps = [price * n + rng.choice([0.0, 0.1]) * (n > 5) for n in range(rng.choice([3, 81]))]
+        yield rng.choice(
+            [
+                Budget(depth, nodes),
+                Budget(depth, nodes, Prices(0.01, tuple(steps), 1.0)),
+                Budget(depth, nodes, None, price),
+            ]
+        )
+
+
+def known(drafter):
+    """All that it has learned, as bytes."""
+    counts = []
+    for one in (drafter, *getattr(drafter, "members", ())):
+        odds = getattr(one, "odds", getattr(one, "trust", ()))
+        for some in odds if isinstance(odds, tuple) else (odds,):
+            counts += [*some.hits, *some.promised, *some.factors]
+        levels = [*getattr(one, "calibrations", ()), getattr(one, "agreed", ())]
+        for calibration in (one for some in levels for one in some):
+            counts += [*calibration.hits, *calibration.promised]
+    return struct.pack(f"{len(counts)}d", *counts)
+
+
+def transcript(make, row, step, seed, texts=6, steps=40):
+    """What a drafter proposes and knows while rows are written by a loop with errors."""
+    rng, drafter, told = random.Random(seed), make(), []
+    sizes = budgets(rng)
+    logits = torch.Generator().manual_seed(seed)
+    for text in range(texts):
+        period = [rng.randrange(VOCAB) for _ in range(rng.randint(2, 12))]
+        one = row(
+            (period * 20)[: rng.choice([1, 2, 9, 60])], VOCAB, max_new_tokens=500,
+            temperature=float(text % 2), eos=frozenset(rng.sample(range(VOCAB), text % 3)),
+        )  # fmt: skip
+        drafter.start(one, None)
+        for turn in range(steps):
+            one.rehearsal = turn == 7
+            [draft] = drafter.propose([one], [next(sizes)])
+            told.append((draft.tree, draft.chances, draft.origin))
+            path, tree = [], draft.tree
+            while rng.random() < 0.8:
+                below = [n for n in range(len(tree)) if tree.parents[n] == (path or [0])[-1]]
+                if not below:
+                    break
+                path.append(rng.choice(below))
+            likely = period[turn % len(period)]
+            last = likely if rng.random() < 0.7 else rng.randrange(VOCAB)
+            verdict = Verdict(tuple(path), last)
+            scores = Scores(torch.randn(len(tree), VOCAB, generator=logits))
+            round_ = step([one], [draft], [verdict], [scores])
+            one.extend(round_.emitted[0])
+            drafter.observe(round_)
+            told.append(known(drafter))
+        one.finish = Finish(rng.choice(["stop", "length", "cancelled"]))
+        drafter.finish(one)
+    return told
+
+
+@pytest.mark.parametrize("name", LOOK_UPS)
+@pytest.mark.parametrize("seed", range(4))
+def test_both_ways_propose_and_learn_the_same(name, seed, row, step, monkeypatch):
+    in_c = transcript(LOOK_UPS[name], row, step, seed)
+    monkeypatch.setattr(look_ups, "plain", lambda name: None)
+    in_python = transcript(LOOK_UPS[name], row, step, seed)
+    assert sum(len(one[0]) > 1 for one in in_c[::2]) > 20, "something was proposed"
+    for at, (one, other) in enumerate(zip(in_c, in_python, strict=True)):
+        assert one == other, f"turn {at // 2}"
+
+
+def test_every_operation_is_called(row, step, monkeypatch):
+    called = set()
+
+    def plain(name):
+        call = library.plain(name)
+        return lambda *given: (called.add(name), call(*given))[1]
+
+    monkeypatch.setattr(look_ups, "plain", plain)
+    transcript(LOOK_UPS["fused"], row, step, 0, texts=2)
+    assert called == set(library.PLAIN)
