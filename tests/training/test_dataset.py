@@ -193,3 +193,12 @@ def test_a_prompt_that_gives_a_text_waits_until_there_is_one():
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError):
         DataConfig(**wrong)
+
+
+def test_a_target_that_writes_nothing_worth_learning_is_told_of(session, tmp_path):
+    told, repeating = replace(CONFIG, repeated=1e-9), [[5, 6, 7, 8] * 4 + [i] for i in range(40)]
+    with pytest.raises(ConfigError, match=r"shard of 40 training texts.*\n.*0 prompts were new"):
+        make_data(session, told, tmp_path, given=repeating, show=False)
+    assert not shards(tmp_path, "train"), "nothing half-written"
+    few = replace(told, shard=2, chats=2)
+    make_data(session, few, tmp_path / "few", given=repeating[:2], show=False)
