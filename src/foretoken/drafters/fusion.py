@@ -158,4 +158,4 @@ class _Text:
 def unpriced(budget: Budget) -> Budget:
     """What members may offer: all that could pay, even if they underrate it."""
     least = least_paying(budget)
-    return replace(budget, prices=None, least=None if least is None else DOUBT * least)
+    return Budget(budget.depth, budget.nodes, least=None if least is None else DOUBT * least)
