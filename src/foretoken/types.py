@@ -241,7 +241,8 @@ class Prices:
     step: float  # a target forward that drafts nothing
     second: float = 0.0  # a second of anything else
     # made of these once, for a step asks for them several times
-    cheapest: float = field(init=False, compare=False)  # the least that one node can cost
+    # the least that one node can cost, however many are scored; -1 where that is not known
+    cheapest: float = field(init=False, compare=False)
     table: array[float] = field(init=False, compare=False, repr=False)  # `nodes`, for C
 
     def __post_init__(self) -> None:

@@ -8,12 +8,24 @@ import torch
 
 from foretoken.drafters.fusion import Fusion
 from foretoken.drafters.lookahead import Lookahead
+from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.drafters.suffix import SuffixDecoding
 from foretoken.drafters.token_recycling import TokenRecycling
 from foretoken.lm.table import TableLM
 from foretoken.native import library, look_ups
-from foretoken.types import Budget, Finish, Prices, Scores, Verdict
+from foretoken.types import (
+    Budget,
+    Draft,
+    Draw,
+    Finish,
+    Prices,
+    Scores,
+    Shape,
+    TokenTree,
+    Traits,
+    Verdict,
+)
 
 VOCAB = 20
 TARGET = TableLM.random(vocab=VOCAB, order=2, seed=3, scale=2.0)
@@ -94,7 +106,9 @@ def transcript(make, row, step, seed, texts=6, steps=40):
         for turn in range(steps):
             one.rehearsal = turn == 7
             [draft] = drafter.propose([one], [next(sizes)])
-            told.append((draft.tree, draft.chances, draft.origin))
+            found = getattr(one.private.get(drafter), "found", None)
+            marked = None if found is None else (found.tree, found.marks, found.shares, found.paths)
+            told.append((draft.tree, draft.chances, draft.origin, marked))
             path, tree = [], draft.tree
             while rng.random() < 0.8:
                 below = [n for n in range(len(tree)) if tree.parents[n] == (path or [0])[-1]]
@@ -123,6 +137,42 @@ def test_both_ways_propose_and_learn_the_same(name, seed, row, step, monkeypatch
     assert sum(len(one[0]) > 1 for one in in_c[::2]) > 20, "something was proposed"
     for at, (one, other) in enumerate(zip(in_c, in_python, strict=True)):
         assert one == other, f"turn {at // 2}"
+
+
+class Twice(RowDrafter):
+    """Proposes one token twice, which no trie would."""
+
+    traits = Traits(shape=Shape.TREE, prices=True)
+
+    def propose_one(self, row, budget):
+        tree = TokenTree((row.tokens[-1], 5, 5, 6, 5), (-1, 0, 0, 1, 0))
+        return Draft(tree, Draw.POINT, chances=(1.0, 0.5, 0.3, 0.2, 0.1))
+
+
+def test_equal_siblings_are_one_vote(row, step, monkeypatch):
+    found = []
+    for way in ("in C", "in Python"):
+        if way == "in Python":
+            monkeypatch.setattr(look_ups, "plain", lambda name: None)
+        fusion, one = Fusion(Twice()), row([1, 2], VOCAB, max_new_tokens=9)
+        fusion.start(one, None)
+        [draft] = fusion.propose([one], [Budget(9, 9)])
+        fusion.observe(step([one], [draft], [Verdict((1,), 6)]))
+        found.append((draft, one.private[fusion].merged.marks, known(fusion)))
+    assert found[0] == found[1] and found[0][0].tree.tokens == (2, 5, 6)
+    assert found[0][1] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("options", [{"occurrences": 10**18}, {"factor": 1e30}])
+def test_settings_without_a_bound_are_taken(options, row, monkeypatch):
+    trees = []
+    for _ in range(2):
+        drafter = SuffixDecoding(SuffixDecoding.Config(**options))
+        one = row([1, 2, 3] * 9, VOCAB, max_new_tokens=9)
+        drafter.start(one, None)
+        trees.append(drafter.propose_one(one, Budget(12, 12)).tree)
+        monkeypatch.setattr(look_ups, "plain", lambda name: None)
+    assert trees[0] == trees[1] and len(trees[0]) > 3
 
 
 def test_every_operation_is_called(row, step, monkeypatch):

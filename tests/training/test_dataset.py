@@ -202,3 +202,6 @@ def test_a_target_that_writes_nothing_worth_learning_is_told_of(session, tmp_pat
     assert not shards(tmp_path, "train"), "nothing half-written"
     few = replace(told, shard=2, chats=2)
     make_data(session, few, tmp_path / "few", given=repeating[:2], show=False)
+    later = [[5, 6 + i] for i in range(40)] + repeating
+    make_data(session, replace(CONFIG, repeated=0.5), tmp_path / "later", later, show=False)
+    assert len(shards(tmp_path / "later", "train")) == 2, "a later shard may be empty"

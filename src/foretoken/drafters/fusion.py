@@ -96,6 +96,7 @@ class Fusion(Combination):
         trie = Trie(row.tokens[-1])
         best, votes = [1.0], [0]
         for offer, levels in zip(offers, self.calibrations, strict=True):
+            own: set[int] = set()  # a member has one vote, even for equal siblings
             tree, depths, ranks = offer.tree, offer.depths, offer.ranks
             offer.given = given_parents(offer.draft())
             place, given = [0], offer.given
@@ -106,11 +107,10 @@ class Fusion(Combination):
                 chance = level.chance(given[node], ranks[node], greedy)
                 if at == len(best):
                     best.append(chance)
-                    votes.append(1)
-                    continue
-                votes[at] += 1
-                if chance > best[at]:
-                    best[at] = chance
+                    votes.append(0)
+                votes[at] += at not in own
+                own.add(at)
+                best[at] = max(best[at], chance)
         chances = [
             self.agreed[count].chance(chance, 0, greedy)
             for chance, count in zip(best, votes, strict=True)

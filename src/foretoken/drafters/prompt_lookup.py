@@ -62,8 +62,8 @@ class PromptLookup(LookUp):
         starts = list(index.matches(row.tokens, self.config.matches))
         least, greedy = least_copied(budget) or 0.0, row.warp.greedy
         if not copied(
-            found, index.text, starts, depth, budget.nodes, least, self.odds.table, greedy,
-            state.ends,
+            found, index.text, len(row.tokens), starts, depth, budget.nodes, least,
+            self.odds.table, greedy, state.ends,
         ):  # fmt: skip
             copies = Copies(row, budget, self.odds)
             for start in starts:
@@ -144,7 +144,7 @@ class NgramIndex:
     shortest: int
     longest: int
     size: int = 0  # ends 1..size are in the index
-    text: array[int] = field(default_factory=lambda: array("q"))  # all of it
+    text: array[int] = field(default_factory=lambda: array("q"))  # the row's, for C
     latest: dict[tuple[int, ...], int] = field(default_factory=dict)
     # previous[n][end]: the end of the same n-gram before `end`, 0 for none
     previous: dict[int, list[int]] = field(default_factory=dict)

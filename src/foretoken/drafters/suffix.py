@@ -19,7 +19,7 @@ from foretoken.drafters.parts.look_up import LookUp
 from foretoken.drafters.parts.match_odds import MatchOdds, least_copied
 from foretoken.drafters.parts.suffix_index import Followers, SuffixIndex
 from foretoken.errors import check_values
-from foretoken.native.look_ups import Following, followed
+from foretoken.native.look_ups import FollowingTable, followed
 from foretoken.trees.build import parents_among
 from foretoken.trees.guesses import Guesses
 from foretoken.trees.worth import added
@@ -63,7 +63,7 @@ class SuffixDecoding(LookUp):
         self.traits = replace(self.traits, shape=shape, memory=memory)
         self.answers = SuffixIndex(settings.remember)
         self.odds = MatchOdds(), MatchOdds()  # of the request's own text, of earlier answers
-        self.following = Following(
+        self.following = FollowingTable(
             longest=settings.max_match, most=settings.occurrences, max_spec=settings.max_spec,
             branching=settings.branching, lengths=LENGTHS, factor=settings.factor,
             offset=settings.offset, min_prob=settings.min_prob,
@@ -102,8 +102,9 @@ class SuffixDecoding(LookUp):
         state: _LookedUp = row.private[self]
         least, odds, settings = least_copied(budget), self.odds[index is self.answers], self.config
         if followed(
-            found, self.spare, index.located(row.tokens), state.index.tokens, self.following,
-            unfinished, budget.depth, budget.nodes, least, odds.table, row.warp.greedy, state.ends,
+            found, self.spare, index.located(row.tokens), state.index.tokens, len(row.tokens),
+            self.following, unfinished, budget.depth, budget.nodes, least, odds.table,
+            row.warp.greedy, state.ends,
         ):  # fmt: skip
             return
         found.clear(row.tokens[-1])

@@ -85,7 +85,9 @@ class TokenRecycling(LookUp):
                 self.known.hint(token, follower)
 
     def look_up(self, row: DecodeState, budget: Budget) -> Guesses:
-        state: _Asked = row.private.setdefault(self, _Asked(array("q", row.params.eos)))
+        state: _Asked | None = row.private.get(self)
+        if state is None:
+            state = row.private[self] = _Asked(array("q", row.params.eos))
         found, root = state.found, row.tokens[-1]
         state.asked = min(budget.depth, budget.nodes) > 0
         if not state.asked:

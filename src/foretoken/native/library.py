@@ -47,7 +47,7 @@ SOURCES = tuple(
         "growth.c",
         "look_ups.h",
         "copies.c",
-        "fused.c",
+        "guesses.c",
     )
 )
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
@@ -64,7 +64,7 @@ CALLS = {  # arguments of every operation; the names in C end in the type
     "largest": (_WORD, *[_COUNT] * 4, *[_WORD] * 2, _INT),
     "best": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _WORD),
     "law": (_WORD, _COUNT, _COUNT, _COUNT, _REAL, _WORD, _COUNT, _WORD, _INT),
-    "drawn": (_WORD, _COUNT, ctypes.c_double, _WORD),
+    "drawn": (_WORD, _COUNT, _EXACT, _WORD),
     "owed": (_WORD, _WORD, _COUNT, _REAL, _WORD, _WORD),
     "without": (_WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD),
     "columns": (_WORD, *[_COUNT] * 5, _WORD, *[_COUNT] * 2),

@@ -1,4 +1,4 @@
-"""Look-ups in one call in C each (`c/copies.c`, `c/fused.c`), and the tables that these use.
+"""Look-ups in one call in C each (`c/copies.c`, `c/guesses.c`), and the tables that these use.
 
 Every call says whether it was made: without a compiler the drafters do the same in Python. None
 lets go of the interpreter: they take microseconds, and what they learn is shared by all rows.
@@ -17,8 +17,6 @@ from foretoken.trees.guesses import Guesses
 from foretoken.trees.worth import Calibration, TextBias
 from foretoken.types import Prices
 
-Numbers = array  # of int64 ("q") or of doubles ("d")
-
 
 class _Table(ctypes.Structure):
     """Numbers for C, and the arrays that it points to."""
@@ -31,7 +29,7 @@ class _Table(ctypes.Structure):
         self.address = ctypes.addressof(self)
 
 
-class Odds(_Table):
+class OddsTable(_Table):
     """`ClassOdds`, texts that are greedy behind the others."""
 
     _fields_ = (
@@ -41,7 +39,7 @@ class Odds(_Table):
     )
 
 
-class Index(_Table):
+class IndexTable(_Table):
     """Where a `SuffixIndex` lies, and the newest places behind one and two tokens."""
 
     _fields_ = (
@@ -51,14 +49,14 @@ class Index(_Table):
         *((name, c_int64) for name in ("base", "after_one", "after_two")),
     )
 
-    def aim(self, text: Numbers[int], links: Sequence[Numbers[int]], base: int) -> None:
+    def aim(self, text: array[int], links: Sequence[array[int]], base: int) -> None:
         """Arrays that grow lie somewhere else from time to time."""
         self.text, self.count = text.buffer_info()
         self.by_one, self.by_two = links[0].buffer_info()[0], links[1].buffer_info()[0]
         self.base = base
 
 
-class Following(_Table):
+class FollowingTable(_Table):
     """What a speculation from suffixes is to be like."""
 
     _fields_ = (
@@ -67,7 +65,7 @@ class Following(_Table):
     )
 
 
-class Memory(_Table):
+class AdjacencyTable(_Table):
     """Where an `Adjacency` lies."""
 
     _fields_ = (("ids", c_void_p), ("sure", c_void_p), ("keep", c_int64))
@@ -82,7 +80,7 @@ class _Calibration(ctypes.Structure):
 
 
 class Calibrations:
-    """Several of them side by side."""
+    """Tables of several `Calibration`s, side by side."""
 
     def __init__(self, known: Sequence[Calibration]) -> None:
         edges = array("d", Calibration.EDGES)
@@ -96,23 +94,23 @@ class Calibrations:
 
 
 def copied(
-    found: Guesses, text: Numbers[int], starts: Sequence[int], depth: int, nodes: int,
-    least: float, odds: Odds, greedy: bool, ends: Numbers[int],
+    found: Guesses, text: array[int], size: int, starts: Sequence[int], depth: int, nodes: int,
+    least: float, odds: OddsTable, greedy: bool, ends: array[int],
 ) -> bool:  # fmt: skip
-    """What stands in `text` from `starts` on, as a tree."""
+    """What stands in the first `size` tokens of `text` from `starts` on, as a tree."""
     call = plain("copied")
     if call is None:
         return False
     places = array("q", starts)
     found.make_room(min(nodes, len(places) * depth))
     call(
-        found.address, *text.buffer_info(), *places.buffer_info(), depth, nodes, least,
+        found.address, text.buffer_info()[0], size, *places.buffer_info(), depth, nodes, least,
         odds.address, greedy, *ends.buffer_info(),
     )  # fmt: skip
     return True
 
 
-def guesses_tried(found: Guesses, said: Numbers[int], odds: Odds, greedy: bool) -> bool:
+def guesses_tried(found: Guesses, said: array[int], odds: OddsTable, greedy: bool) -> bool:
     """What was looked up is compared with the tokens that came."""
     call = plain("guesses_tried")
     if call is None:
@@ -122,16 +120,15 @@ def guesses_tried(found: Guesses, said: Numbers[int], odds: Odds, greedy: bool) 
 
 
 def followed(
-    found: Guesses, spare: Guesses, index: Index, text: Numbers[int], how: Following,
-    unfinished: int, depth: int, nodes: int, least: float | None, odds: Odds, greedy: bool,
-    ends: Numbers[int],
+    found: Guesses, spare: Guesses, index: IndexTable, text: array[int], size: int,
+    how: FollowingTable, unfinished: int, depth: int, nodes: int, least: float | None,
+    odds: OddsTable, greedy: bool, ends: array[int],
 ) -> bool:  # fmt: skip
-    """What followed the end of `text` where `index` has it, as a tree."""
+    """What followed the last of `size` tokens where `index` has them, as a tree."""
     call = plain("followed")
     if call is None:
         return False
-    first, size = text.buffer_info()
-    count = min(size, how.longest)
+    first, count = text.buffer_info()[0], min(size, how.longest)
     for tree in (found, spare):
         tree.make_room(min(how.max_spec, nodes))
     call(
@@ -143,8 +140,8 @@ def followed(
 
 
 def recycled(
-    found: Guesses, known: Memory, root: int, odds: Odds, least: float, depth: int, nodes: int,
-    greedy: bool, ends: Numbers[int],
+    found: Guesses, known: AdjacencyTable, root: int, odds: OddsTable, least: float, depth: int,
+    nodes: int, greedy: bool, ends: array[int],
 ) -> bool:  # fmt: skip
     """The likeliest followers of followers of `root`."""
     call = plain("recycled")
@@ -175,7 +172,7 @@ def merged(
 
 def merged_tried(
     found: Guesses, offers: Sequence[Guesses], levels: Calibrations, agreed: Calibrations,
-    greedy: bool, bias: TextBias, said: Numbers[int],
+    greedy: bool, bias: TextBias, said: array[int],
 ) -> bool:  # fmt: skip
     """All offers, and what became of them, are compared with the tokens that came."""
     call = plain("merged_tried")

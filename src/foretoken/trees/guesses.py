@@ -21,7 +21,6 @@ UNSAID = 0.5  # chance of a child, from a drafter that names none; experience co
 class _Tree(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*_INTS, *_REALS)),
-        ("room", ctypes.c_int64),
         ("count", ctypes.c_int64),
         ("score", ctypes.c_double),
     )
@@ -53,11 +52,11 @@ class Guesses:
             first = numbers.buffer_info()[0]
             for at, name in enumerate(names):
                 setattr(self._state, name, first + 8 * room * at)
-        self._state.room, self._state.count = room, 0
+        self._state.count = 0
 
     def clear(self, token: int) -> None:
         """The root alone."""
-        self.fill(TokenTree((token,), (-1,)), (1.0,))
+        self.fill(TokenTree((token,), (-1,)), (1.0,), shares=(1.0,), given=(1.0,))
 
     def fill(
         self,

@@ -55,7 +55,8 @@ class Calibration:
 
     Counted at the children of nodes that were reached, apart for the favourite child and the others
     and for greedy rows: a greedy target takes the favourite more often than its probability says,
-    and the others far less. Old counts fade with a half-life of 512 children.
+    and the others far less. Old counts fade with a half-life of 512 children. The arrays change in
+    place: operations in C know where they are.
     """
 
     EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
@@ -108,7 +109,8 @@ class TextBias:
     WEIGHT = 4.0  # accepted tokens' worth of belief that a text is like all others
 
     def __init__(self) -> None:
-        self.numbers = array("d", (0.0, 0.0, 1.0))  # accepted, promised, and the factor
+        # accepted, promised, and the factor; changed in place, for C knows where they are
+        self.numbers = array("d", (0.0, 0.0, 1.0))
 
     @property
     def factor(self) -> float:

@@ -1,8 +1,8 @@
 """The matrix of Token Recycling: for every token the likeliest followers that were last seen.
 
 Ids in int32 and, beside the published matrix, how sure the target was of each, a byte: 1.3 MB
-for 32,000 tokens with eight followers each. Kept in plain arrays, since a draft reads some dozens
-of single numbers, which costs a tensor library more than it costs python.
+for 32,000 tokens with eight followers each. Kept in plain arrays: a draft reads some dozens of
+single numbers, in C where it can.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from foretoken.drafters.parts.class_odds import ClassOdds
 from foretoken.errors import CheckpointError
-from foretoken.native.look_ups import Memory, recycled
+from foretoken.native.look_ups import AdjacencyTable, recycled
 from foretoken.trees.guesses import Guesses
 from foretoken.trees.worth import least_paying
 from foretoken.types import Budget, TokenTree
@@ -27,6 +27,7 @@ from foretoken.types import Budget, TokenTree
 UNKNOWN = -1
 EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)  # of shares told apart
 HINTED = len(EDGES) + 1  # a class of its own: followers that were read in a prompt, not scored
+MOST = 1024  # nodes of a tree, whatever may be scored
 FLOOR = 0.005  # least chance of a node where nothing else limits them
 FORM = "foretoken token-recycling 1"
 
@@ -40,7 +41,7 @@ class Adjacency:
         self.vocab, self.keep = vocab, min(keep, vocab)
         self.ids = array("i", [UNKNOWN]) * (vocab * self.keep)
         self.sure = array("B", [HINTED]) * (vocab * self.keep)
-        self.table = Memory(ids=self.ids, sure=self.sure, keep=self.keep)
+        self.table = AdjacencyTable(ids=self.ids, sure=self.sure, keep=self.keep)
 
     def followers(self, token: int) -> list[int]:
         """Known followers of `token`, likeliest first."""
@@ -51,6 +52,7 @@ class Adjacency:
         """What the target has just said after `token`: `keep` ids, likeliest first, and for each
         the class of its share of what these got together.
         """
+        assert len(followers) == self.keep and token < self.vocab, "arrays in C's sight do not grow"
         at = token * self.keep
         self.ids[at : at + self.keep] = array("i", followers)
         if sure:
@@ -105,7 +107,7 @@ class Adjacency:
         """
         ids, sure, keep = self.ids, self.sure, self.keep
         least = max(least_paying(budget) or 0.0, FLOOR)
-        depth, nodes = budget.depth, budget.nodes
+        depth, nodes = budget.depth, min(budget.nodes, MOST)
         if recycled(found, self.table, root, odds.table, least, depth, nodes, greedy, ends):
             return
         tokens, parents, marks, paths, depths = [root], [-1], [0], [1.0], [0]
@@ -187,7 +189,7 @@ class Adjacency:
             shares = torch.full((vocab, self.keep), HINTED, dtype=torch.uint8)
             shares[:, :shared] = sure[:, :shared].clamp(max=HINTED)
             self.sure = array("B", shares.flatten().tolist())
-        self.table = Memory(ids=self.ids, sure=self.sure, keep=self.keep)
+        self.table = AdjacencyTable(ids=self.ids, sure=self.sure, keep=self.keep)
 
 
 def _unreadable(path: str | Path, why: str) -> CheckpointError:

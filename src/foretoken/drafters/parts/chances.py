@@ -23,7 +23,7 @@ def affordable(draft: Draft, budget: Budget) -> Draft:
 
 
 def chosen(found: Guesses, cut: Guesses, budget: Budget) -> Draft:
-    """The same of a tree in plain memory; `cut` is room for another one."""
+    """What of a tree in plain memory is affordable; `cut` is room for another one."""
     nodes = look_ups.paid(found, cut, budget.nodes, budget.prices)
     if nodes is None:
         return affordable(found.draft(), budget)

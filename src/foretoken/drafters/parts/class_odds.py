@@ -1,7 +1,8 @@
 """How far guesses of some classes come true: what was accepted over what was promised, by class.
 
 Learned from whatever was looked up, scored or not: the text says in any case what would have been
-right. Counts of a class fade with its own trials. In arrays, which operations in C read and write.
+right. Counts of a class fade with its own trials. They lie in arrays whose addresses operations in
+C know: these change in place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from array import array
 from collections.abc import Sequence
 
 from foretoken.drafters.parts.chances import trials
-from foretoken.native.look_ups import Odds, guesses_tried
+from foretoken.native.library import library
+from foretoken.native.look_ups import OddsTable, guesses_tried
 from foretoken.trees.guesses import Guesses
 
 
@@ -40,12 +42,13 @@ class ClassOdds:
         """`prior`: factors before anything was seen, worth `weight` trials; no factor falls below
         `floor`. `places`: of marks, their class; beyond them the last one. None: marks are classes.
         """
+        library()  # compiled now, if it must be, and not in the first step of a text
         self.prior, self.places = tuple(prior), tuple(places or range(len(prior)))
         self.weight, self.fade, self.floor = weight, fade, floor
         self.hits = array("d", bytes(16 * len(prior)))
         self.promised = array("d", bytes(16 * len(prior)))
         self.factors = array("d", 2 * self.prior)
-        self.table = Odds(
+        self.table = OddsTable(
             hits=self.hits, promised=self.promised, factors=self.factors,
             prior=array("d", prior), places=array("q", self.places), count=len(prior),
             longest=len(self.places), weight=weight, fade=fade, floor=floor,

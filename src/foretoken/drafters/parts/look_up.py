@@ -9,7 +9,7 @@ from foretoken.types import Budget, DecodeState, Draft
 
 
 class LookUp(RowDrafter):
-    """Override `look_up`. Whoever merges drafters reads its trees where they lie."""
+    """Override `look_up`. Whoever merges drafters uses its trees where they lie."""
 
     cut: Guesses  # room for the part that is drafted
 

@@ -1,8 +1,7 @@
 """How likely a text goes on the way it did after an earlier match: the longer, the likelier.
 
 The chance of a copied token is its share of what followed the match before, times a factor for the
-length of the match, which grows with every token that was right. Factors are learned from whatever
-was looked up, scored or not: the text says in any case how far it would have been right.
+length of the match, which grows with every token that was right.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ PRIOR = (0.08, 0.4, 0.55, 0.6, 0.75, 0.85, 0.92, 0.95)  # factors before anythin
 WEIGHT = 8.0  # trials that these are worth
 FADE = 0.5 ** (1 / 512)
 # Least chance of a copy that is worth looking at even where scoring it costs nothing: what is
-# offered is merged and learned from, at 5 to 10 us each, and a token takes some milliseconds. No
+# offered is merged and learned from. No
 # factor falls below it: copies that are never offered are never tried, and could not recover.
 FLOOR = 0.01
 PLACE = tuple(max(bisect_right(EDGES, length) - 1, 0) for length in range(EDGES[-1] + 1))

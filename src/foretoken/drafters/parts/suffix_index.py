@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-from foretoken.native.look_ups import Index
+from foretoken.native.look_ups import IndexTable
 
 NOWHERE = -1
 END = -1  # stands after every closed text; no token is negative
@@ -25,7 +25,7 @@ class SuffixIndex:
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit  # tokens kept; None: all
         self.tokens = array("q")
-        self.table = Index()
+        self.table = IndexTable()
         self.base = 0  # tokens forgotten before these; links and keys count from the first ever
         # For the last one and the last two tokens: the newest place they led to, and per place the
         # one before it that the same tokens led to.
@@ -82,7 +82,7 @@ class SuffixIndex:
             del links[: last + 1]
         self.base += last + 1
 
-    def located(self, context: Sequence[int]) -> Index:
+    def located(self, context: Sequence[int]) -> IndexTable:
         """Where all of this lies, and the newest places behind the end of `context`."""
         table, (known, pairs) = self.table, self.latest
         table.aim(self.tokens, self.links, self.base)

@@ -1,6 +1,5 @@
 /* Copies of what followed before in a text, as trees, in one call. Decides as `drafters/prompt_lookup.py`
- * and `drafters/suffix.py` do, number by number: behind a forward of the target every object of Python
- * costs a microsecond. */
+ * and `drafters/suffix.py` do, number by number. */
 #include "look_ups.h"
 
 struct place {
@@ -23,7 +22,7 @@ void copied(struct tree *t, const int64_t *tokens, int64_t token_count, const in
   plant(t, text.at[text.count - 1]);
   for (int64_t s = 0; s < starts.count; s++) {
     const int64_t start = starts.at[s], period = text.count - start;
-    const int64_t matched = common(text, start, odds->longest);
+    const int64_t matched = common(text, start, odds->longest - 1);
     double reached = 1;
     int64_t node = 0;
     for (int64_t i = 0; i < depth; i++) {
@@ -63,20 +62,20 @@ struct trie { /* of what followed */
 
 /* The newest occurrences behind the last two tokens, then as many behind the last alone. */
 static int64_t occurrences(const struct index *in, struct list context, const struct following *how,
-                           struct place *found) {
+                           int64_t most, struct place *found) {
   const int64_t *text = in->text.at, *last = context.at + context.count - 1;
   const int64_t pairs = context.count > 1 && how->longest > 1;
-  const int64_t reach = how->longest < context.count ? how->longest : context.count;
-  struct place *both = malloc((2 * how->most + 1) * sizeof *both), *one = both + how->most;
+  const int64_t told_apart = how->longest < context.count ? how->longest : context.count;
+  struct place *both = malloc((2 * most + 1) * sizeof *both), *one = both + most;
   int64_t twos = 0, ones = 0;
-  for (int64_t at = in->after_two - in->base; pairs && at >= 0 && twos < how->most;
+  for (int64_t at = in->after_two - in->base; pairs && at >= 0 && twos < most;
        at = in->by_two[at] - in->base) {
-    const int64_t furthest = reach < at ? reach : at;
+    const int64_t furthest = told_apart < at ? told_apart : at;
     int64_t length = 2;
     while (length < furthest && text[at - 1 - length] == last[-length]) length++;
     both[twos++] = (struct place){at, length};
   }
-  for (int64_t at = in->after_one - in->base; at >= 0 && ones < how->most;
+  for (int64_t at = in->after_one - in->base; at >= 0 && ones < most;
        at = in->by_one[at] - in->base)
     if (!pairs || at < 2 || text[at - 2] != last[-1]) one[ones++] = (struct place){at, 1};
   int64_t count = 0;
@@ -149,18 +148,18 @@ static int64_t most_frequent_chain(const struct trie *t, int64_t nodes, double l
  * by their frequency. */
 static void judge(struct tree *t, const struct trie *of, const int64_t *kept, int64_t count,
                   int64_t matched, int64_t total, const struct odds *odds, int64_t greedy, double least,
-                  int64_t *place) {
-  memset(place, -1, of->count * sizeof *place);
-  place[0] = 0;
+                  int64_t *grown) {
+  memset(grown, -1, of->count * sizeof *grown); /* where nodes of the trie are in the tree */
+  grown[0] = 0;
   for (int64_t i = 0; i < count; i++) {
-    const int64_t node = kept[i], parent = place[of->parents[node]];
+    const int64_t node = kept[i], parent = grown[of->parents[node]];
     if (parent < 0) continue;
     const double share = (double)of->counts[node] / (double)of->counts[of->parents[node]];
     const int64_t length = matched + t->depths[parent];
     const double chance = least < 0 ? (double)of->counts[node] / (double)total
                                     : t->paths[parent] * odds_chance(odds, length, share, greedy);
     if (least >= 0 && chance < least) continue;
-    const int64_t at = place[node] = sprout(t, parent, of->tokens[node]);
+    const int64_t at = grown[node] = sprout(t, parent, of->tokens[node]);
     t->marks[at] = length, t->shares[at] = share, t->paths[at] = chance;
   }
 }
@@ -186,12 +185,13 @@ void followed(struct tree *best, struct tree *other, const struct index *in, con
   const struct list context = {last, last_count}, ends = {end, end_count};
   const int64_t root = context.at[context.count - 1];
   plant(best, root);
-  struct place *places = malloc((2 * how->most + 1) * sizeof *places);
-  const int64_t count = occurrences(in, context, how, places);
+  const int64_t occur = how->most < in->text.count ? how->most : in->text.count;
+  struct place *places = malloc((2 * occur + 1) * sizeof *places);
+  const int64_t count = occurrences(in, context, how, occur, places);
   const int64_t deepest = how->max_spec < depth ? how->max_spec : depth, room = count * deepest + 1;
   int64_t *whole = malloc((7 * room + count + 1) * sizeof *whole);
   struct trie trie = {whole, whole + room, whole + 2 * room, whole + 3 * room, whole + 4 * room, 0};
-  int64_t *kept = whole + 5 * room, *place = whole + 6 * room, *often = whole + 7 * room;
+  int64_t *kept = whole + 5 * room, *grown = whole + 6 * room, *often = whole + 7 * room;
   int64_t length = INT64_MAX;
   for (int64_t turn = 0; least < 0 || turn < how->lengths; turn++) {
     int64_t shorter = 0; /* the next length that there is */
@@ -200,8 +200,8 @@ void followed(struct tree *best, struct tree *other, const struct index *in, con
     if (!(length = shorter)) break;
     int64_t most = how->max_spec < nodes ? how->max_spec : nodes;
     if (least < 0) { /* 1e-6: a factor such as 0.1 must not lose a node to rounding */
-      const int64_t wanted = how->factor * length + how->offset + 1e-6;
-      most = most < wanted ? most : wanted;
+      const double wanted = how->factor * length + how->offset + 1e-6;
+      most = wanted < most ? (int64_t)wanted : most;
     }
     if (most <= best->score) break; /* no node is worth more than one, and shorter matches get fewer */
     int64_t deep = most < depth ? most : depth;
@@ -211,7 +211,7 @@ void followed(struct tree *best, struct tree *other, const struct index *in, con
     const int64_t chosen = how->branching ? most_frequent(&trie, most, frequent, often, kept)
                                           : most_frequent_chain(&trie, most, frequent, kept);
     plant(other, root);
-    judge(other, &trie, kept, chosen, length, total, odds, greedy, least, place);
+    judge(other, &trie, kept, chosen, length, total, odds, greedy, least, grown);
     double sum = 0;
     for (int64_t node = 0; node < other->count; node++) sum += other->paths[node];
     if (sum - 1 > best->score) {

@@ -11,14 +11,15 @@
 #pragma GCC optimize("fp-contract=off")
 #endif
 
-/* One row's, as one drafter proposes it; arrays of `room` numbers each (`trees/guesses.py`). */
+/* One row's, as one drafter proposes it; arrays of as many numbers as Python made room for
+ * (`trees/guesses.py`). */
 struct tree {
   int64_t *tokens, *parents, *depths, *ranks; /* ranks: among siblings, in the order of nodes */
   int64_t *marks;  /* by which its drafter tells nodes apart */
   double *shares;  /* that its drafter believes in, before experience */
   double *given;   /* chance given that the parent is right */
   double *paths;   /* chance of the path from the root */
-  int64_t room, count;
+  int64_t count;
   double score;
 };
 
@@ -27,10 +28,10 @@ struct list { /* of tokens */
   int64_t count;
 };
 
-struct odds { /* `MatchOdds`: greedy texts behind the others */
+struct odds { /* `ClassOdds`: greedy texts behind the others */
   double *hits, *promised, *factors;
   const double *prior;
-  const int64_t *places; /* of lengths below `longest` */
+  const int64_t *places; /* classes of marks below `longest`; of others the last one */
   int64_t count, longest;
   double weight, fade, floor;
 };
@@ -55,7 +56,7 @@ static inline void plant(struct tree *t, int64_t token) {
   t->count = 1, t->score = 0;
 }
 
-/* The nodes of another tree. */
+/* The nodes of another tree, with all that a drafter says of them. */
 static inline void take_over(struct tree *t, const struct tree *other) {
   int64_t *const to[] = {t->tokens, t->parents, t->depths, t->ranks, t->marks};
   const int64_t *const from[] = {other->tokens, other->parents, other->depths, other->ranks, other->marks};

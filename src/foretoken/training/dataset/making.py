@@ -41,7 +41,7 @@ from foretoken.training.recipes import Order
 from foretoken.types import DecodeState, Step
 
 PLAN = "plan.json"
-ENOUGH = 32  # texts of a shard, of which some should be worth learning from
+ENOUGH = 32  # texts of a first shard, of which some should be worth learning from
 FREE = ("chats", "features_gib", "lockstep")  # options that may change in a folder that has texts
 
 
@@ -120,7 +120,7 @@ class Maker:
             held = rng.random() < self.config.held_out
             if chat.answer and repetition(chat.answer) <= self.config.repeated:
                 parts["valid" if held else "train"].append((chat, laws))
-        if self.config.shard >= ENOUGH and not any(parts.values()):
+        if index == 0 and self.config.shard >= ENOUGH and not any(parts.values()):
             raise nothing_kept(self.config, len(prompts))
         write_shard(self.folder, index, parts)
 
@@ -174,11 +174,11 @@ class Maker:
 
 
 def nothing_kept(config: DataConfig, prompts: int) -> ConfigError:
-    """Of a shard whose texts were all left out: further ones would be, too."""
+    """Of a first shard whose texts were all left out: hours of further ones might be, too."""
     return ConfigError(
         f"a shard of {config.shard} training texts was asked for.",
-        f"{prompts} prompts were new, short enough and not repeating themselves; no answer to them "
-        f"was left that had tokens, and at most {config.repeated:.0%} of its 4-grams twice.",
+        f"{prompts} prompts were new, short enough and not repeating themselves, and every answer "
+        f"to them was empty, or repeated more than {config.repeated:.0%} of its 4-grams.",
         "look at what this target writes (foretoken write); give prompts with --data, or raise "
         "repeated.",
     )

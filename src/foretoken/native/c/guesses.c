@@ -1,12 +1,7 @@
-/* Followers that were remembered, trees of several drafters in one, and what of a tree pays. Decides as
- * `drafters/parts/adjacency.py`, `drafters/fusion.py` and `drafters/parts/chances.py` do. */
+/* What becomes of trees of guesses: what came true of them, trees of remembered followers, those of several
+ * drafters as one, and the part that pays. As `drafters/parts/class_odds.py`, `parts/adjacency.py`,
+ * `fusion.py` and `parts/chances.py` do. */
 #include "look_ups.h"
-
-struct memory { /* `Adjacency` */
-  const int32_t *ids; /* followers of every token, likeliest first; below zero: unknown */
-  const uint8_t *sure;
-  int64_t keep;
-};
 
 /* What came is compared with what was looked up, scored or not. */
 void guesses_tried(const struct tree *t, const int64_t *tokens, int64_t count, struct odds *o,
@@ -24,6 +19,12 @@ void guesses_tried(const struct tree *t, const int64_t *tokens, int64_t count, s
   }
   free(reached);
 }
+
+struct memory { /* `Adjacency` */
+  const int32_t *ids; /* followers of every token, likeliest first; below zero: unknown */
+  const uint8_t *sure;
+  int64_t keep;
+};
 
 /* The likeliest nodes below the root, best first; of equals the child of the older node, then the better
  * rank. Classes of further followers stand behind those of first ones. */
@@ -68,7 +69,7 @@ void merged(struct tree *t, struct tree *const *offers, int64_t count,
     longest = offers[o]->count > longest ? offers[o]->count : longest;
     all += offers[o]->count - 1;
   }
-  int64_t *place = malloc(longest * sizeof *place);
+  int64_t *place = malloc((longest + all) * sizeof *place), *voted = place + longest;
   place[0] = 0;
   for (int64_t o = 0; o < count; o++) {
     struct tree *own = offers[o];
@@ -82,9 +83,9 @@ void merged(struct tree *t, struct tree *const *offers, int64_t count,
       int64_t at = child(t, place[parent], own->tokens[node]);
       if (at < 0) {
         at = sprout(t, place[parent], own->tokens[node]);
-        t->marks[at] = 0, t->shares[at] = chance;
+        t->marks[at] = 0, t->shares[at] = chance, voted[at] = -1;
       }
-      t->marks[at]++;
+      if (voted[at] != o) t->marks[at]++, voted[at] = o;
       if (chance > t->shares[at]) t->shares[at] = chance;
       place[node] = at;
     }
@@ -106,8 +107,9 @@ void merged_tried(const struct tree *t, struct tree *const *offers, int64_t coun
                   int64_t greedy, double *bias, double bias_fade, double bias_weight,
                   const int64_t *tokens, int64_t token_count) {
   const struct list said = {tokens, token_count};
-  char *reached = malloc(t->count);
-  int64_t hit = 0;
+  int64_t most = t->count, hit = 0;
+  for (int64_t o = 0; o < count; o++) most = offers[o]->count > most ? offers[o]->count : most;
+  char *reached = malloc(most);
   for (int64_t o = 0; o < count; o++) {
     const struct tree *own = offers[o];
     for (int64_t node = 0; (node = next_trial(own, said, reached, node, &hit)) > 0;) {
