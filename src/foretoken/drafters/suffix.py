@@ -71,11 +71,11 @@ class SuffixDecoding(LookUp):
         self.spare, self.cut = Guesses(), Guesses()
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
-        row.private[self] = _LookedUp(SuffixIndex(), array("q", row.params.eos), self.odds[0])
+        row.private[self] = _LookedUp(SuffixIndex(), array("q", row.params.eos))
 
     def look_up(self, row: DecodeState, budget: Budget) -> Guesses:
         state: _LookedUp = row.private[self]
-        state.found, state.odds = state.own, self.odds[0]
+        state.found = state.own
         if min(budget.depth, budget.nodes) <= 0:
             state.own.clear(row.tokens[-1])
             return state.own
@@ -85,7 +85,7 @@ class SuffixDecoding(LookUp):
         if len(self.answers):
             self.speculate(self.answers, row, budget, state.other)
             if state.other.score > state.own.score:
-                state.found, state.odds = state.other, self.odds[1]
+                state.found = state.other
         return state.found
 
     def speculate(
@@ -138,7 +138,8 @@ class SuffixDecoding(LookUp):
         for row, said in zip(step.rows, step.emitted, strict=True):
             state: _LookedUp = row.private[self]
             if not row.rehearsal:
-                state.odds.all_tried(state.found, said, row.warp.greedy)
+                odds = self.odds[state.found is state.other]
+                odds.all_tried(state.found, said, row.warp.greedy)
 
     def finish(self, row: DecodeState) -> None:
         super().finish(row)
@@ -193,7 +194,6 @@ class _LookedUp:
 
     index: SuffixIndex  # of its own text
     ends: array[int]  # tokens that nothing follows
-    odds: MatchOdds  # that what was found was judged by
     own: Guesses = field(default_factory=Guesses)  # from its own text
     other: Guesses = field(default_factory=Guesses)  # from earlier answers
     found: Guesses = field(init=False)  # the better one, for the step under way

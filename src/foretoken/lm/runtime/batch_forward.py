@@ -6,7 +6,6 @@ The attention function is switched for the length of the forward. The only calle
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from itertools import accumulate
@@ -370,10 +369,10 @@ class BatchForward:
         return logits.flatten(0, 1), _side_by_side(tapped)
 
 
-def _side_by_side(tapped: Sequence[Tensor]) -> Tensor | None:
+def _side_by_side(tapped: list[Tensor]) -> Tensor | None:
     """Tapped features [B, Q, L, H] of L layers, each [B, Q, H]; one alone is not copied."""
     if len(tapped) > 1:
-        return torch.stack(tuple(tapped), dim=2)
+        return torch.stack(tapped, dim=2)
     return tapped[0].unsqueeze(2) if tapped else None
 
 

@@ -5,12 +5,7 @@
 #include <time.h>
 
 #include "operations.h"
-
-#if defined(__clang__) /* sums as Python makes them: no products within */
-#pragma STDC FP_CONTRACT OFF
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif
+#include "look_ups.h" /* behind it sums are made as Python makes them */
 
 enum { NODES = 2048, FED = 256, AT_ONCE = 64, WIDEST = 64 };
 static const f32 LOWEST_f32 = -FLT_MAX; /* a softmax makes zero of it */
@@ -82,13 +77,10 @@ static double seconds(void) {
 /* That a child of this probability and rank is the one, given that its parent is. */
 static double chance_of(const struct growth *g, double law, int64_t rank) {
   if (g->rehearsed) return rank ? law : 1;
-  if (!g->hits || law <= 0) return law;
-  int64_t band = 0;
-  while (band < g->edge_count && law >= g->edges[band]) band++;
-  const int64_t at = 4 * band + 2 * g->greedy + (rank > 0);
-  const double word = g->weight * law;
-  const double chance = law * (g->hits[at] + word) / (g->promised[at] + word);
-  return chance < 1 ? chance : 1;
+  if (!g->hits) return law;
+  const struct calibration known = {(double *)g->hits, (double *)g->promised, g->edges, g->edge_count,
+                                    g->weight, 0};
+  return calibrated(&known, law, rank, g->greedy);
 }
 
 /* What a further candidate must exceed. */
@@ -138,9 +130,7 @@ static void pay(struct growth *g) {
 }
 
 static int ends(const struct growth *g, int64_t token) {
-  for (int64_t i = 0; i < g->end_count; i++)
-    if (g->ends[i] == token) return 1;
-  return 0;
+  return among(token, (struct list){g->ends, g->end_count});
 }
 
 /* The nodes from `born` on that are worth feeding, best first. */

@@ -43,7 +43,7 @@ struct calibration { /* `Calibration` */
   double weight, fade;
 };
 
-static inline int64_t among(int64_t token, struct list some) {
+static inline int among(int64_t token, struct list some) {
   for (int64_t i = 0; i < some.count; i++)
     if (some.at[i] == token) return 1;
   return 0;
