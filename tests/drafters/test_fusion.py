@@ -101,7 +101,7 @@ def test_a_text_in_which_guesses_fail_gets_fewer_than_another(row, step):
     sizes = {}
     for text in (one, other):
         fusion.start(text, None)
-    for _ in range(20):
+    for _ in range(40):
         for text, verdict in ((one, Verdict((), 9)), (other, Verdict((1, 2, 3), 4))):
             draft = drafted(fusion, text, Budget(9, 9, prices))
             sizes[text.uid] = len(draft.tree) - 1

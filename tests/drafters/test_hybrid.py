@@ -15,7 +15,7 @@ from foretoken.drafters.suffix import SuffixDecoding
 from foretoken.errors import PairingError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import from_paths
-from foretoken.trees.worth import TextBias
+from foretoken.trees.token_odds import TextOdds, TokenOdds
 from foretoken.types import Budget, Draft, Draw, Prices
 
 VOCAB = 12
@@ -37,7 +37,7 @@ def fixed(paths, chance):
 
 def union_of(grown, found):
     union = Union(grown, found)
-    union.judge(True, Agreement(), TextBias())
+    union.judge(True, Agreement(), TokenOdds(), TextOdds())
     return union
 
 
@@ -89,29 +89,33 @@ def test_what_the_model_did_not_name_gets_what_it_left():
 
 
 def test_experience_tells_guesses_of_both_from_guesses_of_one():
-    agreement, bias = Agreement(), TextBias()
+    known = Agreement(), TokenOdds(), TextOdds()
     for _ in range(300):
         union = Union(fixed([[1], [2]], 0.4), fixed([[1], [3]], 0.4))
-        union.judge(True, agreement, bias)
-        union.teach([1], agreement, bias)
+        union.judge(True, *known)
+        union.teach([1], *known)
     both, model, look_up = union.chances[1:]
     assert both > 0.95 and model < 0.05 and look_up < 0.05
-    union.judge(False, agreement, TextBias())
+    union.judge(False, *known)
     assert union.chances[-3] == pytest.approx(0.4), "sampled texts have an experience of their own"
 
 
-def test_a_text_that_look_ups_mislead_in_is_believed_less_at_once():
-    agreement, bias = Agreement(), TextBias()
-    for _ in range(500):  # of other texts
-        union = Union(fixed([[1]], 0.3), fixed([[3]], 0.5))
-        union.judge(True, agreement, TextBias())
-        union.teach([3], agreement, TextBias())
-    trusting = union.draft.chances[2]
-    for _ in range(12):
-        union = Union(fixed([[1]], 0.3), fixed([[3]], 0.5))
-        union.judge(True, agreement, bias)
-        union.teach([1], agreement, bias)
-    assert union.draft.chances[2] < 0.5 * trusting
+def test_a_text_that_look_ups_mislead_in_is_believed_less_than_others():
+    def union(token, odds, *said):
+        one = Union(fixed([[1]], 0.3), fixed([[token]], 0.5))
+        one.judge(True, agreement, tokens, odds)
+        if said:
+            one.teach([*said], agreement, tokens, odds)
+        return one.draft.chances[2]
+
+    agreement, tokens, odds = Agreement(), TokenOdds(), TextOdds()
+    for token in range(3, 503):  # of other texts
+        union(token, TextOdds(), token)
+    trusting = union(503, TextOdds())
+    for token in range(503, 543):
+        union(token, odds, 1)
+    assert union(543, odds) < 0.5 * trusting, "whichever token it is"
+    assert union(543, odds) < 0.97 * union(543, TextOdds()), "and less than in any other text"
 
 
 def test_the_model_is_not_asked_where_it_adds_less_than_it_costs(hybrid, row, pair):

@@ -88,6 +88,8 @@ def known(drafter):
         levels = [*getattr(one, "calibrations", ()), getattr(one, "agreed", ())]
         for calibration in (one for some in levels for one in some):
             counts += [*calibration.hits, *calibration.promised]
+        if hasattr(one, "tokens"):
+            counts += one.tokens.numbers
     return struct.pack(f"{len(counts)}d", *counts)
 
 
@@ -122,7 +124,8 @@ def transcript(make, row, step, seed, texts=6, steps=40):
             round_ = step([one], [draft], [verdict], [scores])
             one.extend(round_.emitted[0])
             drafter.observe(round_)
-            told.append(known(drafter))
+            odds = getattr(one.private.get(drafter), "odds", None)
+            told.append((known(drafter), odds and odds.numbers.tobytes()))
         one.finish = Finish(rng.choice(["stop", "length", "cancelled"]))
         drafter.finish(one)
     return told

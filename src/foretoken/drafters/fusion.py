@@ -2,7 +2,8 @@
 
 Every member proposes its own tree; equal paths merge. What a member says of a node's chance is
 calibrated by how often it was right before, per member, depth and confidence; a node proposed by
-several gets the largest of these chances, and the nodes worth most are kept. Candidates stay fixed,
+several gets the largest of these chances, which is corrected by what is known of its token
+(`trees/token_odds.py`), and the nodes worth most are kept. Candidates stay fixed,
 so the rule is exact whatever is merged (`methods/beyond/cascades.md`, algorithm 4; no paper).
 """
 
@@ -17,10 +18,11 @@ from foretoken.drafters.parts.chances import chosen, given_parents, of_paths, tr
 from foretoken.drafters.parts.look_up import LookUp
 from foretoken.drafters.parts.members import Combination
 from foretoken.errors import ConfigError, PairingError
-from foretoken.native.look_ups import Calibrations, merged, merged_tried
+from foretoken.native.look_ups import Calibrations, TokenTable, merged, merged_tried
 from foretoken.trees.build import Trie, undrafted
 from foretoken.trees.guesses import Guesses
-from foretoken.trees.worth import Calibration, TextBias, least_paying
+from foretoken.trees.token_odds import TextOdds, TokenOdds
+from foretoken.trees.worth import Calibration, least_paying
 from foretoken.types import Budget, DecodeState, Draft, Memory, Rows, Shape, Step, Traits
 
 DOUBT = 0.5  # share of its real chance that a member may say of a node without losing it
@@ -65,9 +67,11 @@ class Fusion(Combination):
             self.traits = replace(self.traits, shape=Shape.TREE)
         self.calibrations = [[Calibration(TRUST) for _ in range(LEVELS)] for _ in members]
         self.agreed = [Calibration(TRUST) for _ in range(len(members) + 1)]  # by how many agree
+        self.tokens = TokenOdds()
         self.tables = (
             Calibrations([one for levels in self.calibrations for one in levels]),
             Calibrations(self.agreed),
+            TokenTable(self.tokens),
         )
         self.cut = Guesses()
 
@@ -87,11 +91,11 @@ class Fusion(Combination):
     def merge(self, row: DecodeState, text: _Text, budget: Budget) -> Draft:
         """All offers as one tree, as far as it pays. Its marks say how many have a node, its shares
         the best chance that any of them gives it, `given` what that is worth in any text."""
-        found, offers, greedy, factor = text.merged, text.offers, row.warp.greedy, text.bias.factor
+        found, offers, greedy = text.merged, text.offers, row.warp.greedy
         if all(len(offer) == 1 for offer in offers):
             found.clear(row.tokens[-1])
             return undrafted(row)
-        if merged(found, offers, *self.tables, greedy, factor):
+        if merged(found, offers, *self.tables, greedy, text.odds):
             return chosen(found, self.cut, budget)
         trie = Trie(row.tokens[-1])
         best, votes = [1.0], [0]
@@ -115,8 +119,12 @@ class Fusion(Combination):
             self.agreed[count].chance(chance, 0, greedy)
             for chance, count in zip(best, votes, strict=True)
         ]
-        here = [min(chance * factor, 1.0) for chance in chances]
-        found.fill(trie.tree(), of_paths(trie.parents, here), votes, best, chances)
+        tree = trie.tree()
+        here = [
+            self.tokens.chance(chance, token, tree.tokens[parent], text.odds)
+            for chance, token, parent in zip(chances, tree.tokens, tree.parents, strict=True)
+        ]
+        found.fill(tree, of_paths(trie.parents, here), votes, best, chances)
         return chosen(found, self.cut, budget)
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
@@ -131,19 +139,20 @@ class Fusion(Combination):
 
     def learn(self, text: _Text, said: Sequence[int], greedy: bool) -> None:
         """Compare all offers, and what was made of them, with the tokens that came."""
-        found, offers, bias = text.merged, text.offers, text.bias
+        found, offers, odds = text.merged, text.offers, text.odds
         if len(found) == 1:
             return
-        if merged_tried(found, offers, *self.tables, greedy, bias, array("q", said)):
+        if merged_tried(found, offers, *self.tables, greedy, odds, array("q", said)):
             return
         for offer, levels in zip(offers, self.calibrations, strict=True):
             given, ranks = offer.given, offer.ranks
             for node, depth, hit in trials(offer.tree, said):
                 levels[min(depth, LEVELS) - 1].tried(given[node], ranks[node], greedy, hit)
-        votes, best, chances = found.marks, found.shares, found.given
-        for node, _, hit in trials(found.tree, said):
+        votes, best, chances, tree = found.marks, found.shares, found.given, found.tree
+        for node, _, hit in trials(tree, said):
             self.agreed[votes[node]].tried(best[node], 0, greedy, hit)
-            bias.tried(chances[node], hit)
+            before = tree.tokens[tree.parents[node]]
+            self.tokens.tried(chances[node], tree.tokens[node], before, odds, hit)
 
 
 @dataclass(slots=True)
@@ -151,7 +160,7 @@ class _Text:
     """What is known of one row, and what was offered for the step under way."""
 
     offers: list[Guesses]  # of all members
-    bias: TextBias = field(default_factory=TextBias)
+    odds: TextOdds = field(default_factory=TextOdds)
     merged: Guesses = field(default_factory=Guesses)
 
 

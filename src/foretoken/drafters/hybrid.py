@@ -21,7 +21,8 @@ from foretoken.drafters.parts.members import Combination, own_part
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import PairingError
 from foretoken.trees.build import Trie
-from foretoken.trees.worth import TextBias, paying
+from foretoken.trees.token_odds import TextOdds, TokenOdds
+from foretoken.trees.worth import paying
 from foretoken.types import (
     Budget,
     DecodeState,
@@ -58,7 +59,7 @@ class Hybrid(Combination):
         if isinstance(inner, Guided):
             self.model = inner.model
             self.reader = inner.model if isinstance(inner.model, OrdinaryModel) else None
-        self.agreement = Agreement()
+        self.agreement, self.tokens = Agreement(), TokenOdds()
         # by the bit length of the number of rows: prices differ
         self.gains: defaultdict[int, Gain] = defaultdict(Gain)
 
@@ -90,7 +91,7 @@ class Hybrid(Combination):
         ):
             text: _Text = row.private[self]
             union = text.union = Union(tree, looked_up)
-            union.judge(row.warp.greedy, self.agreement, text.bias)
+            union.judge(row.warp.greedy, self.agreement, self.tokens, text.odds)
             if place is not None and budget.prices is not None and not row.rehearsal:
                 gain.update(place, union.gain(looked_up, budget))
             draft = affordable(union.draft, budget)
@@ -125,7 +126,7 @@ class Hybrid(Combination):
             if text.union is None:
                 continue
             if not row.rehearsal:
-                text.union.teach(said, self.agreement, text.bias)
+                text.union.teach(said, self.agreement, self.tokens, text.odds)
             grown.append(text.union.grown)
         self.inner.observe(own_part(step, grown) if grown else step)
         self.look_ups.observe(step)
@@ -153,9 +154,10 @@ class Union:
         self.places, self.promises, self.chances = [0], [1.0], [1.0]
         self.draft = Draft(self.tree, Draw.POINT)
 
-    def judge(self, greedy: bool, agreement: Agreement, bias: TextBias) -> None:
+    def judge(self, greedy: bool, agreement: Agreement, tokens: TokenOdds, odds: TextOdds) -> None:
         """Find the chance of every node, in this text."""
-        parents, modelled, looked_up = self.tree.parents, self.modelled, self.looked_up
+        said, parents = self.tree.tokens, self.tree.parents
+        modelled, looked_up = self.modelled, self.looked_up
         asked = set(parents[1 : self.size])
         by_model, by_look_up = [0.0] * len(parents), [0.0] * len(parents)
         for node, parent in enumerate(parents[1:], 1):
@@ -172,7 +174,7 @@ class Union:
             self.places.append(place)
             self.promises.append(promise)
             self.chances.append(chance)
-            here.append(chance if node < self.size else min(chance * bias.factor, 1.0))
+            here.append(tokens.chance(chance, said[node], said[parent], odds))
         self.draft = Draft(self.tree, Draw.POINT, chances=of_paths(parents, here))
 
     def gain(self, found: Draft, budget: Budget) -> float:
@@ -190,17 +192,19 @@ class Union:
         if draft.origin is not None:
             self.grown = self.grown.keep([node for node in draft.origin if node < self.size])
 
-    def teach(self, said: Sequence[int], agreement: Agreement, bias: TextBias) -> None:
+    def teach(
+        self, said: Sequence[int], agreement: Agreement, tokens: TokenOdds, odds: TextOdds
+    ) -> None:
         """Compare all nodes, scored or not, with what the target said where it went."""
         for node, _, hit in trials(self.tree, said):
             agreement.tried(self.places[node], self.promises[node], hit)
-            if node >= self.size:
-                bias.tried(self.chances[node], hit)
+            token, before = self.tree.tokens[node], self.tree.tokens[self.tree.parents[node]]
+            tokens.tried(self.chances[node], token, before, odds, hit)
 
 
 @dataclass(slots=True)
 class _Text:
     """What is known of one row."""
 
-    bias: TextBias = field(default_factory=TextBias)  # of what is looked up and not modelled
+    odds: TextOdds = field(default_factory=TextOdds)
     union: Union | None = None  # of the step under way

@@ -81,9 +81,9 @@ PLAIN = {  # of operations without a type
         *[_WORD] * 3, *_TOKENS, _WORD, *[_COUNT] * 3, _EXACT, _WORD, _COUNT, *_TOKENS
     ),
     "recycled": (_WORD, _WORD, _COUNT, _WORD, _EXACT, _COUNT, _COUNT, _COUNT, *_TOKENS),
-    "merged": (_WORD, _WORD, _COUNT, _WORD, _COUNT, _WORD, _COUNT, _EXACT),
+    "merged": (_WORD, _WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD, _COUNT, _WORD),
     "merged_tried": (
-        _WORD, _WORD, _COUNT, _WORD, _COUNT, _WORD, _COUNT, _WORD, _EXACT, _EXACT, *_TOKENS
+        _WORD, _WORD, _COUNT, _WORD, _COUNT, _WORD, _WORD, _COUNT, _WORD, *_TOKENS
     ),
     "paid": (_WORD, _WORD, _COUNT, _WORD, _COUNT, _WORD),
 }  # fmt: skip

@@ -13,8 +13,10 @@ from ctypes import c_double, c_int64, c_void_p
 from typing import Any
 
 from foretoken.native.library import plain
+from foretoken.trees import token_odds
 from foretoken.trees.guesses import Guesses
-from foretoken.trees.worth import Calibration, TextBias
+from foretoken.trees.token_odds import TextOdds, TokenOdds
+from foretoken.trees.worth import Calibration
 from foretoken.types import Prices
 
 
@@ -93,6 +95,26 @@ class Calibrations:
         self.address = ctypes.addressof(self.table)
 
 
+class TokenTable(_Table):
+    """`TokenOdds` and the rates at which they move."""
+
+    _fields_ = (
+        ("numbers", c_void_p),
+        ("kinds", c_int64),
+        *(
+            (name, c_double)
+            for name in ("likely", "least", "most", "of_token", "of_before", "of_text", "longest")
+        ),
+    )
+
+    def __init__(self, known: TokenOdds) -> None:
+        super().__init__(
+            numbers=known.numbers, kinds=token_odds.KINDS, likely=token_odds.LIKELY,
+            least=token_odds.LEAST, most=token_odds.MOST, of_token=token_odds.OF_TOKEN,
+            of_before=token_odds.OF_BEFORE, of_text=token_odds.OF_TEXT, longest=token_odds.LONGEST,
+        )  # fmt: skip
+
+
 def copied(
     found: Guesses, text: array[int], size: int, starts: Sequence[int], depth: int, nodes: int,
     least: float, odds: OddsTable, greedy: bool, ends: array[int],
@@ -157,7 +179,7 @@ def recycled(
 
 def merged(
     found: Guesses, offers: Sequence[Guesses], levels: Calibrations, agreed: Calibrations,
-    greedy: bool, factor: float,
+    tokens: TokenTable, greedy: bool, text: TextOdds,
 ) -> bool:  # fmt: skip
     """All offers as one tree, with what its nodes are worth."""
     call = plain("merged")
@@ -166,13 +188,16 @@ def merged(
     found.make_room(sum([len(offer) - 1 for offer in offers]))
     places = array("q", [offer.address for offer in offers])
     deep = len(levels.table) // len(offers)
-    call(found.address, *places.buffer_info(), levels.address, deep, agreed.address, greedy, factor)
+    call(
+        found.address, *places.buffer_info(), levels.address, deep, agreed.address, tokens.address,
+        greedy, text.numbers.buffer_info()[0],
+    )  # fmt: skip
     return True
 
 
 def merged_tried(
     found: Guesses, offers: Sequence[Guesses], levels: Calibrations, agreed: Calibrations,
-    greedy: bool, bias: TextBias, said: array[int],
+    tokens: TokenTable, greedy: bool, text: TextOdds, said: array[int],
 ) -> bool:  # fmt: skip
     """All offers, and what became of them, are compared with the tokens that came."""
     call = plain("merged_tried")
@@ -181,8 +206,8 @@ def merged_tried(
     places = array("q", [offer.address for offer in offers])
     deep = len(levels.table) // len(offers)
     call(
-        found.address, *places.buffer_info(), levels.address, deep, agreed.address, greedy,
-        bias.numbers.buffer_info()[0], bias.FADE, bias.WEIGHT, *said.buffer_info(),
+        found.address, *places.buffer_info(), levels.address, deep, agreed.address, tokens.address,
+        greedy, text.numbers.buffer_info()[0], *said.buffer_info(),
     )  # fmt: skip
     return True
 

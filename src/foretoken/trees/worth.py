@@ -100,31 +100,6 @@ class Calibration:
                 self.tried(laws[at], ranks[at], greedy, node in reached)
 
 
-class TextBias:
-    """Accepted over promised in one text: some repeat themselves more than others do."""
-
-    __slots__ = ("numbers",)
-
-    FADE = 0.5 ** (1 / 64)  # per trial
-    WEIGHT = 4.0  # accepted tokens' worth of belief that a text is like all others
-
-    def __init__(self) -> None:
-        # accepted, promised, and the factor; changed in place, for C knows where they are
-        self.numbers = array("d", (0.0, 0.0, 1.0))
-
-    @property
-    def factor(self) -> float:
-        """What chances as texts in general have them are worth in this one."""
-        return self.numbers[2]
-
-    def tried(self, chance: float, hit: bool) -> None:
-        """A child whose parent was reached, as likely as texts in general have it."""
-        hits = self.numbers[0] * self.FADE + hit
-        promised = self.numbers[1] * self.FADE + chance
-        factor = (hits + self.WEIGHT) / (promised + self.WEIGHT)
-        self.numbers[:] = array("d", (hits, promised, factor))
-
-
 class Decline:
     """What the next level of a tree adds, as a share of what the last one added."""
 

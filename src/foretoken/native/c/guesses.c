@@ -1,7 +1,43 @@
 /* What becomes of trees of guesses: what came true of them, trees of remembered followers, those of several
  * drafters as one, and the part that pays. As `drafters/parts/class_odds.py`, `parts/adjacency.py`,
  * `fusion.py` and `parts/chances.py` do. */
+#include <math.h>
 #include "look_ups.h"
+
+struct token_odds { /* `TokenOdds` */
+  double *numbers; /* of a kind of token: a shift and squared errors, as four kinds of guesses have it */
+  int64_t kinds;
+  double likely, least, most, of_token, of_before, of_text, longest;
+};
+
+static inline double *odds_of(const struct token_odds *o, double promised, int64_t token, int before) {
+  return o->numbers + 8 * (token % o->kinds) + 4 * before + 2 * (promised >= o->likely);
+}
+
+static double shifted(const struct token_odds *o, double promised, int64_t token, int64_t before,
+                      const double *text) {
+  if (promised <= 0) return 0;
+  const double of_token = *odds_of(o, promised, token, 0), of_before = *odds_of(o, promised, before, 1);
+  const double least = promised > o->least ? promised : o->least;
+  const double within = least < o->most ? least : o->most;
+  const double odds = log(within / (1 - within)) + of_token + of_before + *text;
+  return 1 / (1 + exp(-odds));
+}
+
+static inline void learn(double *numbers, double rate, double error, double longest) {
+  const double squares = numbers[1] + error * error;
+  numbers[1] = squares < longest ? squares : longest;
+  numbers[0] += rate * error / sqrt(1 + numbers[1]);
+}
+
+static void shift(const struct token_odds *o, double promised, int64_t token, int64_t before, double *text,
+                  int64_t hit) {
+  if (promised <= 0) return;
+  const double error = hit - shifted(o, promised, token, before, text);
+  learn(odds_of(o, promised, token, 0), o->of_token, error, o->longest);
+  learn(odds_of(o, promised, before, 1), o->of_before, error, o->longest);
+  *text += o->of_text * error;
+}
 
 /* What came is compared with what was looked up, scored or not. */
 void guesses_tried(const struct tree *t, const int64_t *tokens, int64_t count, struct odds *o,
@@ -58,11 +94,11 @@ void recycled(struct tree *t, const struct memory *known, int64_t root, const st
 }
 
 /* All trees as one. Of every node `marks` say how many have it, `shares` the best chance that any of them
- * gives it, `given` what that is worth in any text, `paths` in this one (`factor`). The calibrations: of
- * each tree so many, by depth, and of nodes that so many agree on. */
+ * gives it, `given` what that is worth whatever its token, `paths` what it is worth as that token and in
+ * this text. The calibrations: of each tree so many, by depth, and of nodes that so many agree on. */
 void merged(struct tree *t, struct tree *const *offers, int64_t count,
             const struct calibration *levels, int64_t level_count, const struct calibration *agreed,
-            int64_t greedy, double factor) {
+            const struct token_odds *odds, int64_t greedy, const double *text) {
   plant(t, offers[0]->tokens[0]);
   int64_t longest = 0, all = 1;
   for (int64_t o = 0; o < count; o++) {
@@ -93,19 +129,18 @@ void merged(struct tree *t, struct tree *const *offers, int64_t count,
   double *here = malloc(all * sizeof *here);
   for (int64_t node = 1; node < t->count; node++) {
     t->given[node] = calibrated(agreed + t->marks[node], t->shares[node], 0, greedy);
-    here[node] = t->given[node] * factor < 1 ? t->given[node] * factor : 1;
+    here[node] = shifted(odds, t->given[node], t->tokens[node], t->tokens[t->parents[node]], text);
   }
   spread_over_paths(t, here);
   free(here);
   free(place);
 }
 
-/* All trees, and what became of them, are compared with what came. `bias`: of this text, what was
- * accepted, what was promised, and the factor that follows. */
+/* All trees, and what became of them, are compared with what came. */
 void merged_tried(const struct tree *t, struct tree *const *offers, int64_t count,
                   struct calibration *levels, int64_t level_count, struct calibration *agreed,
-                  int64_t greedy, double *bias, double bias_fade, double bias_weight,
-                  const int64_t *tokens, int64_t token_count) {
+                  const struct token_odds *odds, int64_t greedy, double *text, const int64_t *tokens,
+                  int64_t token_count) {
   const struct list said = {tokens, token_count};
   int64_t most = t->count, hit = 0;
   for (int64_t o = 0; o < count; o++) most = offers[o]->count > most ? offers[o]->count : most;
@@ -119,9 +154,7 @@ void merged_tried(const struct tree *t, struct tree *const *offers, int64_t coun
   }
   for (int64_t node = 0; (node = next_trial(t, said, reached, node, &hit)) > 0;) {
     calibrate(agreed + t->marks[node], t->shares[node], 0, greedy, hit);
-    bias[0] = bias[0] * bias_fade + hit;
-    bias[1] = bias[1] * bias_fade + t->given[node];
-    bias[2] = (bias[0] + bias_weight) / (bias[1] + bias_weight);
+    shift(odds, t->given[node], t->tokens[node], t->tokens[t->parents[node]], text, hit);
   }
   free(reached);
 }
