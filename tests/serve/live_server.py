@@ -42,9 +42,9 @@ class Running:
 
 
 @contextmanager
-def running(session, **settings):
+def running(session, learning=None, **settings):
     """A server around a session, for the time of this context."""
-    server = Server(app(session, Settings(model_name=NAME, **settings)))
+    server = Server(app(session, Settings(model_name=NAME, **settings), learning))
     with listen("127.0.0.1", 0) as socket:
         thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
         thread.start()

@@ -424,3 +424,59 @@ def test_what_cannot_learn_is_refused(pair, make_llama):
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError):
         OnlineSettings(**wrong)
+
+
+@pytest.mark.parametrize("method", ["chain", "auto-draft"])
+def test_moments_without_work_are_used_and_end(pair, truth, method):
+    settings = OnlineSettings(share=0.5, passes=3.0, texts=8, rate=1e-3, interval=1000)
+    with chains(pair, method) as session, OnlineDraft(session, settings) as online:
+        assert not online.rest(), "nothing was heard"
+        for ids in PROMPTS[:20]:
+            session.generate(ids, 24, temperature=0.0)
+        learner = learner_of(online)
+        heard = len(learner.buffer)
+        assert online.steps == 0 and 0 < learner.left <= 3 * heard
+        slices = 0
+        while online.rest():
+            slices += 1
+            assert slices < 1000, "learns for ever"
+        assert heard > 8 and 3 * heard // 8 <= online.steps <= 3 * heard // 8 + 1
+        assert online.allowance.spent == online.allowance.listening, "idle moments cost no share"
+        rows = session.generate(PROMPTS, 24, temperature=0.0)
+        assert [row.tokens for row in rows] == truth
+
+
+def learner_of(online):
+    return online.learners[0]
+
+
+def test_greedy_and_sampled_rows_are_guessed_by_the_draft_that_learned(pair):
+    with chains(pair, "auto-draft") as session:
+        with OnlineDraft(session, NOW) as online:
+            greedy, sampled = (one.model for one in guided(session.engine.drafter))
+            assert greedy.lm is sampled.lm is online.served
+        assert greedy.lm is sampled.lm is session.draft
+
+
+def guided(drafter):
+    """What grows trees for greedy rows, and chains for sampled ones."""
+    hybrid, chain_ = drafter.members
+    return hybrid.inner, chain_
+
+
+def test_no_draft_model_nothing_learns(pair):
+    with (
+        foretoken.load(pair[0], "suffix") as session,
+        pytest.raises(CapabilityError, match="with a draft"),
+    ):
+        OnlineDraft(session, NOW)
+
+
+def test_an_error_in_a_moment_without_work_ends_learning_there(pair, caplog):
+    with chains(pair) as session, OnlineDraft(session, OnlineSettings(rate=1e-3)) as online:
+        session.generate(PROMPTS[:8], 24, temperature=0.0)
+        learner_of(online).model.model.norm.weight.register_hook(lambda slope: slope * float("nan"))
+        while online.rest():
+            pass
+        assert online.failure is not None and "learning has ended" in caplog.text
+        assert learner_of(online).left >= 1 and not online.rest()

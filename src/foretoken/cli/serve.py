@@ -17,6 +17,7 @@ from foretoken.errors import ConfigError
 if TYPE_CHECKING:
     from foretoken.engine.session import Session
     from foretoken.serve.settings import Settings
+    from foretoken.training.online.serving import IdleLearning
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
          "KB": 10**3, "MB": 10**6, "GB": 10**9}  # fmt: skip
@@ -77,6 +78,21 @@ LogFile = Annotated[
     Path | None, typer.Option(help="A line of JSON per request; - or nothing: standard error.")
 ]
 NoMetrics = Annotated[bool, typer.Option("--no-metrics", help="Answer no /metrics.")]
+Learn = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Let the draft learn from what it guessed wrong, in moments without requests; what "
+        "it learned is kept here, and a restart goes on. No text changes its law.",
+    ),
+]
+LearnSet = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="With --learn: rate, passes, topics, share (of busy time), ...; repeatable.",
+    ),
+]
 Ray = Annotated[
     bool,
     typer.Option(
@@ -115,6 +131,8 @@ def serve(
     grace: Grace = 30.0,
     log_file: LogFile = None,
     no_metrics: NoMetrics = False,
+    learn: Learn = None,
+    learn_set: LearnSet = None,
     ray: Ray = False,
     replicas: Replicas = None,
     max_replicas: MaxReplicas = None,
@@ -152,25 +170,25 @@ def serve(
     )
     make_ready(limits.log_file)
     loading: dict[str, Any] = {
-        "target": o.named_target(context, target, tuned),
-        "draft": draft,
-        "draft_vocabulary": draft_vocabulary,
-        "method": method,
-        "given": set_,
-        "tuned": tuned,
-        "device": device, "dtype": dtype,
-        "exact_bits": exact_bits,
-        "allow_pickle": allow_pickle,
-        "trust_remote_code": trust_remote_code,
-        "no_generation_config": no_generation_config,
-        "max_rows": max_rows, "memory_budget": memory_budget,
+        "target": o.named_target(context, target, tuned), "tuned": tuned,
+        "draft": draft, "draft_vocabulary": draft_vocabulary, "method": method, "given": set_,
+        "device": device, "dtype": dtype, "exact_bits": exact_bits,
+        "allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code,
+        "no_generation_config": no_generation_config, "max_rows": max_rows,
+        "memory_budget": memory_budget,
     }  # fmt: skip
     counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
+    check_learning(learn, learn_set, {"--ray": ray, "--memory-budget": memory_budget})
     if ray_asked(ray, counts):
         run_replicas(o.to_load(**loading), limits, counts, host, port)
         return
     with listen(host, port) as socket, o.open_session(**loading) as session:
-        run(session, limits, socket)
+        learning = None if learn is None else learner(session, learn, learn_set)
+        try:
+            run(session, limits, socket, learning)
+        finally:
+            if learning is not None:
+                learning.finish()
         session.save()
 
 
@@ -184,18 +202,49 @@ def make_ready(log: Path | None) -> None:
     keep_few_products()
 
 
-def run(session: Session, limits: Settings, socket: object) -> None:
+def learner(session: Session, folder: Path, given: list[str] | None) -> IdleLearning:
+    """The draft of a session, set to learn."""
+    from foretoken.training.config import configured
+    from foretoken.training.online.serving import IdleLearning, ServingSettings
+
+    settings = configured(ServingSettings, o.settings(given), "--learn-set")
+    return IdleLearning(session, folder, settings)
+
+
+def check_learning(folder: Path | None, given: list[str] | None, others: dict[str, object]) -> None:
+    """Refuse options that learning does not go with, before anything is loaded."""
+    if folder is None and given:
+        raise ConfigError(
+            "--learn-set was passed without --learn.",
+            "without --learn DIR the draft stays as it is.",
+            "pass --learn, too, or leave it out.",
+        )
+    wrong = next((name for name, value in others.items() if value), None)
+    if folder is not None and wrong is not None:
+        why = {
+            "--ray": "every replica would learn something else, into one folder.",
+            "--memory-budget": "weights in training, which take four times a draft's in float32, "
+            "are in no plan.",
+        }
+        raise ConfigError(f"--learn was passed with {wrong}.", why[wrong], "leave one of them out.")
+
+
+def run(
+    session: Session, limits: Settings, socket: object, learning: IdleLearning | None = None
+) -> None:
     """Serve on a socket until a signal."""
     from rich.console import Console
 
     from foretoken.serve import app as application
     from foretoken.serve.running import Server, address_of
 
-    server = Server(application(session, limits))
+    server = Server(application(session, limits, learning))
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not quiet():
         for line in greeting(session, limits, address_of(socket)):  # type: ignore[arg-type]
             console.print(line, markup=False)
+        if learning is not None:
+            console.print(f"  learns  {learning}", markup=False)
     elif not session.engine.promise.lossless:
         console.print(str(session.engine.promise), style="bold", markup=False)
     server.run(sockets=[socket])  # type: ignore[list-item]

@@ -26,17 +26,20 @@ from foretoken.serve.wire.requests import Asked, ChatRequest, CompletionRequest
 from foretoken.serve.wire.schema import describe
 from foretoken.serve.wire.unsupported import check_fields
 from foretoken.serve.writing import Wants
+from foretoken.training.online.serving import IdleLearning
 
 LONG_BODY = 1 << 16  # bytes from which on a body is read beside the event loop
 A = TypeVar("A", bound=Asked)
 
 
-def app(session: Session, settings: Settings | None = None) -> FastAPI:
+def app(
+    session: Session, settings: Settings | None = None, learning: IdleLearning | None = None
+) -> FastAPI:
     """A server around `session`, for uvicorn, Ray Serve or any other ASGI server.
 
-    Its lifespan runs the steps; the session is not closed by it.
+    Its lifespan runs the steps; neither the session nor what its draft learns is closed by it.
     """
-    service = Service(session, settings or Settings())
+    service = Service(session, settings or Settings(), learning)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:

@@ -1,7 +1,8 @@
 """The thread that runs the steps of a session for a server.
 
 Steps of all requests are made here, so that the event loop never waits for a model. What they add
-is handed over once per step, and wakes the loop once.
+is handed over once per step, and wakes the loop once. Work that can wait is done a slice at a time
+while nobody asks for anything.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from foretoken.types import DecodeState
 
 LOG = logging.getLogger(__name__)
 AFTER = 5.0  # seconds without work until free memory goes back to the system
+QUIET = 0.1  # seconds without work until what can wait begins: clients answer at once, or think
 BUSY = 5.0  # and with work, else prompts and bursts leave 200 MiB; a few milliseconds each
 Deliver = Callable[[list[Piece]], None]
 
@@ -29,8 +31,11 @@ Deliver = Callable[[list[Piece]], None]
 class EngineThread:
     """Runs a session's engine until it is stopped; started and stopped in an event loop."""
 
-    def __init__(self, session: Session, counts: Counts) -> None:
-        self.session, self.counts = session, counts
+    def __init__(
+        self, session: Session, counts: Counts, rest: Callable[[], bool] | None = None
+    ) -> None:
+        """`rest`: does a slice of what can wait; False where nothing is left of it."""
+        self.session, self.counts, self.rest = session, counts, rest
         self.scheduler, self.engine = session.scheduler, session.engine
         self.awake = threading.Event()
         self.stopped = False
@@ -81,6 +86,7 @@ class EngineThread:
     def _run(self) -> None:
         """Steps while there is work, and sleep until there is."""
         while not self.stopped:
+            self._use_quiet()
             if not self.awake.wait(AFTER):
                 give_back()
                 self.awake.wait()
@@ -92,6 +98,12 @@ class EngineThread:
                 self._break_down(error)
             self.scheduler.tell_ends()  # of rows that were cancelled while nobody stepped
             self._hand_over()
+
+    def _use_quiet(self) -> None:
+        """Do what can wait, until there is work."""
+        if self.rest is not None and not self.awake.wait(QUIET):
+            while not self.awake.is_set() and self.rest():
+                pass
 
     def _ready(self) -> bool:
         """Asked after each step: hands over what it added; whether there is nothing more to do."""

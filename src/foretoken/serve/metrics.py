@@ -27,6 +27,8 @@ from foretoken.engine.record import Stats
 from foretoken.engine.session import Session
 from foretoken.lm.views.view import innermost
 from foretoken.serve.estimate import PlainSteps
+from foretoken.training.online.draft import OnlineDraft
+from foretoken.training.online.serving import IdleLearning
 from foretoken.types import Step
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -108,7 +110,9 @@ class Counts:
 class Metrics:
     """The metrics of one server, in a registry of its own."""
 
-    def __init__(self, session: Session, counts: Counts) -> None:
+    def __init__(
+        self, session: Session, counts: Counts, learning: IdleLearning | None = None
+    ) -> None:
         self.registry = CollectorRegistry()
         self.requests = PrometheusCounter(
             "foretoken_requests", "Requests by path and status.", ["path", "status"],
@@ -123,6 +127,8 @@ class Metrics:
             buckets=PACES, registry=self.registry,
         )  # fmt: skip
         self.registry.register(EngineCollector(session, counts))
+        if learning is not None:
+            self.registry.register(LearningCollector(learning.online))
 
 
 class EngineCollector(Collector):
@@ -213,6 +219,27 @@ class EngineCollector(Collector):
             for name, value in cache_of(lm).items():
                 families[name].add_metric([model], value)
         yield from families.values()
+
+
+class LearningCollector(Collector):
+    """What a draft has learned while it served."""
+
+    def __init__(self, online: OnlineDraft) -> None:
+        self.online = online
+
+    def collect(self) -> Iterator[Metric]:
+        online = self.online
+        for name, value, words in (
+            ("requests", online.requests, "Texts that the draft heard the end of."),
+            ("steps", online.steps, "Optimizer steps of the draft."),
+            ("seconds", online.seconds, "Seconds that it spent learning."),
+        ):
+            yield CounterMetricFamily(f"foretoken_learning_{name}", words, value=value)
+        for name, value, words in (
+            ("acceptance", online.acceptance, "Accepted share of judged guesses, of late."),
+            ("ended", float(online.failure is not None), "1 once an error has ended it."),
+        ):
+            yield GaugeMetricFamily(f"foretoken_learning_{name}", words, value=value)
 
 
 def cache_of(lm: Any) -> dict[str, float]:

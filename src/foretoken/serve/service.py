@@ -26,6 +26,7 @@ from foretoken.serve.settings import Settings
 from foretoken.serve.wire.errors import Refusal, internal, refusal_of, stopping
 from foretoken.serve.wire.requests import Asked
 from foretoken.serve.writing import Piece, Wants
+from foretoken.training.online.serving import IdleLearning
 
 LOG = logging.getLogger(__name__)
 PREPARERS = 2  # threads that tokenize prompts and check options
@@ -35,7 +36,9 @@ MEMORY = 0.1  # of the mean time in the server, the weight of the request seen l
 class Service:
     """What all requests of a server share."""
 
-    def __init__(self, session: Session, settings: Settings) -> None:
+    def __init__(
+        self, session: Session, settings: Settings, learning: IdleLearning | None = None
+    ) -> None:
         check_session(session)
         self.session, self.settings = session, settings
         session.prepare(batches=True)
@@ -43,8 +46,10 @@ class Service:
             check_ahead(session.engine)
         dismiss()  # steps are made by another thread
         self.counts = Counts(PlainSteps(timed_before(session.target)))
-        self.metrics = Metrics(session, self.counts)
-        self.thread = EngineThread(session, self.counts)
+        self.metrics = Metrics(session, self.counts, learning)
+        self.thread = EngineThread(
+            session, self.counts, None if learning is None else learning.rest
+        )
         self.names = Names(session.tokenizer)
         self.answers: set[Answer] = set()
         self.places = 0  # texts let in

@@ -5,6 +5,7 @@ verification has computed anyway; after some requests it takes a few optimizer s
 the draft that serves gets the new weights. All of it happens between two steps of decoding, in the
 thread that decodes, a slice at a time. Whatever the draft has become, the text keeps the target's
 law; a greedy text stays the same, a seeded one is drawn anew once the draft has other weights.
+While nobody writes, `rest` learns a slice at a time whatever it takes: a server is seldom busy.
 """
 
 from __future__ import annotations
@@ -83,14 +84,14 @@ class OnlineDraft:
     ) -> None:
         self.session, self.settings = session, settings or OnlineSettings()
         self.engine = session.engine
-        self.guesser = guessing_model(self.engine)
         before = session.draft
+        self.guessers = guessing_models(self.engine.drafter, before)
         model, topics = whole_model(before), range(self.settings.topics)
-        tokens = before.output_rows.tokens if isinstance(before, FewRows) else None
+        self.tokens = before.output_rows.tokens if isinstance(before, FewRows) else None
         self.topic_of = router or (Centroids(len(topics)) if len(topics) > 1 else first_topic)
         with torch.inference_mode(False):
             self.learners = [
-                Learner(twin(model, torch.float32), tokens, self.settings) for _ in topics
+                Learner(twin(model, torch.float32), self.tokens, self.settings) for _ in topics
             ]
             drafts = [opened_twin(before) for _ in topics]
         self.served = RoutedDrafts(drafts, self.topic_of, before)
@@ -99,7 +100,7 @@ class OnlineDraft:
         self.allowance = Allowance(some.share)
         self.work: tuple[int, Iterator[str], str] | None = None  # topic, slices, the next one
         self.recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
-        self.requests = 0
+        self.requests, self.seconds = 0, 0.0  # heard; spent learning
         self.frozen = False
         self.failure: Exception | None = None  # what ended learning, where something did
         self.serve_with(self.served)
@@ -126,7 +127,9 @@ class OnlineDraft:
                     "the draft of a row is chosen when its prompt is read.",
                     "wait for the texts under way.",
                 )
-            self.guesser.lm = self.session.draft = draft
+            for guesser in self.guessers:
+                guesser.lm = draft
+            self.session.draft = draft
             self.session.scheduler = Scheduler(self.engine, *self.session.models)
 
     @property
@@ -160,10 +163,7 @@ class OnlineDraft:
     def note(self, heard: list[Heard]) -> None:
         """Put what was heard into the buffers of its topics."""
         for one in heard:
-            learner = self.learners[self.served.topics.get(one.row.uid, 0)]
-            for lesson in one.lessons:
-                learner.buffer.add(lesson)
-            learner.requests += 1
+            self.learners[self.served.topics.get(one.row.uid, 0)].hear(one.lessons)
             self.requests += 1
             self.recent.append((one.accepted, one.judged))
 
@@ -177,9 +177,25 @@ class OnlineDraft:
                 self.work = self.begun(due[0], self.settings.updates)
             if not self.allowance.allows(self.work[2]):
                 return
-            self.slice()
+            self.allowance.charge(self.slice())
             if self.settings.share < 1:
                 return
+
+    def rest(self) -> bool:
+        """Learn a slice in a moment in which nobody writes; False where nothing is left to learn.
+
+        What was heard is learned `passes` times so. Others wait for their next step of decoding.
+        """
+        if self.frozen:
+            return False
+        with held(self.session.scheduler.turns):
+            if self.work is None:
+                hungry = [i for i, learner in enumerate(self.learners) if learner.left >= 1]
+                if not hungry:
+                    return False
+                self.work = self.begun(hungry[0], 1)
+            self.guarded(self.slice)
+        return True
 
     def begun(self, topic: int, count: int) -> tuple[int, Iterator[str], str]:
         """Some optimizer steps of a topic, before their first slice."""
@@ -197,21 +213,22 @@ class OnlineDraft:
         """Serve with what was learned. Rows go on with a cache of the new weights, but for those
         of a draft that runs ahead, whose trees are open: a stale cache only guesses worse.
         """
-        plain = type(self.guesser) is OrdinaryModel
+        plain = all(type(guesser) is OrdinaryModel for guesser in self.guessers)
         rows: list[DecodeState] = [row for row in self.engine.running if row.finish is None]
         self.served.take(topic, self.learners[topic].model.parameters(), rows if plain else ())
 
-    def slice(self) -> None:
-        """The next slice of the work at hand."""
+    def slice(self) -> float:
+        """The next slice of the work at hand; its seconds."""
         assert self.work is not None
         topic, slices, name = self.work
         began = perf_counter()
         with torch.inference_mode(False), torch.enable_grad():
             following = next(slices, None)
         seconds = perf_counter() - began
-        self.allowance.charge(seconds)
+        self.seconds += seconds
         self.allowance.last[name] = seconds
         self.work = None if following is None else (topic, slices, following)
+        return seconds
 
     def guarded(self, job: Any) -> None:
         """Run a part of learning; what it raises freezes the draft as it serves, and is told."""
@@ -306,13 +323,24 @@ def first_topic(prompt: Any) -> int:
     return 0
 
 
-def guessing_model(engine: Any) -> OrdinaryModel:
-    """What guesses in an engine; CapabilityError where that is no draft model of its own."""
-    found = getattr(engine.drafter, "model", None)
-    if isinstance(found, OrdinaryModel):
-        return found
+def guessing_models(drafter: Any, draft: Any) -> list[OrdinaryModel]:
+    """Whatever guesses with this draft model in a drafter and its members, token by token.
+
+    CapabilityError where nothing does.
+    """
+    found: dict[int, OrdinaryModel] = {}
+    left = [drafter]
+    while left:
+        one = left.pop()
+        left += getattr(one, "members", ())
+        model = getattr(one, "model", None)
+        if isinstance(model, OrdinaryModel) and model.lm is draft:
+            found[id(model)] = model
+    if found:
+        return list(found.values())
     raise CapabilityError(
-        f"learning while it serves was asked of {type(engine.drafter).__name__}.",
-        "a draft model that guesses token by token learns: methods chain, tree and their kin.",
-        "load the session with method chain and a draft.",
+        f"learning while it serves was asked of {type(drafter).__name__}.",
+        "a draft model that guesses token by token learns: methods auto-draft, hybrid, chain, tree "
+        "and their kin.",
+        "load the session with a draft, and with method chain, say.",
     )

@@ -33,6 +33,7 @@ class Learner:
         )
         self.buffer = Buffer(settings.buffer, int(settings.buffer_mib * 2**20))
         self.requests = 0  # since the last update was due
+        self.left = 0.0  # lessons still to be learned in moments without work, repeats included
         self.steps = 0
         self.loss = float("nan")  # of the last step, before it
 
@@ -41,6 +42,14 @@ class Learner:
         """Whether enough requests have ended since the last time."""
         return self.requests >= self.settings.interval and len(self.buffer) > 0
 
+    def hear(self, lessons: Sequence[Lesson]) -> None:
+        """A request has ended; what is to be learned of it."""
+        for lesson in lessons:
+            self.buffer.add(lesson)
+        self.requests += 1
+        passes = self.settings.passes
+        self.left = min(self.left + passes * len(lessons), passes * len(self.buffer))
+
     def updates(self, count: int) -> Iterator[str]:
         """`count` steps in slices; yields the name of the slice that comes next."""
         self.requests = 0
@@ -48,6 +57,7 @@ class Learner:
             rng = random.Random(f"{self.settings.seed}/{self.steps}")
             lessons = self.buffer.draw(self.settings.texts, rng)
             places = sum(len(lesson.places) for lesson in lessons)
+            self.left = max(self.left - len(lessons), 0.0)
             loss = 0.0
             self.optimizer.zero_grad()
             for part in slices(lessons, self.settings.slice_tokens):
@@ -94,7 +104,7 @@ class Learner:
         return {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
             "steps": self.steps, "requests": self.requests, "fresh": self.buffer.fresh,
-            "lessons": lessons,
+            "left": self.left, "lessons": lessons,
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -102,6 +112,7 @@ class Learner:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.requests = state["steps"], state["requests"]
+        self.left = state.get("left", 0.0)  # states of before learned nothing in idle moments
         self.buffer = Buffer(self.buffer.most, self.buffer.room)
         for tokens, places, *laws in state["lessons"]:
             self.buffer.add(Lesson(tokens, places, Laws(*laws)))

@@ -178,7 +178,7 @@ def written(order: Order, replay: Replay, tokens: torch.Tensor) -> dict[str, Any
         "shape": shape_of(model),
         "vocabulary": {"tokens": len(tokens), "of": model.config.vocab_size},
         "steps": online.steps,
-        "learning_seconds": online.allowance.spent,
+        "learning_seconds": online.seconds,
         **figures(replay.fared, RECENT),
         "settings": asdict(config),
     }

@@ -1,0 +1,115 @@
+"""The draft of a server learns in its idle moments, and goes on from there after a restart."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+
+import torch
+
+from foretoken.engine.session import Session
+from foretoken.errors import CheckpointError, ForetokenError, check_values
+from foretoken.training.drafts.writing import shape_of, write_draft
+from foretoken.training.online.draft import OnlineDraft
+from foretoken.training.online.served import twin
+from foretoken.training.online.settings import OnlineSettings
+
+LOG = logging.getLogger(__name__)
+DRAFT = "draft"  # folder of what was learned, as any session loads it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingSettings(OnlineSettings):
+    """How the draft of a server learns: in short slices, which a new request waits for."""
+
+    slice_tokens: int = 128  # tokens learned at a stretch
+    save_every: float = 60.0  # seconds at least between two states on disk
+
+    def __post_init__(self) -> None:
+        OnlineSettings.__post_init__(self)
+        check_values(self, ("save_every", self.save_every >= 0, "0 seconds or more"))
+
+
+class IdleLearning:
+    """Learns from what a session writes, whenever it writes nothing; its state is in `folder`."""
+
+    def __init__(
+        self, session: Session, folder: Path, settings: ServingSettings | None = None
+    ) -> None:
+        self.folder, self.settings = folder, settings or ServingSettings()
+        check_writable(folder)
+        self.online = OnlineDraft(session, self.settings)
+        self.resumed = self.online.load(folder)
+        self.saved, self.saved_at = self.online.steps, monotonic()
+
+    def __str__(self) -> str:
+        begun = f"goes on after {self.online.steps:,} steps" if self.resumed else "begins"
+        return f"{begun} in idle moments, state in {self.folder}; {self.online}"
+
+    def rest(self) -> bool:
+        """Learn a slice, or save what was learned; False where nothing is left to do."""
+        if self.online.rest():
+            return True
+        due = monotonic() - self.saved_at >= self.settings.save_every
+        if self.online.steps != self.saved and due:
+            self.save()
+        return False
+
+    def save(self) -> None:
+        """Write the state. Where the disk is full the one before stays, and learning goes on."""
+        self.saved, self.saved_at = self.online.steps, monotonic()
+        try:
+            self.online.save(self.folder)
+        except (OSError, ForetokenError) as error:
+            LOG.warning("online: what was learned could not be saved: %s", error)
+
+    def finish(self) -> None:
+        """Save, and write the learned drafts; the session goes on with them."""
+        if self.online.steps:
+            self.save()
+            self.export()
+
+    def export(self) -> None:
+        """Every learned draft as a model directory, for `--draft`."""
+        online, session = self.online, self.online.session
+        for topic, learner in enumerate(online.learners):
+            model = twin(learner.model, torch.float32)
+            width = model.config.vocab_size
+            tokens = torch.arange(width) if online.tokens is None else online.tokens.cpu()
+            one = self.folder / (DRAFT if len(online.learners) == 1 else f"{DRAFT}-{topic}")
+            notes = {
+                "recipe": "online", "shape": shape_of(model), "steps": learner.steps,
+                "vocabulary": {"tokens": len(tokens), "of": width},
+                "settings": asdict(self.settings),
+            }  # fmt: skip
+            try:
+                one.mkdir(parents=True, exist_ok=True)
+                write_draft(one, model, session, tokens, notes, about=about(learner.steps))
+            except (OSError, ForetokenError) as error:
+                LOG.warning("online: a learned draft could not be written: %s", error)
+
+
+def about(steps: int) -> str:
+    """The page of a learned draft."""
+    return (
+        "# A draft that learned while it served\n\n"
+        f"`foretoken serve --learn` took {steps:,} optimizer steps on the target's laws where "
+        "guesses of live traffic were rejected (arXiv 2310.07177). Load it with `--draft`.\n"
+    )
+
+
+def check_writable(folder: Path) -> None:
+    """CheckpointError where nothing could be kept, before any request."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"keeping what a draft learns in {folder} was asked for.",
+            f"the folder cannot be written ({error}).",
+            "name a folder that can.",
+        ) from error
