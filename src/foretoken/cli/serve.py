@@ -174,8 +174,8 @@ def serve(
         "draft": draft, "draft_vocabulary": draft_vocabulary, "method": method, "given": set_,
         "device": device, "dtype": dtype, "exact_bits": exact_bits,
         "allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code,
-        "no_generation_config": no_generation_config, "max_rows": max_rows,
-        "memory_budget": memory_budget,
+        "no_generation_config": no_generation_config,
+        "max_rows": max_rows, "memory_budget": memory_budget,
     }  # fmt: skip
     counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
     check_learning(learn, learn_set, {"--ray": ray, "--memory-budget": memory_budget})
@@ -184,11 +184,9 @@ def serve(
         return
     with listen(host, port) as socket, o.open_session(**loading) as session:
         learning = None if learn is None else learner(session, learn, learn_set)
-        try:
-            run(session, limits, socket, learning)
-        finally:
-            if learning is not None:
-                learning.finish()
+        run(session, limits, socket, learning)
+        if learning is not None:
+            learning.finish()
         session.save()
 
 
