@@ -26,10 +26,14 @@ class Learner:
         width = model.config.vocab_size
         scored = torch.arange(width) if tokens is None else tokens.cpu()
         self.model, self.settings = model.requires_grad_(True), settings
+        if not settings.tables:
+            for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+                table.requires_grad_(False)
+        self.learned = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = next(model.parameters()).device
         self.objective = SparseLaws.over(scored, width)
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0
+            self.learned, lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0
         )
         self.buffer = Buffer(settings.buffer, int(settings.buffer_mib * 2**20))
         self.requests = 0  # since the last update was due
@@ -76,7 +80,7 @@ class Learner:
 
     def step(self, loss: float) -> None:
         """Move the weights, unless a gradient is no number: then they stay as they are."""
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MOST_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(self.learned, MOST_NORM)
         if not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad()
             raise ConfigError(
@@ -91,9 +95,9 @@ class Learner:
 
     @property
     def nbytes(self) -> int:
-        """Of the weights, their gradients and the two moments of AdamW."""
-        weights: int = sum(weight.nbytes for weight in self.model.parameters())
-        return 4 * weights
+        """Of the weights, and of those that learn their gradients and the two moments of AdamW."""
+        weights = sum(weight.nbytes for weight in self.model.parameters())
+        return int(weights + 3 * sum(weight.nbytes for weight in self.learned))
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on, as plain values and tensors."""

@@ -24,7 +24,11 @@ DRAFT = "draft"  # folder of what was learned, as any session loads it
 class ServingSettings(OnlineSettings):
     """How the draft of a server learns: in short slices, which a new request waits for."""
 
+    rate: float = 3e-4  # of AdamW; for a draft that is far from its best, 1e-3
     slice_tokens: int = 128  # tokens learned at a stretch
+    tables: bool = (
+        False  # whether embedding and output layer learn, too: slices three times as long
+    )
     save_every: float = 60.0  # seconds at least between two states on disk
 
     def __post_init__(self) -> None:

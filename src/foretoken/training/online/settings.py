@@ -19,6 +19,7 @@ class OnlineSettings:
     share: float = 0.03  # of decoding time that learning may take; 1: all that is due, at once
     passes: float = 8.0  # times that what was heard is learned in moments without work (`rest`)
     accepted: float = 0.1  # share of the accepted places learned beside the rejected: less drift
+    tables: bool = True  # whether embedding and output layer learn, too: most of a draft's weights
     laws: int = 16  # likeliest tokens kept of every law
     window: int = 192  # tokens of a part of a text
     slice_tokens: int = 512  # tokens learned at a stretch, between two steps of decoding
