@@ -64,6 +64,9 @@ TOPICS: dict[str, tuple[str, Sequence[str], Sequence[str]]] = {
 }
 
 
+CLOSED = {"Connection": "close"}  # none would outlive that its server is stopped
+
+
 @dataclass(slots=True)
 class Asked:
     """One of the two servers."""
@@ -118,7 +121,7 @@ def server(name: str, asked: argparse.Namespace, *more: str) -> Iterator[Asked]:
     ]  # fmt: skip
     log = WORK / f"online-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output, httpx.Client(timeout=300.0) as client:
+    with log.open("w") as output, httpx.Client(timeout=300.0, headers=CLOSED) as client:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment(asked.threads)
         )
@@ -129,7 +132,10 @@ def server(name: str, asked: argparse.Namespace, *more: str) -> Iterator[Asked]:
         finally:
             process.send_signal(signal.SIGCONT)
             process.terminate()
-            process.wait(120)
+            try:
+                process.wait(120)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def prompts(asked: argparse.Namespace) -> list[str]:

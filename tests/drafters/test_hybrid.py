@@ -97,7 +97,7 @@ def test_experience_tells_guesses_of_both_from_guesses_of_one():
     both, model, look_up = union.chances[1:]
     assert both > 0.95 and model < 0.05 and look_up < 0.05
     union.judge(False, *known)
-    assert union.chances[-3] == pytest.approx(0.4), "sampled texts have an experience of their own"
+    assert union.chances[-3] == pytest.approx(0.4), "sampled texts have an agreement of their own"
 
 
 def test_a_text_that_look_ups_mislead_in_is_believed_less_than_others():

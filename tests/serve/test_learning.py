@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from time import sleep
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from live_server import running, wait_for
 import foretoken
 from foretoken.engine.scheduling import held
 from foretoken.serve import engine_thread
+from foretoken.training import checkpoint
 from foretoken.training.online.serving import IdleLearning, ServingSettings
 
 SOON = {"rate": 1e-3, "texts": 4, "save_every": 0.0}
@@ -65,8 +67,6 @@ def test_texts_stay_while_idle_moments_teach_the_draft(make_session, tmp_path, r
         assert server.metric("learning_seconds_total") > 0
         assert 0 <= server.metric("learning_acceptance") <= 1
         assert texts(server) == right
-        at_rest(server)
-        assert server.metric("learning_steps_total") > steps
 
 
 def test_a_restart_goes_on_and_the_learned_draft_is_a_model(
@@ -88,13 +88,78 @@ def test_a_restart_goes_on_and_the_learned_draft_is_a_model(
 def test_a_request_waits_for_a_slice_and_not_for_all_that_is_left(
     make_session, tmp_path, right, monkeypatch
 ):
-    """Work that would take minutes: what is asked meanwhile is answered at once."""
+    """Slices of a fifth of a second, and work for hours: requests wait for one slice each."""
     monkeypatch.setattr(engine_thread, "QUIET", 0.01)
     with learning_server(make_session, tmp_path, passes=1e6) as server:
+        online, waited = server.learning.online, []
+        slice_ = online.slice
+
+        def slow():
+            sleep(0.2)
+            return slice_()
+
+        monkeypatch.setattr(online, "slice", slow)
         assert texts(server) == right
-        wait_for(lambda: server.learning.online.steps > 2)
+        wait_for(lambda: online.steps > 1)
+        slices = []
+        monkeypatch.setattr(online, "slice", lambda: slices.append(1) or slow())
+        for _ in range(5):
+            before = len(slices)
+            texts(server)
+            waited.append(len(slices) - before)
+        assert max(waited) <= 2 * len(PROMPTS), "at most one under way when each request came"
+        assert online.learners[0].left > 1000
+
+
+def test_an_error_in_an_idle_moment_ends_learning_and_nothing_else(
+    make_session, tmp_path, right, monkeypatch
+):
+    with learning_server(make_session, tmp_path) as server:
+
+        def broken():
+            raise KeyError("nobody expected this")
+
+        server.service.thread.rest = broken
         assert texts(server) == right
-        assert server.learning.online.learners[0].left > 1000
+        wait_for(lambda: server.service.thread.rest is None)
+        assert texts(server) == right and server.service.healthy
+        assert server.metric("engine_errors_total") == 1
+
+
+def test_two_servers_do_not_keep_their_drafts_in_one_folder(make_session, tmp_path):
+    with (
+        learning_server(make_session, tmp_path),
+        make_session("chain") as session,
+        pytest.raises(foretoken.errors.ConfigError, match="another server"),
+    ):
+        IdleLearning(session, tmp_path)
+
+
+def test_another_draft_does_not_go_on_where_one_has_learned(
+    make_session, tmp_path, tiny_pair, chatty, right
+):
+    with learning_server(make_session, tmp_path) as server:
+        texts(server)
+        at_rest(server)
+    with (
+        foretoken.load(tiny_pair[0], "chain", tmp_path / "draft", chatty) as session,
+        pytest.raises(foretoken.errors.ConfigError, match="another draft learned there"),
+    ):
+        IdleLearning(session, tmp_path)
+
+
+def test_a_seed_repeats_a_text_only_under_one_fingerprint(make_session, tmp_path):
+    ask = {"prompt": "a", "max_tokens": 2}
+
+    def fingerprint(server):
+        return server.post("/v1/completions", json=ask).json()["system_fingerprint"]
+
+    with learning_server(make_session, tmp_path) as server:
+        first = fingerprint(server)
+        assert first == "chain+0-lossless"
+        texts(server)
+        at_rest(server)
+        assert fingerprint(server) != first
 
 
 def test_a_folder_that_cannot_be_written_any_more_ends_nothing(
@@ -157,9 +222,10 @@ def test_the_command_learns_and_says_so(tmp_path):
             wait_for(lambda: steps_of(url) > 0)
         finally:
             process.terminate()
-            process.wait(60)
+            assert process.wait(60) == 0
     assert (folder / "draft" / "model.safetensors").is_file()
-    assert len(list(folder.iterdir())) > 1
+    state = checkpoint.load(checkpoint.latest(folder))
+    assert state["learners"][0]["steps"] > 0
 
 
 def alive(url):

@@ -1,6 +1,7 @@
 """A draft that learns while it serves: what it hears, what it learns, and that texts stay."""
 
 import copy
+import dataclasses
 import random
 import threading
 
@@ -348,6 +349,34 @@ def test_a_state_goes_on_where_it_was(pair, tmp_path):
         torch.testing.assert_close(finals[0][name], finals[1][name])
 
 
+def test_a_rate_given_anew_counts_behind_a_restart(pair, tmp_path):
+    with chains(pair) as session:
+        with OnlineDraft(session, NOW) as online:
+            session.generate(PROMPTS[:8], 24, temperature=0.0)
+            online.learn(1)
+            online.save(tmp_path)
+        other = dataclasses.replace(NOW, rate=2e-5, warmup=1000)
+        with OnlineDraft(session, other) as online:
+            assert online.load(tmp_path)
+            steps = online.steps
+            online.learn(1)
+            [group] = online.learners[0].optimizer.param_groups
+            assert group["lr"] == pytest.approx(2e-5 * (steps + 1) / 1000)
+
+
+def test_a_text_that_no_draft_was_asked_about_is_learned_by_its_topic(pair):
+    settings = OnlineSettings(share=1.0, topics=2, interval=1000, accepted=0.0)
+    with (
+        chains(pair, "auto-draft") as session,
+        OnlineDraft(session, settings, router=lambda ids: ids[0] % 2) as online,
+    ):
+        session.generate(PROMPTS, 24, temperature=0.0)
+        assert [learner.requests for learner in online.learners] == [
+            sum(ids[0] % 2 == topic for ids in PROMPTS) for topic in range(2)
+        ]
+        assert online.served.topics == {}
+
+
 def test_another_number_of_topics_and_an_empty_folder(pair, tmp_path):
     with chains(pair) as session:
         with OnlineDraft(session, NOW) as online:
@@ -480,3 +509,17 @@ def test_an_error_in_a_moment_without_work_ends_learning_there(pair, caplog):
             pass
         assert online.failure is not None and "learning has ended" in caplog.text
         assert learner_of(online).left >= 1 and not online.rest()
+
+
+def test_without_tables_the_layers_alone_learn(pair):
+    whole = Learner(copy.deepcopy(pair[1]), None, NOW)
+    model = copy.deepcopy(pair[1])
+    learner = Learner(model, None, OnlineSettings(rate=1e-3, tables=False))
+    assert learner.nbytes < whole.nbytes
+    learner.buffer.add(lesson_of([1, 2, 3, 7], 3, 7))
+    before = chances(model, [1, 2, 3, 7])
+    list(learner.updates(3))
+    assert chances(model, [1, 2, 3, 7])[2, 7] > 1.2 * before[2, 7]
+    for name, weight in pair[1].state_dict().items():
+        table = name in ("model.embed_tokens.weight", "lm_head.weight")
+        assert torch.equal(weight, model.state_dict()[name]) == table, name

@@ -131,7 +131,7 @@ def named_target(context: typer.Context, target: str, tuned: Path | None) -> str
     return None if tuned is not None and left_out else target
 
 
-def settings(given: list[str] | None) -> dict[str, Any]:
+def settings(given: list[str] | None, option: str = "--set") -> dict[str, Any]:
     """`key=value` pairs with numbers, truth values and shapes read as such."""
     taken = ("target", "method", "draft", "device", "dtype", "tokenizer")
     found: dict[str, Any] = {}
@@ -139,14 +139,14 @@ def settings(given: list[str] | None) -> dict[str, Any]:
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not key or key in taken:
             raise ConfigError(
-                f"--set {item} was passed.",
+                f"{option} {item} was passed.",
                 "--set takes key=value, where key is a field of the method's config.",
                 "write for example --set depth=4; `foretoken methods NAME` lists the fields, and "
                 "models and devices have options of their own.",
             )
         if key in found:
             raise ConfigError(
-                f"--set {key}=... was passed twice.",
+                f"{option} {key}=... was passed twice.",
                 "a field has one value.",
                 f"pass --set {key}=... once; a shape is written {key}=2x4x4 or {key}=2,4,4.",
             )

@@ -17,7 +17,7 @@ from foretoken.errors import ConfigError
 if TYPE_CHECKING:
     from foretoken.engine.session import Session
     from foretoken.serve.settings import Settings
-    from foretoken.training.online.serving import IdleLearning
+    from foretoken.training.online.serving import IdleLearning, ServingSettings
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
          "KB": 10**3, "MB": 10**6, "GB": 10**9}  # fmt: skip
@@ -178,16 +178,17 @@ def serve(
         "max_rows": max_rows, "memory_budget": memory_budget,
     }  # fmt: skip
     counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
-    check_learning(learn, learn_set, {"--ray": ray, "--memory-budget": memory_budget})
+    budget = memory_budget or any(one.startswith("memory_budget=") for one in set_ or ())
+    settings = learning_of(learn, learn_set, {"--ray": ray, "--memory-budget": budget})
     if ray_asked(ray, counts):
         run_replicas(o.to_load(**loading), limits, counts, host, port)
         return
     with listen(host, port) as socket, o.open_session(**loading) as session:
-        learning = None if learn is None else learner(session, learn, learn_set)
+        learning = None if settings is None else begun(session, learn, settings)
         run(session, limits, socket, learning)
+        session.save()
         if learning is not None:
             learning.finish()
-        session.save()
 
 
 def make_ready(log: Path | None) -> None:
@@ -200,31 +201,37 @@ def make_ready(log: Path | None) -> None:
     keep_few_products()
 
 
-def learner(session: Session, folder: Path, given: list[str] | None) -> IdleLearning:
-    """The draft of a session, set to learn."""
+def learning_of(
+    folder: Path | None, given: list[str] | None, others: dict[str, object]
+) -> ServingSettings | None:
+    """How the draft is to learn, if it is; options that do not go together are refused."""
     from foretoken.training.config import configured
-    from foretoken.training.online.serving import IdleLearning, ServingSettings
+    from foretoken.training.online.serving import ServingSettings, check_writable
 
-    settings = configured(ServingSettings, o.settings(given), "--learn-set")
+    if folder is None:
+        if given:
+            raise ConfigError(
+                "--learn-set was passed without --learn.",
+                "without --learn DIR the draft stays as it is.",
+                "pass --learn, too, or leave it out.",
+            )
+        return None
+    why = {
+        "--ray": "every replica would learn something else, into one folder.",
+        "--memory-budget": "weights in training are in no plan.",
+    }
+    for name in (name for name, value in others.items() if value):
+        raise ConfigError(f"--learn was passed with {name}.", why[name], "leave one of them out.")
+    check_writable(folder)
+    return configured(ServingSettings, o.settings(given, "--learn-set"), "--learn-set")
+
+
+def begun(session: Session, folder: Path | None, settings: ServingSettings) -> IdleLearning:
+    """The draft of a session, set to learn."""
+    from foretoken.training.online.serving import IdleLearning
+
+    assert folder is not None
     return IdleLearning(session, folder, settings)
-
-
-def check_learning(folder: Path | None, given: list[str] | None, others: dict[str, object]) -> None:
-    """Refuse options that learning does not go with, before anything is loaded."""
-    if folder is None and given:
-        raise ConfigError(
-            "--learn-set was passed without --learn.",
-            "without --learn DIR the draft stays as it is.",
-            "pass --learn, too, or leave it out.",
-        )
-    wrong = next((name for name, value in others.items() if value), None)
-    if folder is not None and wrong is not None:
-        why = {
-            "--ray": "every replica would learn something else, into one folder.",
-            "--memory-budget": "weights in training, which take four times a draft's in float32, "
-            "are in no plan.",
-        }
-        raise ConfigError(f"--learn was passed with {wrong}.", why[wrong], "leave one of them out.")
 
 
 def run(

@@ -90,7 +90,7 @@ class Fusion(Combination):
 
     def merge(self, row: DecodeState, text: _Text, budget: Budget) -> Draft:
         """All offers as one tree, as far as it pays. Its marks say how many have a node, its shares
-        the best chance that any of them gives it, `given` what that is worth in any text."""
+        the best chance that any of them gives it, `given` what that is worth whatever its token."""
         found, offers, greedy = text.merged, text.offers, row.warp.greedy
         if all(len(offer) == 1 for offer in offers):
             found.clear(row.tokens[-1])

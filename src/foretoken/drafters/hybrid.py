@@ -149,8 +149,8 @@ class Union:
             self.looked_up[at] = chance
             place.append(at)
         self.tree: TokenTree = trie.tree()
-        # Of each node: its class in `Agreement`, what both sides promise, what that is worth in any
-        # text, all given its parent.
+        # Of each node: its class in `Agreement`, what both sides promise, what that is worth
+        # whatever its token, all given its parent.
         self.places, self.promises, self.chances = [0], [1.0], [1.0]
         self.draft = Draft(self.tree, Draw.POINT)
 

@@ -101,17 +101,16 @@ class TokenTable(_Table):
     _fields_ = (
         ("numbers", c_void_p),
         ("kinds", c_int64),
-        *(
-            (name, c_double)
-            for name in ("likely", "least", "most", "of_token", "of_before", "of_text", "longest")
-        ),
+        *((name, c_double) for name in ("likely", "least", "most")),
+        *((name, c_double) for name in ("token_rate", "before_rate", "text_rate", "most_squares")),
     )
 
     def __init__(self, known: TokenOdds) -> None:
         super().__init__(
             numbers=known.numbers, kinds=token_odds.KINDS, likely=token_odds.LIKELY,
-            least=token_odds.LEAST, most=token_odds.MOST, of_token=token_odds.OF_TOKEN,
-            of_before=token_odds.OF_BEFORE, of_text=token_odds.OF_TEXT, longest=token_odds.LONGEST,
+            least=token_odds.LEAST, most=token_odds.MOST, token_rate=token_odds.TOKEN_RATE,
+            before_rate=token_odds.BEFORE_RATE, text_rate=token_odds.TEXT_RATE,
+            most_squares=token_odds.MOST_SQUARES,
         )  # fmt: skip
 
 

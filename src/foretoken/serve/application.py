@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -26,7 +26,9 @@ from foretoken.serve.wire.requests import Asked, ChatRequest, CompletionRequest
 from foretoken.serve.wire.schema import describe
 from foretoken.serve.wire.unsupported import check_fields
 from foretoken.serve.writing import Wants
-from foretoken.training.online.serving import IdleLearning
+
+if TYPE_CHECKING:
+    from foretoken.training.online.serving import IdleLearning
 
 LONG_BODY = 1 << 16  # bytes from which on a body is read beside the event loop
 A = TypeVar("A", bound=Asked)

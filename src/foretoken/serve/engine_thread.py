@@ -23,8 +23,9 @@ from foretoken.types import DecodeState
 
 LOG = logging.getLogger(__name__)
 AFTER = 5.0  # seconds without work until free memory goes back to the system
-QUIET = 0.1  # seconds without work until what can wait begins: clients answer at once, or think
 BUSY = 5.0  # and with work, else prompts and bursts leave 200 MiB; a few milliseconds each
+QUIET = 0.1  # seconds without work until what can wait begins: clients answer at once, or think
+AGAIN = 60.0  # seconds without work until what can wait is asked again: some of it has its time
 Deliver = Callable[[list[Piece]], None]
 
 
@@ -89,7 +90,8 @@ class EngineThread:
             self._use_quiet()
             if not self.awake.wait(AFTER):
                 give_back()
-                self.awake.wait()
+                while not self.awake.wait(None if self.rest is None else AGAIN):
+                    self._use_quiet()
                 self.swept = monotonic()  # nothing is left of before: not again with the first step
             self.awake.clear()
             try:
@@ -100,10 +102,16 @@ class EngineThread:
             self._hand_over()
 
     def _use_quiet(self) -> None:
-        """Do what can wait, until there is work."""
-        if self.rest is not None and not self.awake.wait(QUIET):
+        """Do what can wait, until there is work; an error ends that, and no text."""
+        if self.rest is None or self.awake.wait(QUIET):
+            return
+        try:
             while not self.awake.is_set() and self.rest():
                 pass
+        except Exception as error:
+            self.rest = None
+            self.counts.engine_errors += 1
+            LOG.error("work in an idle moment failed, and ends: %r", error, exc_info=error)
 
     def _ready(self) -> bool:
         """Asked after each step: hands over what it added; whether there is nothing more to do."""

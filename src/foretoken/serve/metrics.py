@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client import Counter as PrometheusCounter
@@ -27,9 +27,11 @@ from foretoken.engine.record import Stats
 from foretoken.engine.session import Session
 from foretoken.lm.views.view import innermost
 from foretoken.serve.estimate import PlainSteps
-from foretoken.training.online.draft import OnlineDraft
-from foretoken.training.online.serving import IdleLearning
 from foretoken.types import Step
+
+if TYPE_CHECKING:
+    from foretoken.training.online.draft import OnlineDraft
+    from foretoken.training.online.serving import IdleLearning
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WAITED = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretoken.engine.lengths import check_ahead
 from foretoken.engine.scheduling import held
@@ -26,7 +26,9 @@ from foretoken.serve.settings import Settings
 from foretoken.serve.wire.errors import Refusal, internal, refusal_of, stopping
 from foretoken.serve.wire.requests import Asked
 from foretoken.serve.writing import Piece, Wants
-from foretoken.training.online.serving import IdleLearning
+
+if TYPE_CHECKING:
+    from foretoken.training.online.serving import IdleLearning
 
 LOG = logging.getLogger(__name__)
 PREPARERS = 2  # threads that tokenize prompts and check options
@@ -62,7 +64,13 @@ class Service:
         self.empty = asyncio.Event()
         promise = session.engine.promise
         self.lossy: str | None = None if promise.lossless else promise.why
-        self.fingerprint = f"{session.method}-{'lossless' if promise.lossless else 'lossy'}"
+        self.learning = learning
+
+    @property
+    def fingerprint(self) -> str:
+        """What a seeded text follows from beside its request; of a draft that learns, its steps."""
+        steps = "" if self.learning is None else f"+{self.learning.online.steps}"
+        return f"{self.session.method}{steps}-{'lossy' if self.lossy else 'lossless'}"
 
     async def start(self) -> None:
         """Begin to run steps."""

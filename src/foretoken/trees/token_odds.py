@@ -12,13 +12,12 @@ import math
 from array import array
 
 KINDS = 1 << 13  # tokens told apart; those with the same last bits share their numbers
-LIKELY = (
-    0.5  # from this promise on a token has other numbers: what it says of doubtful guesses differs
-)
+LIKELY = 0.5  # least promise of likely guesses, told apart from doubtful ones
+
 LEAST, MOST = 0.002, 0.99  # promises beyond are taken for these
-OF_TOKEN, OF_BEFORE = 0.4, 0.3  # rates at first
-OF_TEXT = 0.1  # rate, for ever: a text may become another one
-LONGEST = 256.0  # most that squared errors add up to: no rate falls below a sixteenth of its first
+TOKEN_RATE, BEFORE_RATE = 0.4, 0.3  # rates at first
+TEXT_RATE = 0.1  # rate, for ever: a text may become another one
+MOST_SQUARES = 256.0  # of errors, added up: no rate falls below a sixteenth of its first
 
 
 class TextOdds:
@@ -57,9 +56,9 @@ class TokenOdds:
             return
         error = hit - self.chance(promised, token, before, text)
         of_token, of_before = _places(promised, token, before)
-        _learn(self.numbers, of_token, OF_TOKEN, error)
-        _learn(self.numbers, of_before, OF_BEFORE, error)
-        text.numbers[0] += OF_TEXT * error
+        _learn(self.numbers, of_token, TOKEN_RATE, error)
+        _learn(self.numbers, of_before, BEFORE_RATE, error)
+        text.numbers[0] += TEXT_RATE * error
 
 
 def _places(promised: float, token: int, before: int) -> tuple[int, int]:
@@ -68,6 +67,6 @@ def _places(promised: float, token: int, before: int) -> tuple[int, int]:
 
 
 def _learn(numbers: array[float], at: int, rate: float, error: float) -> None:
-    squares = min(numbers[at + 1] + error * error, LONGEST)
+    squares = min(numbers[at + 1] + error * error, MOST_SQUARES)
     numbers[at] += rate * error / math.sqrt(1.0 + squares)
     numbers[at + 1] = squares

@@ -1,20 +1,20 @@
 /* What becomes of trees of guesses: what came true of them, trees of remembered followers, those of several
  * drafters as one, and the part that pays. As `drafters/parts/class_odds.py`, `parts/adjacency.py`,
- * `fusion.py` and `parts/chances.py` do. */
+ * `fusion.py`, `trees/token_odds.py` and `parts/chances.py` do. */
 #include <math.h>
 #include "look_ups.h"
 
 struct token_odds { /* `TokenOdds` */
   double *numbers; /* of a kind of token: a shift and squared errors, as four kinds of guesses have it */
   int64_t kinds;
-  double likely, least, most, of_token, of_before, of_text, longest;
+  double likely, least, most, token_rate, before_rate, text_rate, most_squares;
 };
 
 static inline double *odds_of(const struct token_odds *o, double promised, int64_t token, int before) {
   return o->numbers + 8 * (token % o->kinds) + 4 * before + 2 * (promised >= o->likely);
 }
 
-static double shifted(const struct token_odds *o, double promised, int64_t token, int64_t before,
+static double token_chance(const struct token_odds *o, double promised, int64_t token, int64_t before,
                       const double *text) {
   if (promised <= 0) return 0;
   const double of_token = *odds_of(o, promised, token, 0), of_before = *odds_of(o, promised, before, 1);
@@ -24,19 +24,19 @@ static double shifted(const struct token_odds *o, double promised, int64_t token
   return 1 / (1 + exp(-odds));
 }
 
-static inline void learn(double *numbers, double rate, double error, double longest) {
+static inline void learn_shift(double *numbers, double rate, double error, double most_squares) {
   const double squares = numbers[1] + error * error;
-  numbers[1] = squares < longest ? squares : longest;
+  numbers[1] = squares < most_squares ? squares : most_squares;
   numbers[0] += rate * error / sqrt(1 + numbers[1]);
 }
 
-static void shift(const struct token_odds *o, double promised, int64_t token, int64_t before, double *text,
+static void token_tried(const struct token_odds *o, double promised, int64_t token, int64_t before, double *text,
                   int64_t hit) {
   if (promised <= 0) return;
-  const double error = hit - shifted(o, promised, token, before, text);
-  learn(odds_of(o, promised, token, 0), o->of_token, error, o->longest);
-  learn(odds_of(o, promised, before, 1), o->of_before, error, o->longest);
-  *text += o->of_text * error;
+  const double error = hit - token_chance(o, promised, token, before, text);
+  learn_shift(odds_of(o, promised, token, 0), o->token_rate, error, o->most_squares);
+  learn_shift(odds_of(o, promised, before, 1), o->before_rate, error, o->most_squares);
+  *text += o->text_rate * error;
 }
 
 /* What came is compared with what was looked up, scored or not. */
@@ -129,7 +129,7 @@ void merged(struct tree *t, struct tree *const *offers, int64_t count,
   double *here = malloc(all * sizeof *here);
   for (int64_t node = 1; node < t->count; node++) {
     t->given[node] = calibrated(agreed + t->marks[node], t->shares[node], 0, greedy);
-    here[node] = shifted(odds, t->given[node], t->tokens[node], t->tokens[t->parents[node]], text);
+    here[node] = token_chance(odds, t->given[node], t->tokens[node], t->tokens[t->parents[node]], text);
   }
   spread_over_paths(t, here);
   free(here);
@@ -154,7 +154,7 @@ void merged_tried(const struct tree *t, struct tree *const *offers, int64_t coun
   }
   for (int64_t node = 0; (node = next_trial(t, said, reached, node, &hit)) > 0;) {
     calibrate(agreed + t->marks[node], t->shares[node], 0, greedy, hit);
-    shift(odds, t->given[node], t->tokens[node], t->tokens[t->parents[node]], text, hit);
+    token_tried(odds, t->given[node], t->tokens[node], t->tokens[t->parents[node]], text, hit);
   }
   free(reached);
 }

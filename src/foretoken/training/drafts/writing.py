@@ -58,7 +58,7 @@ def write_draft(
     except (OSError, SafetensorError, CheckpointError) as error:
         raise CheckpointError(
             f"writing a draft into {out} was asked for.",
-            f"the folder cannot be written ({error}); its training is kept in {out}/training.",
+            f"the folder cannot be written ({error}); what was learned before is kept beside it.",
             "free disk space or fix the permissions, then run the same command: nothing is lost.",
         ) from error
     finally:

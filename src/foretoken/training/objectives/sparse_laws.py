@@ -108,7 +108,7 @@ class SparseLaws:
         ids, weights = batch["input_ids"], batch["weights"]
         written = ids[weights > 0][:, None]
         share = 1.0 - self.hard
-        chosen = self.rows[torch.cat([batch["laws"].long(), written], -1)]
+        chosen = self.rows.to(ids.device)[torch.cat([batch["laws"].long(), written], -1)]
         probs = batch["log_probs"].float().exp() * share
         probs = torch.cat([probs, torch.full_like(written, self.hard, dtype=probs.dtype)], -1)
         return chosen, probs.masked_fill(chosen < 0, 0.0)

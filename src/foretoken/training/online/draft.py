@@ -10,6 +10,7 @@ While nobody writes, `rest` learns a slice at a time whatever it takes: a server
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -36,7 +37,10 @@ from foretoken.types import DecodeState, Step
 LOG = logging.getLogger(__name__)
 RECENT = 50  # requests that the acceptance is told of
 # What arithmetic, memory and a caller's router can raise; of learning, never of the text.
-FAILURES = (RuntimeError, ArithmeticError, ValueError, MemoryError, OSError, ForetokenError)
+FAILURES = (
+    RuntimeError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError,
+    AssertionError, MemoryError, OSError, ForetokenError,
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -87,11 +91,14 @@ class OnlineDraft:
         before = session.draft
         self.guessers = guessing_models(self.engine.drafter, before)
         model, topics = whole_model(before), range(self.settings.topics)
+        self.begun_as = identity(model, self.settings)
+        vocab = self.engine.target.vocab_size
         self.tokens = before.output_rows.tokens if isinstance(before, FewRows) else None
         self.topic_of = router or (Centroids(len(topics)) if len(topics) > 1 else first_topic)
         with torch.inference_mode(False):
             self.learners = [
-                Learner(twin(model, torch.float32), self.tokens, self.settings) for _ in topics
+                Learner(twin(model, torch.float32), self.tokens, self.settings, vocab)
+                for _ in topics
             ]
             drafts = [opened_twin(before) for _ in topics]
         self.served = RoutedDrafts(drafts, self.topic_of, before)
@@ -114,7 +121,7 @@ class OnlineDraft:
         )
         room = self.settings.topics * self.settings.buffer_mib
         return (
-            f"online: {len(self.learners)} drafts learn, {served / 2**20:.1f} MiB that serve, "
+            f"{len(self.learners)} learn, {served / 2**20:.1f} MiB that serve, "
             f"{mine / 2**20:.1f} MiB in training, buffers of {room:g} MiB at most"
         )
 
@@ -135,7 +142,8 @@ class OnlineDraft:
     @property
     def acceptance(self) -> float:
         """Accepted share of the judged guesses of the last requests."""
-        return sum(a for a, _ in self.recent) / max(sum(j for _, j in self.recent), 1)
+        recent = tuple(self.recent)  # others ask, too, while it grows
+        return sum(a for a, _ in recent) / max(sum(j for _, j in recent), 1)
 
     @property
     def steps(self) -> int:
@@ -158,12 +166,13 @@ class OnlineDraft:
         listened = perf_counter() - began
         allowance.charge(listened)
         allowance.listening += listened
-        self.guarded(self.advance)
+        if not self.frozen:
+            self.guarded(self.advance)
 
     def note(self, heard: list[Heard]) -> None:
         """Put what was heard into the buffers of its topics."""
         for one in heard:
-            self.learners[self.served.topics.get(one.row.uid, 0)].hear(one.lessons)
+            self.learners[self.served.topic(one.row)].hear(one.lessons)
             self.requests += 1
             self.recent.append((one.accepted, one.judged))
 
@@ -189,13 +198,17 @@ class OnlineDraft:
         if self.frozen:
             return False
         with held(self.session.scheduler.turns):
+            self.guarded(self.take_up)
             if self.work is None:
-                hungry = [i for i, learner in enumerate(self.learners) if learner.left >= 1]
-                if not hungry:
-                    return False
-                self.work = self.begun(hungry[0], 1)
+                return False
             self.guarded(self.slice)
         return True
+
+    def take_up(self) -> None:
+        """Begin an optimizer step of a topic that has something left to learn."""
+        hungry = [i for i, learner in enumerate(self.learners) if learner.left >= 1]
+        if self.work is None and hungry:
+            self.work = self.begun(hungry[0], 1)
 
     def begun(self, topic: int, count: int) -> tuple[int, Iterator[str], str]:
         """Some optimizer steps of a topic, before their first slice."""
@@ -276,6 +289,7 @@ class OnlineDraft:
                 "requests": self.requests,
                 "recent": list(self.recent),
                 "topics": self.topic_of.state() if isinstance(self.topic_of, Centroids) else None,
+                "of": self.begun_as,
             }
             return checkpoint.save(folder, self.requests, state, best=False)
 
@@ -285,6 +299,12 @@ class OnlineDraft:
         if path is None:
             return False
         state = checkpoint.load(path)
+        if "learners" not in state or state.get("of", self.begun_as) != self.begun_as:
+            raise ConfigError(
+                f"going on from {path} was asked for.",
+                "another draft learned there, or other parts of it did (`tables`).",
+                "load the draft that it began as, or pass another folder.",
+            )
         if len(state["learners"]) != len(self.learners):
             raise ConfigError(
                 f"going on from {path} with {len(self.learners)} topics was asked for.",
@@ -321,6 +341,16 @@ class OnlineDraft:
 
 def first_topic(prompt: Any) -> int:
     return 0
+
+
+@torch.no_grad()
+def identity(model: Any, settings: OnlineSettings) -> str:
+    """What tells a draft, and what of it learns, from others."""
+    found = hashlib.sha256(str(settings.tables).encode())
+    for name, weight in model.state_dict().items():
+        found.update(f"{name} {tuple(weight.shape)}".encode())
+        found.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def guessing_models(drafter: Any, draft: Any) -> list[OrdinaryModel]:

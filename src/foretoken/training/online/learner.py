@@ -21,7 +21,15 @@ MOST_NORM = 1.0  # of the gradients
 class Learner:
     """Takes steps of AdamW on the forward divergence from the target's laws in its buffer."""
 
-    def __init__(self, model: Any, tokens: Tensor | None, settings: OnlineSettings) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokens: Tensor | None,
+        settings: OnlineSettings,
+        vocab_size: int | None = None,
+    ) -> None:
+        """`tokens`: those that it scores; None: all. `vocab_size`: of the target's laws, which may
+        be wider than the draft's."""
         check_linear(model)
         width = model.config.vocab_size
         scored = torch.arange(width) if tokens is None else tokens.cpu()
@@ -31,7 +39,7 @@ class Learner:
                 table.requires_grad_(False)
         self.learned = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = next(model.parameters()).device
-        self.objective = SparseLaws.over(scored, width)
+        self.objective = SparseLaws.over(scored, max(width, vocab_size or 0))
         self.optimizer = torch.optim.AdamW(
             self.learned, lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -88,6 +96,9 @@ class Learner:
                 f"its gradients are no numbers (norm {float(norm)}, loss {loss}).",
                 f"pass a rate below {self.settings.rate:g}.",
             )
+        some = self.settings
+        for group in self.optimizer.param_groups:
+            group["lr"] = some.rate * min((self.steps + 1) / max(some.warmup, 1), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
@@ -116,11 +127,12 @@ class Learner:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.requests = state["steps"], state["requests"]
-        self.left = state.get("left", 0.0)  # states of before learned nothing in idle moments
         self.buffer = Buffer(self.buffer.most, self.buffer.room)
         for tokens, places, *laws in state["lessons"]:
             self.buffer.add(Lesson(tokens, places, Laws(*laws)))
         self.buffer.fresh = min(state["fresh"], len(self.buffer))
+        left = state.get("left", 0.0)  # states of before learned nothing in idle moments
+        self.left = min(left, self.settings.passes * len(self.buffer))
 
 
 def slices(lessons: Sequence[Lesson], tokens: int) -> Iterator[list[Lesson]]:

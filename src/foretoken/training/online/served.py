@@ -36,8 +36,17 @@ class RoutedDrafts(TargetView):
         self.topics: dict[int, int] = {}  # of rows that are held, by uid
 
     def take(self, topic: int, weights: Iterable[Tensor], rows: Rows) -> None:
-        """Serve with other weights from here on; the cache of `rows` is made anew from them."""
-        draft = self.drafts[topic]
+        """Serve with other weights from here on; the cache of `rows` is made anew from them.
+
+        ConfigError for weights that are no numbers: then the draft stays as it is.
+        """
+        draft, weights = self.drafts[topic], list(weights)
+        if not all(bool(torch.isfinite(weight).all()) for weight in weights):
+            raise ConfigError(
+                "weights that a draft has learned were to serve.",
+                "some of them are no numbers.",
+                "pass a smaller rate.",
+            )
         with torch.no_grad():
             for mine, theirs in zip(whole_model(draft).parameters(), weights, strict=True):
                 mine.copy_(theirs)
@@ -48,7 +57,12 @@ class RoutedDrafts(TargetView):
             draft.prefill(held)
 
     def routed(self, row: DecodeState) -> int:
-        """The topic of a row, chosen when it is first seen."""
+        """The topic of a row, kept from when it is first seen until it is freed."""
+        found = self.topics[row.uid] = self.topic(row)
+        return found
+
+    def topic(self, row: DecodeState) -> int:
+        """The topic of a row, whether its draft was ever asked or not."""
         found = self.topics.get(row.uid)
         if found is None:
             found = 0 if row.rehearsal else self.topic_of(row.tokens[: row.prompt_len])
@@ -58,7 +72,6 @@ class RoutedDrafts(TargetView):
                     f"there are {len(self.drafts)} drafts, 0 to {len(self.drafts) - 1}.",
                     "pass as many topics as the router knows.",
                 )
-            self.topics[row.uid] = found
         return found
 
     def each(self, rows: Rows, ask: Callable[[Any, list[int]], Sequence[R]]) -> list[R]:

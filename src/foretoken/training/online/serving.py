@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
+from typing import IO
 
 import torch
 
 from foretoken.engine.session import Session
-from foretoken.errors import CheckpointError, ForetokenError, check_values
+from foretoken.errors import CheckpointError, ConfigError, ForetokenError, check_values
 from foretoken.training.drafts.writing import shape_of, write_draft
 from foretoken.training.online.draft import OnlineDraft
 from foretoken.training.online.served import twin
@@ -25,10 +27,9 @@ class ServingSettings(OnlineSettings):
     """How the draft of a server learns: in short slices, which a new request waits for."""
 
     rate: float = 3e-4  # of AdamW; for a draft that is far from its best, 1e-3
+    warmup: int = 20  # optimizer steps until the rate is whole
     slice_tokens: int = 128  # tokens learned at a stretch
-    tables: bool = (
-        False  # whether embedding and output layer learn, too: slices three times as long
-    )
+    tables: bool = False  # whether embedding and output layer learn: slices twice as long
     save_every: float = 60.0  # seconds at least between two states on disk
 
     def __post_init__(self) -> None:
@@ -44,55 +45,86 @@ class IdleLearning:
     ) -> None:
         self.folder, self.settings = folder, settings or ServingSettings()
         check_writable(folder)
-        self.online = OnlineDraft(session, self.settings)
-        self.resumed = self.online.load(folder)
-        self.saved, self.saved_at = self.online.steps, monotonic()
+        with ExitStack() as undone:
+            self.lock = alone_in(folder)
+            if self.lock is not None:
+                undone.callback(self.lock.close)
+            self.online = OnlineDraft(session, self.settings)
+            undone.callback(self.online.close)
+            self.resumed = self.online.load(folder)
+            undone.pop_all()
+        self.saved, self.saved_at = self.known, monotonic()
 
     def __str__(self) -> str:
         begun = f"goes on after {self.online.steps:,} steps" if self.resumed else "begins"
         return f"{begun} in idle moments, state in {self.folder}; {self.online}"
 
+    @property
+    def known(self) -> tuple[int, int]:
+        """How much was heard and learned."""
+        return self.online.requests, self.online.steps
+
     def rest(self) -> bool:
-        """Learn a slice, or save what was learned; False where nothing is left to do."""
-        if self.online.rest():
-            return True
-        due = monotonic() - self.saved_at >= self.settings.save_every
-        if self.online.steps != self.saved and due:
+        """Save what was learned if it is time, or learn a slice; False where nothing is left."""
+        if self.known != self.saved and monotonic() - self.saved_at >= self.settings.save_every:
             self.save()
-        return False
+        return self.online.rest()
 
     def save(self) -> None:
         """Write the state. Where the disk is full the one before stays, and learning goes on."""
-        self.saved, self.saved_at = self.online.steps, monotonic()
+        self.saved_at, known = monotonic(), self.known
         try:
             self.online.save(self.folder)
+            self.saved = known
         except (OSError, ForetokenError) as error:
             LOG.warning("online: what was learned could not be saved: %s", error)
 
     def finish(self) -> None:
         """Save, and write the learned drafts; the session goes on with them."""
-        if self.online.steps:
+        if self.known != self.saved:
             self.save()
+        if self.online.steps:
             self.export()
+        if self.lock is not None:
+            self.lock.close()
 
     def export(self) -> None:
         """Every learned draft as a model directory, for `--draft`."""
         online, session = self.online, self.online.session
         for topic, learner in enumerate(online.learners):
-            model = twin(learner.model, torch.float32)
-            width = model.config.vocab_size
-            tokens = torch.arange(width) if online.tokens is None else online.tokens.cpu()
             one = self.folder / (DRAFT if len(online.learners) == 1 else f"{DRAFT}-{topic}")
-            notes = {
-                "recipe": "online", "shape": shape_of(model), "steps": learner.steps,
-                "vocabulary": {"tokens": len(tokens), "of": width},
-                "settings": asdict(self.settings),
-            }  # fmt: skip
             try:
+                model = twin(learner.model, torch.float32)
+                width = model.config.vocab_size
+                tokens = torch.arange(width) if online.tokens is None else online.tokens.cpu()
+                notes = {
+                    "recipe": "online", "shape": shape_of(model), "steps": learner.steps,
+                    "vocabulary": {"tokens": len(tokens), "of": width},
+                    "settings": asdict(self.settings),
+                }  # fmt: skip
                 one.mkdir(parents=True, exist_ok=True)
                 write_draft(one, model, session, tokens, notes, about=about(learner.steps))
-            except (OSError, ForetokenError) as error:
+            except (OSError, RuntimeError, MemoryError, ForetokenError) as error:
                 LOG.warning("online: a learned draft could not be written: %s", error)
+
+
+def alone_in(folder: Path) -> IO[str] | None:
+    """A lock on the folder, held until it is closed; ConfigError where somebody else has it."""
+    try:
+        import fcntl  # not on every system
+    except ImportError:
+        return None
+    file = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"keeping what a draft learns in {folder} was asked for.",
+            "another server keeps there what its draft learns.",
+            "name another folder, or end that server.",
+        ) from error
+    return file
 
 
 def about(steps: int) -> str:

@@ -16,6 +16,7 @@ class OnlineSettings:
     updates: int = 1  # optimizer steps each time
     texts: int = 8  # parts of texts in a step: what is new, then older ones at random
     rate: float = 1e-4  # of AdamW; larger ones cost acceptance for a while before they bring some
+    warmup: int = 0  # optimizer steps until the rate is whole: first ones move all weights alike
     share: float = 0.03  # of decoding time that learning may take; 1: all that is due, at once
     passes: float = 8.0  # times that what was heard is learned in moments without work (`rest`)
     accepted: float = 0.1  # share of the accepted places learned beside the rejected: less drift
@@ -39,6 +40,7 @@ class OnlineSettings:
             ("window", self.window >= 2, "2 or more"),
             ("rate", self.rate > 0, "above 0"),
             ("buffer_mib", self.buffer_mib > 0, "above 0"),
+            ("warmup", self.warmup >= 0, "0 or more steps"),
             ("passes", self.passes >= 0, "0 (never) or more"),
             ("share", 0 < self.share <= 1, "above 0, at most 1"),
             ("accepted", 0 <= self.accepted <= 1, "from 0 to 1"),
