@@ -202,7 +202,8 @@ def page(document: Mapping[str, Any], bounds: Sequence[gates.Gate], name: str) -
     asked, busy = document["asked"], document["busy"]
     lines = [
         f"# A draft that learns while it serves: {asked['topic']}\n",
-        f"{asked['before']} mixed requests, then {asked['after']} of the topic, one at a time, "
+        f"The draft: {asked['draft']}. {asked['before']} mixed requests, then "
+        f"{asked['after']} of the topic, one at a time, "
         f"{asked['gap']:g} s apart on average: the servers write {100 * busy:.0f} % of the time. "
         f"{document['steps']:,} optimizer steps in idle moments.\n",
         gates.markdown(bounds),
@@ -248,7 +249,7 @@ def run(description: str | None) -> int:
         "environment": started, "load_after": machine.load(), "steps": steps,
         "asked": {key: value for key, value in vars(asked).items()
                   if key in ("topic", "before", "after", "gap", "max_tokens", "set", "method",
-                             "dtype", "seed")},
+                             "dtype", "seed")} | {"draft": Path(asked.draft).name},
         "busy": seconds / (seconds + asked.gap * len(fared["frozen"])),
         "figures": figures(fared, WINDOW),
         "requests": {name: [asdict(one) for one in some] for name, some in fared.items()},
