@@ -27,7 +27,6 @@ class ServingSettings(OnlineSettings):
     """How the draft of a server learns: in short slices, which a new request waits for."""
 
     interval: int = 64  # requests without an idle moment until it learns in its share of busy time
-    share: float = 0.02  # of busy time: for listening, and for learning where no moment is idle
     rate: float = 3e-4  # of AdamW; for a draft that is far from its best, 1e-3
     warmup: int = 20  # optimizer steps until the rate is whole
     slice_tokens: int = 128  # tokens learned at a stretch
