@@ -31,7 +31,7 @@ from pair import WORK, console, main
 from prometheus_client.parser import text_string_to_metric_families
 from real import MODEL, SPEC_BENCH, tasks
 from rich.progress import track
-from serving import DRAFT, environment, free_port, until_ready
+from serving import DRAFT, free_port, process_of
 
 from foretoken.bench import environment as machine
 from foretoken.bench.intervals import interval
@@ -40,6 +40,7 @@ from foretoken.training.online.telling import Fared, acceptance, draw, figures, 
 
 RAISED, SPEED = 0.1, 0.95  # wanted: acceptance above the frozen draft's, tokens/s over its
 WINDOW = 50  # requests that a figure of the end is of
+CLOSED = {"Connection": "close"}  # none would outlive that its server is stopped
 THINGS = (
     "rain", "a lighthouse", "an old piano", "the moon", "a lost key", "autumn leaves", "a cat",
     "the first snow", "a garden", "the sea", "a paper boat", "an empty house", "a bridge", "bread",
@@ -62,9 +63,6 @@ TOPICS: dict[str, tuple[str, Sequence[str], Sequence[str]]] = {
     "poems": ("Write a {} poem about {}.", MOODS, THINGS),
     "recipes": ("Give me a recipe for {1} for {0}.", GUESTS, DISHES),
 }
-
-
-CLOSED = {"Connection": "close"}  # none would outlive that its server is stopped
 
 
 @dataclass(slots=True)
@@ -112,30 +110,17 @@ class Asked:
 @contextmanager
 def server(name: str, asked: argparse.Namespace, *more: str) -> Iterator[Asked]:
     """One of ours, from its first answer to its end."""
-    port = free_port()
     command = [
         sys.executable, "-m", "foretoken", "serve", "--target", str(asked.target or MODEL),
-        "--draft", str(asked.draft), "--dtype", asked.dtype, "--port", str(port),
+        "--draft", str(asked.draft), "--dtype", asked.dtype, "--port", str(free_port()),
         "--model-name", MODEL, "--prefix-cache", "0", *more,
         *(("--method", asked.method) if asked.method else ()),
     ]  # fmt: skip
-    log = WORK / f"online-{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output, httpx.Client(timeout=300.0, headers=CLOSED) as client:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment(asked.threads)
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            until_ready(name, process, f"{url}/health", log)
-            yield Asked(url, process, client)
-        finally:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            try:
-                process.wait(120)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with (
+        process_of(name, command, asked.threads, patience=120.0) as (process, url),
+        httpx.Client(timeout=300.0, headers=CLOSED) as client,
+    ):
+        yield Asked(url, process, client)
 
 
 def prompts(asked: argparse.Namespace) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -97,8 +98,18 @@ def environment(threads: int) -> dict[str, str]:
 
 @contextmanager
 def running(name: str, command: Sequence[str], threads: int) -> Iterator[Server]:
-    """A server from its first answer to its end; its output goes to a file."""
-    port = command[list(command).index("--port") + 1]
+    """A server from its first answer to its end."""
+    with process_of(name, command, threads) as (_, url):
+        yield Server(name, f"{url}/v1")
+
+
+@contextmanager
+def process_of(
+    name: str, command: Sequence[str], threads: int, patience: float = 30.0
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server's process and address, from its first answer to its end, for which it has so many
+    seconds; its output goes to a file."""
+    url = f"http://127.0.0.1:{command[list(command).index('--port') + 1]}"
     log = WORK / f"serving-{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
@@ -106,12 +117,13 @@ def running(name: str, command: Sequence[str], threads: int) -> Iterator[Server]
             command, stdout=output, stderr=subprocess.STDOUT, env=environment(threads)
         )
         try:
-            until_ready(name, process, f"http://127.0.0.1:{port}/health", log)
-            yield Server(name, f"http://127.0.0.1:{port}/v1")
+            until_ready(name, process, f"{url}/health", log)
+            yield process, url
         finally:
+            process.send_signal(signal.SIGCONT)  # whoever was stopped could not end
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(patience)
             except subprocess.TimeoutExpired:
                 process.kill()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,7 @@ from foretoken.errors import ConfigError
 if TYPE_CHECKING:
     from foretoken.engine.session import Session
     from foretoken.serve.settings import Settings
-    from foretoken.training.online.serving import IdleLearning, ServingSettings
+    from foretoken.training.online.serving import IdleLearning
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
          "KB": 10**3, "MB": 10**6, "GB": 10**9}  # fmt: skip
@@ -179,12 +181,12 @@ def serve(
     }  # fmt: skip
     counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
     budget = memory_budget or any(one.startswith("memory_budget=") for one in set_ or ())
-    settings = learning_of(learn, learn_set, {"--ray": ray, "--memory-budget": budget})
+    begin = learning_of(learn, learn_set, {"--ray": ray, "--memory-budget": budget})
     if ray_asked(ray, counts):
         run_replicas(o.to_load(**loading), limits, counts, host, port)
         return
     with listen(host, port) as socket, o.open_session(**loading) as session:
-        learning = None if settings is None else begun(session, learn, settings)
+        learning = None if begin is None else begin(session)
         run(session, limits, socket, learning)
         session.save()
         if learning is not None:
@@ -203,10 +205,10 @@ def make_ready(log: Path | None) -> None:
 
 def learning_of(
     folder: Path | None, given: list[str] | None, others: dict[str, object]
-) -> ServingSettings | None:
-    """How the draft is to learn, if it is; options that do not go together are refused."""
+) -> Callable[[Session], IdleLearning] | None:
+    """What sets a session's draft to learn, where it is to; wrong combinations are refused."""
     from foretoken.training.config import configured
-    from foretoken.training.online.serving import ServingSettings, check_writable
+    from foretoken.training.online.serving import IdleLearning, ServingSettings, check_writable
 
     if folder is None:
         if given:
@@ -223,15 +225,8 @@ def learning_of(
     for name in (name for name, value in others.items() if value):
         raise ConfigError(f"--learn was passed with {name}.", why[name], "leave one of them out.")
     check_writable(folder)
-    return configured(ServingSettings, o.settings(given, "--learn-set"), "--learn-set")
-
-
-def begun(session: Session, folder: Path | None, settings: ServingSettings) -> IdleLearning:
-    """The draft of a session, set to learn."""
-    from foretoken.training.online.serving import IdleLearning
-
-    assert folder is not None
-    return IdleLearning(session, folder, settings)
+    settings = configured(ServingSettings, o.settings(given, "--learn-set"), "--learn-set")
+    return partial(IdleLearning, folder=folder, settings=settings)
 
 
 def run(
