@@ -1,6 +1,8 @@
 """A budget of memory at run time: the same text, smaller trees, fewer rows, and a refusal."""
 
 import dataclasses
+import gc
+import resource
 import threading
 
 import pytest
@@ -12,6 +14,7 @@ from foretoken.engine.memory.keeping import LEAST
 from foretoken.engine.memory.layout import layout_of
 from foretoken.engine.memory.plan import Need
 from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.runtime.heap import c_library
 from foretoken.lm.runtime.probe import probe_row
 from foretoken.lm.views.view import innermost
 
@@ -242,6 +245,32 @@ def test_more_is_kept_of_texts_where_memory_is_left(pair_folders):
         kept = [innermost(lm).prefixes for lm in session.models]
         assert all(one.reused > 0 for one in kept)
         assert sum(one.limit for one in kept) <= 1 << 20 and sum(one.held for one in kept) > 0
+
+
+def new_pages():
+    """Page faults of fifty blocks of a MiB, one after the other."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        torch.ones(2**18)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(c_library() is None, reason="another C library")
+def test_freed_blocks_are_used_again_where_a_budget_leaves_room(pair_folders):
+    """One of several budgets in a process that is short has all of them given back."""
+    gc.collect()
+    tight = planned(pair_folders, 1, 126, 4)
+    with loaded(pair_folders, memory_budget=tight + 2**27, depth=4, nodes=4) as roomy:
+        written(roomy)
+        assert new_pages() < 50 * 64
+        with loaded(pair_folders, memory_budget=tight, depth=4, nodes=4) as short:
+            written(short)
+            written(roomy)
+            assert new_pages() >= 50 * 256
+        del short
+        gc.collect()
+        written(roomy)
+        assert new_pages() < 50 * 64
 
 
 def test_a_budget_below_the_weights_is_refused_before_they_are_read(pair_folders, monkeypatch):

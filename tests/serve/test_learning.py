@@ -16,7 +16,7 @@ from foretoken.serve import engine_thread
 from foretoken.training import checkpoint
 from foretoken.training.online.serving import IdleLearning, ServingSettings
 
-SOON = {"rate": 1e-3, "texts": 4, "save_every": 0.0}
+SOON = {"rate": 1e-3, "texts": 4, "save_every": 0.0, "begin": 1, "trial": 0}
 PROMPTS = [f"{word} and" for word in ("one", "two", "three", "four", "five", "six", "seven")]
 
 
@@ -162,6 +162,18 @@ def test_a_seed_repeats_a_text_only_under_one_fingerprint(make_session, tmp_path
         assert fingerprint(server) != first
 
 
+def test_weights_that_do_no_better_are_learned_on_but_do_not_guess(make_session, tmp_path, right):
+    """More texts are wanted than come: what guesses stays, and so does what a seed repeats."""
+    with learning_server(make_session, tmp_path, trial=500) as server:
+        assert texts(server) == right
+        at_rest(server)
+        assert server.metric("learning_steps_total") > 0
+        assert server.metric("learning_served_steps") == 0
+        answer = server.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        assert answer.json()["system_fingerprint"] == "chain+0-lossless"
+    assert not (tmp_path / "draft").exists(), "nothing better than what it began as was learned"
+
+
 def test_a_folder_that_cannot_be_written_any_more_ends_nothing(
     make_session, tmp_path, right, caplog
 ):
@@ -207,6 +219,7 @@ def test_the_command_learns_and_says_so(tmp_path):
     command = [
         sys.executable, "-m", "foretoken", "serve", "--port", "0", "--method", "chain",
         "--learn", str(folder), "--learn-set", "texts=1", "--learn-set", "save_every=0",
+        "--learn-set", "begin=1", "--learn-set", "trial=0",
     ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -16,12 +16,14 @@ from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.row import make_row
 from foretoken.training.dataset.records import Laws
+from foretoken.training.objectives.sparse_laws import SparseLaws
 from foretoken.training.online.draft import Allowance, OnlineDraft
 from foretoken.training.online.evidence import Buffer, Evidence, Lesson, Notes, collated, parted
 from foretoken.training.online.learner import Learner, slices
 from foretoken.training.online.served import RoutedDrafts
 from foretoken.training.online.settings import OnlineSettings
 from foretoken.training.online.topics import Centroids
+from foretoken.training.online.trial import accepted
 from foretoken.trees.build import chain
 from foretoken.types import Draft, Draw, SamplingParams, Scores, Step, StepTimes, Verdict
 
@@ -90,13 +92,14 @@ def test_a_bonus_token_and_an_empty_draft_are_no_errors():
 def test_a_long_text_comes_in_parts_and_no_place_twice():
     notes, places = Notes(random.Random(0)), [0, 1, 5, 30, 31, 70, 99]
     notes.places.extend(places)
+    notes.stands.extend(float(place) for place in places)
     notes.laws.extend(Laws(torch.tensor([[p]]), torch.zeros(1, 1)) for p in places)
     text = list(range(100, 200))
     found = []
     for lesson in parted(text, notes, 16):
         assert len(lesson.tokens) <= 16
         told = lesson.tokens[lesson.places.long()] - 100
-        assert told.tolist() == lesson.laws.tokens[:, 0].tolist()
+        assert told.tolist() == lesson.laws.tokens[:, 0].tolist() == lesson.stands.tolist()
         assert bool((lesson.places >= 8).all()) or int(lesson.tokens[0]) == 100
         found += told.tolist()
     assert found == places[1:]
@@ -109,6 +112,8 @@ def lesson_of(tokens, place, token, size=64):
         torch.tensor(tokens, dtype=torch.int32),
         torch.tensor([place], dtype=torch.int32),
         Laws(torch.arange(size)[None], law[None]),
+        torch.ones(1),
+        greedy=True,
     )
 
 
@@ -148,6 +153,90 @@ def test_gradients_come_from_the_kept_places_alone(pair):
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-3)
 
 
+def test_a_place_stands_for_those_of_its_kind_that_were_not_kept():
+    """Every second accepted place is kept, and every refused one."""
+    logits = torch.randn(9, 20)
+    draft = Draft(chain(3, [4, 5, 6, 7, 8, 9, 10, 11]), Draw.POINT)
+    [lesson] = heard_of(draft, (1, 2, 3, 4, 5, 6), 0, logits, 0.5).lessons
+    assert 1 < len(lesson.places) <= 7
+    assert lesson.stands.tolist() == [2.0] * (len(lesson.places) - 1) + [1.0]
+
+
+def test_what_is_accepted_at_a_lesson_is_what_the_engine_would_accept(pair):
+    """The overlap of both laws over the tokens that the draft scores, or whether its best fits."""
+    model, few = pair[1], torch.arange(50)
+    law = torch.randn(64).log_softmax(-1)
+    some = lesson_of([1, 2, 3, 7], 3, 7)
+    some = dataclasses.replace(some, laws=Laws(torch.arange(64)[None], law[None]), greedy=False)
+    q = model(torch.tensor([[1, 2, 3]])).logits[0, -1, :50].softmax(-1)
+    found = accepted(model, SparseLaws.over(few, 64), some)
+    torch.testing.assert_close(found, torch.minimum(q, law[:50].exp()).sum()[None])
+    for token in (int(q.argmax()), int(q.argmin()), 60):
+        one = lesson_of([1, 2, 3, token], 3, token)
+        [found] = accepted(model, SparseLaws.over(few, 64), one).tolist()
+        assert found == (token == int(q.argmax()))
+
+
+ON_TRIAL = dataclasses.replace(NOW, trial=6, accepted=0.3)
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_weights_serve_once_they_do_better_on_what_they_have_not_learned(pair, truth, better):
+    """Learning that is turned round makes the draft worse, and is never served."""
+    with chains(pair) as session, OnlineDraft(session, ON_TRIAL) as online:
+        [learner], [served] = online.learners, online.served.drafts
+        if not better:
+            for weight in learner.learned:
+                weight.register_hook(lambda slope: -slope)
+        texts = [session.generate(ids, 24, temperature=0.0).tokens for ids in PROMPTS]
+        assert texts == truth
+        assert online.steps > 20 and online.failure is None
+        assert better or sum(learner.trial.gains) < 0
+        assert (learner.served_steps > 0) == better
+        serving = learner.serving.state_dict()
+        for name, weight in served.model.state_dict().items():
+            assert torch.equal(weight, serving[name])
+        begun = pair[1].state_dict()
+        assert all(torch.equal(begun[name], weight) for name, weight in serving.items()) != better
+
+
+def test_weights_on_trial_go_on_where_they_were(pair, tmp_path):
+    with chains(pair) as session:
+        with OnlineDraft(session, dataclasses.replace(ON_TRIAL, trial=8)) as online:
+            for ids in PROMPTS:
+                session.generate(ids, 24, temperature=0.0)
+                gains = list(online.learners[0].trial.gains)
+                if online.served_steps and gains:
+                    break
+            wanted = copy.deepcopy(online.learners[0].serving.state_dict())
+            online.save(tmp_path)
+        with OnlineDraft(session, dataclasses.replace(ON_TRIAL, trial=8)) as again:
+            assert again.load(tmp_path) and again.served_steps == online.served_steps > 0
+            assert again.steps == online.steps > online.served_steps
+            assert list(again.learners[0].trial.gains) == gains
+            for name, weight in again.served.drafts[0].model.state_dict().items():
+                assert torch.equal(weight, wanted[name])
+        with OnlineDraft(session, NOW) as none:  # without a trial what was learned serves
+            assert none.load(tmp_path) and none.served_steps == none.steps
+
+
+def test_nothing_is_learned_from_too_few_parts_of_texts(pair):
+    few = dataclasses.replace(NOW, begin=10)
+    with chains(pair) as session, OnlineDraft(session, few) as online:
+        for ids in PROMPTS[:16]:
+            session.generate(ids, 24, temperature=0.0)
+            assert online.steps == 0 or len(online.learners[0].buffer) >= 10
+        assert online.requests == 16 and online.steps > 0
+
+
+def test_a_trial_without_accepted_places_and_a_beginning_beyond_the_buffer_are_refused():
+    """Of refused guesses alone every other draft does better."""
+    with pytest.raises(ConfigError, match="trial"):
+        OnlineSettings(trial=4, accepted=0.0)
+    with pytest.raises(ConfigError, match="begin"):
+        OnlineSettings(begin=20, buffer=10)
+
+
 def test_a_buffer_keeps_the_newest_within_its_bounds():
     lessons = [lesson_of([i, 1, 2], 1, 5) for i in range(40)]
     few, small = Buffer(10, 2**30), Buffer(1000, 5 * lessons[0].nbytes)
@@ -158,9 +247,9 @@ def test_a_buffer_keeps_the_newest_within_its_bounds():
     assert len(small) == 5 and small.nbytes == 5 * lessons[0].nbytes
     few.draw(10, random.Random(0))
     few.add(lessons[0])
-    drawn = few.draw(4, random.Random(0))
-    assert len(drawn) == 4 and drawn[-1] is lessons[0]
-    batch = collated(drawn)
+    older, new = few.draw(4, random.Random(0))
+    assert len(older) == 3 and new == [lessons[0]]
+    batch = collated(older + new)
     assert batch["weights"].sum() == 4
 
 

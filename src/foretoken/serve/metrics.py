@@ -239,6 +239,7 @@ class LearningCollector(Collector):
             yield CounterMetricFamily(f"foretoken_learning_{name}", words, value=value)
         for name, value, words in (
             ("acceptance", online.acceptance, "Accepted share of judged guesses, of late."),
+            ("served_steps", online.served_steps, "Optimizer steps behind what guesses."),
             ("ended", float(online.failure is not None), "1 once an error has ended it."),
         ):
             yield GaugeMetricFamily(f"foretoken_learning_{name}", words, value=value)

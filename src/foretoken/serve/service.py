@@ -69,7 +69,7 @@ class Service:
     @property
     def fingerprint(self) -> str:
         """What a seeded text follows from beside its request; of a draft that learns, its steps."""
-        steps = "" if self.learning is None else f"+{self.learning.online.steps}"
+        steps = "" if self.learning is None else f"+{self.learning.online.served_steps}"
         return f"{self.session.method}{steps}-{'lossy' if self.lossy else 'lossless'}"
 
     async def start(self) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 from foretoken.engine.admission import Waiting
 from foretoken.engine.memory.amounts import enough, told
-from foretoken.engine.memory.plan import Layout, Need
+from foretoken.engine.memory.plan import PHASES, Layout, Need
 from foretoken.engine.memory.solver import most
 from foretoken.errors import CapabilityError
+from foretoken.lm.runtime.heap import large_blocks
 from foretoken.lm.runtime.prefixes import Prefixes
 from foretoken.types import DecodeState, Rows
 
@@ -37,6 +38,10 @@ class Room:
     def takes(self, rows: int, context: int, nodes: int) -> int:
         """Bytes of generation for rows of at most so many tokens."""
         return self.layout.plan(Need(rows, context, nodes)).generation
+
+    def passing(self, need: Need) -> int:
+        """Bytes of generation that come and go with every chunk and step."""
+        return max(map(self.layout.plan(need).of, PHASES))
 
     def fits(self, rows: int, context: int, nodes: int) -> bool:
         return self.takes(rows, context, nodes) <= self.left
@@ -109,10 +114,12 @@ class Bounded(Waiting):
             self.spare()
 
     def spare(self) -> None:
-        """Have what is kept of texts fit into what nothing else may take."""
+        """Have what is kept of texts, and of freed blocks, fit into what nothing else may take."""
         granted, wanted = self.granted, sum(self.wishes.values())
         taken = self.room.takes(granted.rows, granted.context, granted.nodes)
-        free = max(self.room.left - taken, 0)
+        free, passing = max(self.room.left - taken, 0), self.room.passing(granted)
+        large_blocks(self, again=free >= passing)
+        free -= passing if free >= passing else 0
         for prefixes, wish in self.wishes.items():
             prefixes.allow(min(wish, free * wish // wanted))
 

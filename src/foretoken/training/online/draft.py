@@ -151,6 +151,11 @@ class OnlineDraft:
         return sum(learner.steps for learner in self.learners)
 
     @property
+    def served_steps(self) -> int:
+        """Those behind the weights that guess."""
+        return sum(learner.served_steps for learner in self.learners)
+
+    @property
     def nbytes(self) -> int:
         """Of the buffers."""
         return sum(learner.buffer.nbytes for learner in self.learners)
@@ -206,7 +211,7 @@ class OnlineDraft:
 
     def take_up(self) -> None:
         """Begin an optimizer step of a topic that has something left to learn."""
-        hungry = [i for i, learner in enumerate(self.learners) if learner.left >= 1]
+        hungry = [i for i, learner in enumerate(self.learners) if learner.hungry]
         if self.work is None and hungry:
             self.work = self.begun(hungry[0], 1)
 
@@ -216,11 +221,13 @@ class OnlineDraft:
         return topic, slices, next(slices)
 
     def slices(self, topic: int, count: int) -> Iterator[str]:
-        """Optimizer steps, and then their weights into the draft that serves."""
+        """Optimizer steps, and then their weights into the draft that serves, if they may."""
         learner = self.learners[topic]
         yield from learner.updates(count)
-        yield "swap"
-        self.swap(topic)
+        if learner.proven:
+            yield "swap"
+            learner.promote()
+            self.swap(topic)
 
     def swap(self, topic: int) -> None:
         """Serve with what was learned. Rows go on with a cache of the new weights, but for those
@@ -228,7 +235,7 @@ class OnlineDraft:
         """
         plain = all(type(guesser) is OrdinaryModel for guesser in self.guessers)
         rows: list[DecodeState] = [row for row in self.engine.running if row.finish is None]
-        self.served.take(topic, self.learners[topic].model.parameters(), rows if plain else ())
+        self.served.take(topic, self.learners[topic].serving.parameters(), rows if plain else ())
 
     def slice(self) -> float:
         """The next slice of the work at hand; its seconds."""
@@ -277,9 +284,9 @@ class OnlineDraft:
         return self.steps - before
 
     def give(self, model: Any, topic: int = 0) -> None:
-        """Put what was learned into a loaded model of the same shape."""
+        """Put the learned weights that serve into a loaded model of the same shape."""
         with held(self.session.scheduler.turns), torch.inference_mode(False), torch.no_grad():
-            model.load_state_dict(self.learners[topic].model.state_dict())
+            model.load_state_dict(self.learners[topic].serving.state_dict())
 
     def save(self, folder: Path) -> Path:
         """Write all that is needed to go on, whole or not at all."""

@@ -26,16 +26,19 @@ TOGETHER = 16  # places whose likeliest tokens are looked for at once
 class Lesson:
     """A part of a text, the places in it that are learned, and the target's laws of their tokens.
 
-    `places` [n] are indices of the tokens that are said, never of those that say them.
+    `places` [n] are indices of the tokens that are said, never of those that say them; `stands` [n]
+    is how many places of its kind each is kept for.
     """
 
     tokens: Tensor  # [T]
     places: Tensor  # [n], each from 1 to T - 1
     laws: Laws  # [n k]
+    stands: Tensor  # [n]
+    greedy: bool  # whether the target wrote its likeliest tokens
 
     @property
     def nbytes(self) -> int:
-        parts = (self.tokens, self.places, self.laws.tokens, self.laws.log_probs)
+        parts = (self.tokens, self.places, self.laws.tokens, self.laws.log_probs, self.stands)
         return sum(part.nbytes for part in parts)
 
 
@@ -60,13 +63,16 @@ class Buffer:
             self.nbytes -= self.lessons.popleft().nbytes
         self.fresh = min(self.fresh, len(self))
 
-    def draw(self, count: int, rng: random.Random) -> list[Lesson]:
-        """The newest ones that were not drawn yet, and others at random, `count` together."""
+    def draw(self, count: int, rng: random.Random) -> tuple[list[Lesson], list[Lesson]]:
+        """Others at random, and the newest ones that were not drawn yet: `count` together."""
         new = min(self.fresh, count)
         older = len(self) - new
         self.fresh = 0
         others = sorted(rng.sample(range(older), min(count - new, older)))
-        return [self.lessons[i] for i in (*others, *range(older, len(self)))]
+        return (
+            [self.lessons[i] for i in others],
+            [self.lessons[i] for i in range(older, len(self))],
+        )
 
 
 @dataclass(slots=True)
@@ -75,6 +81,7 @@ class Notes:
 
     rng: random.Random
     places: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
+    stands: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     laws: deque[Laws] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     logits: list[Tensor] = field(default_factory=list)
     accepted: int = 0
@@ -117,7 +124,7 @@ class Evidence:
             self.note(notes, step, at, keep)
             if row.finish is not None:
                 notes.settle(self.size)
-                lessons = parted(row.tokens, notes, self.window)
+                lessons = parted(row.tokens, notes, self.window, row.params.temperature == 0)
                 heard.append(Heard(row, lessons, notes.accepted, notes.judged))
         return heard
 
@@ -135,6 +142,7 @@ class Evidence:
         if kept and keep:
             first = len(row.tokens) - emitted
             notes.places.extend(first + i for i in kept)
+            notes.stands.extend(1.0 / self.share if i < accepted else 1.0 for i in kept)
             notes.logits += [step.scores[at].logits[saying[i]].clone() for i in kept]
             if len(notes.logits) >= TOGETHER:
                 notes.settle(self.size)
@@ -145,12 +153,12 @@ def was_refused(draft: Draft, node: int) -> bool:
     return node in draft.tree.parents
 
 
-def parted(tokens: Sequence[int], notes: Notes, window: int) -> list[Lesson]:
+def parted(tokens: Sequence[int], notes: Notes, window: int, greedy: bool = False) -> list[Lesson]:
     """A text in parts of at most `window` tokens, each place behind half a window or all there is.
 
     The first token of a text is said by none.
     """
-    laws, lessons = list(notes.laws), []
+    laws, stands, lessons = list(notes.laws), list(notes.stands), []
     left = [(place, i) for i, place in enumerate(notes.places) if place > 0]
     while left:
         end = left[-1][0] + 1
@@ -163,6 +171,8 @@ def parted(tokens: Sequence[int], notes: Notes, window: int) -> list[Lesson]:
                 torch.tensor(tokens[begin:end], dtype=torch.int32),
                 torch.tensor([place - begin for place, _ in mine], dtype=torch.int32),
                 Laws.joined([laws[i] for _, i in mine]),
+                torch.tensor([stands[i] for _, i in mine]),
+                greedy,
             )
         )
     return lessons[::-1]

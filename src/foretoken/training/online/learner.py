@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,12 +15,17 @@ from foretoken.training.dataset.records import Laws
 from foretoken.training.objectives.sparse_laws import SparseLaws
 from foretoken.training.online.evidence import Buffer, Lesson, collated
 from foretoken.training.online.settings import OnlineSettings
+from foretoken.training.online.trial import Trial
 
 MOST_NORM = 1.0  # of the gradients
 
 
 class Learner:
-    """Takes steps of AdamW on the forward divergence from the target's laws in its buffer."""
+    """Takes steps of AdamW on the forward divergence from the target's laws in its buffer.
+
+    `serving` are the weights that guess: `model` itself, or where `settings.trial` asks for it a
+    copy that follows once the trial is passed.
+    """
 
     def __init__(
         self,
@@ -44,15 +50,35 @@ class Learner:
             self.learned, lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.0
         )
         self.buffer = Buffer(settings.buffer, int(settings.buffer_mib * 2**20))
+        self.serving, self.trial = model, None
+        if settings.trial:
+            kept = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+            self.serving = copy.deepcopy(model, kept).requires_grad_(False)
+            self.trial = Trial(self.objective, settings.trial)
         self.requests = 0  # since the last update was due
         self.left = 0.0  # lessons still to be learned in moments without work, repeats included
         self.steps = 0
+        self.served_steps = 0  # those behind the weights that serve
         self.loss = float("nan")  # of the last step, before it
 
     @property
     def due(self) -> bool:
         """Whether enough requests have ended since the last time."""
-        return self.requests >= self.settings.interval and len(self.buffer) > 0
+        return self.requests >= self.settings.interval and self.may_begin
+
+    @property
+    def hungry(self) -> bool:
+        """Whether something is left to be learned in a moment without work."""
+        return self.left >= 1 and self.may_begin
+
+    @property
+    def may_begin(self) -> bool:
+        return len(self.buffer) >= self.settings.begin
+
+    @property
+    def proven(self) -> bool:
+        """Whether what was learned may serve."""
+        return self.trial is None or self.trial.passed
 
     def hear(self, lessons: Sequence[Lesson]) -> None:
         """A request has ended; what is to be learned of it."""
@@ -67,7 +93,12 @@ class Learner:
         self.requests = 0
         for _ in range(count):
             rng = random.Random(f"{self.settings.seed}/{self.steps}")
-            lessons = self.buffer.draw(self.settings.texts, rng)
+            older, new = self.buffer.draw(self.settings.texts, rng)
+            if self.trial is not None and self.steps > self.served_steps:
+                for lesson in new:
+                    yield "trial"
+                    self.trial.hear(self.model, self.serving, lesson)
+            lessons = older + new
             places = sum(len(lesson.places) for lesson in lessons)
             self.left = max(self.left - len(lessons), 0.0)
             loss = 0.0
@@ -104,22 +135,37 @@ class Learner:
         self.steps += 1
         self.loss = loss
 
+    @torch.no_grad()
+    def promote(self) -> None:
+        """What was learned is what serves from here on."""
+        self.served_steps = self.steps
+        if self.trial is not None:
+            for mine, theirs in zip(
+                self.serving.parameters(), self.model.parameters(), strict=True
+            ):
+                mine.copy_(theirs)
+            self.trial.begin()
+
     @property
     def nbytes(self) -> int:
-        """Of the weights, and of those that learn their gradients and the two moments of AdamW."""
+        """Of the weights, and of those that learn their gradients, the two moments of AdamW, and
+        the copy that serves while they are on trial."""
         weights = sum(weight.nbytes for weight in self.model.parameters())
-        return int(weights + 3 * sum(weight.nbytes for weight in self.learned))
+        copies = 3 if self.trial is None else 4
+        return int(weights + copies * sum(weight.nbytes for weight in self.learned))
 
     def state(self) -> dict[str, Any]:
         """All that is needed to go on, as plain values and tensors."""
         lessons = [
-            (one.tokens, one.places, one.laws.tokens, one.laws.log_probs)
+            (one.tokens, one.places, one.laws.tokens, one.laws.log_probs, one.stands, one.greedy)
             for one in self.buffer.lessons
         ]
+        on_trial = None if self.trial is None else self.serving.state_dict()
         return {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
             "steps": self.steps, "requests": self.requests, "fresh": self.buffer.fresh,
-            "left": self.left, "lessons": lessons,
+            "left": self.left, "lessons": lessons, "served": self.served_steps, "serving": on_trial,
+            "gains": [] if self.trial is None else list(self.trial.gains),
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -128,11 +174,17 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.requests = state["steps"], state["requests"]
         self.buffer = Buffer(self.buffer.most, self.buffer.room)
-        for tokens, places, *laws in state["lessons"]:
-            self.buffer.add(Lesson(tokens, places, Laws(*laws)))
+        for tokens, places, some, log_probs, *others in state["lessons"]:
+            told = others or (torch.ones(len(places)), False)  # of states of before there was one
+            self.buffer.add(Lesson(tokens, places, Laws(some, log_probs), *told))
         self.buffer.fresh = min(state["fresh"], len(self.buffer))
         left = state.get("left", 0.0)  # states of before learned nothing in idle moments
         self.left = min(left, self.settings.passes * len(self.buffer))
+        self.promote()
+        if self.trial is not None and state.get("serving") is not None:
+            self.serving.load_state_dict(state["serving"])
+            self.served_steps = state["served"]
+            self.trial.begin(state["gains"])
 
 
 def slices(lessons: Sequence[Lesson], tokens: int) -> Iterator[list[Lesson]]:

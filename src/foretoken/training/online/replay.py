@@ -185,6 +185,6 @@ def written(order: Order, replay: Replay, tokens: torch.Tensor) -> dict[str, Any
     for topic, learner in enumerate(online.learners):
         folder = order.out if config.topics == 1 else order.out / f"topic-{topic}"
         folder.mkdir(parents=True, exist_ok=True)
-        learned = twin(learner.model, torch.float32)
+        learned = twin(learner.serving, torch.float32)
         write_draft(folder, learned, order.session, tokens, notes, curve, page(notes, RECENT))
     return notes

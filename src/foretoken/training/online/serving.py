@@ -29,6 +29,8 @@ class ServingSettings(OnlineSettings):
     interval: int = 64  # requests without an idle moment until it learns in its share of busy time
     rate: float = 3e-4  # of AdamW; for a draft that is far from its best, 1e-3
     warmup: int = 20  # optimizer steps until the rate is whole
+    begin: int = 32  # parts of texts heard before any is learned
+    trial: int = 32  # new parts that learned weights must do better on before they serve
     slice_tokens: int = 128  # tokens learned at a stretch
     tables: bool = False  # whether embedding and output layer learn: slices twice as long
     save_every: float = 60.0  # seconds at least between two states on disk
@@ -84,7 +86,7 @@ class IdleLearning:
         """Save, and write the learned drafts; the session goes on with them."""
         if self.known != self.saved:
             self.save()
-        if self.online.steps:
+        if self.online.served_steps:
             self.export()
         if self.lock is not None:
             self.lock.close()
@@ -95,16 +97,16 @@ class IdleLearning:
         for topic, learner in enumerate(online.learners):
             one = self.folder / (DRAFT if len(online.learners) == 1 else f"{DRAFT}-{topic}")
             try:
-                model = twin(learner.model, torch.float32)
+                model = twin(learner.serving, torch.float32)
                 width = model.config.vocab_size
                 tokens = torch.arange(width) if online.tokens is None else online.tokens.cpu()
                 notes = {
-                    "recipe": "online", "shape": shape_of(model), "steps": learner.steps,
+                    "recipe": "online", "shape": shape_of(model), "steps": learner.served_steps,
                     "vocabulary": {"tokens": len(tokens), "of": width},
                     "settings": asdict(self.settings),
                 }  # fmt: skip
                 one.mkdir(parents=True, exist_ok=True)
-                write_draft(one, model, session, tokens, notes, about=about(learner.steps))
+                write_draft(one, model, session, tokens, notes, about=about(learner.served_steps))
             except (OSError, RuntimeError, MemoryError, ForetokenError) as error:
                 LOG.warning("online: a learned draft could not be written: %s", error)
 
