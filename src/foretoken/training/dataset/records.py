@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.native.best_columns import best_columns
 
 SPLITS = ("valid", "train")  # in the order of writing
 TEXT = "text"  # the kind of ordinary text, that the target read and did not write
@@ -75,9 +76,16 @@ class Laws:
 
 def likeliest(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The `size` likeliest tokens [n k] of laws [n V], and their log-probabilities [n k]."""
+    size = min(size, logits.shape[-1])
+    if logits.is_cpu:  # one pass, where a sum over a vocabulary alone takes torch ten times as long
+        best, probs = best_columns(logits, size)
+        shape = len(logits), size
+        return torch.tensor(best, dtype=torch.int32).view(shape), torch.tensor(probs).view(
+            shape
+        ).log()
     found = logits.float()
-    best, tokens = largest(found, min(size, found.shape[-1]))
-    return tokens.int(), best - found.logsumexp(-1, keepdim=True)
+    values, tokens = largest(found, size)
+    return tokens.int(), values - found.logsumexp(-1, keepdim=True)
 
 
 def largest(scores: Tensor, size: int) -> tuple[Tensor, Tensor]:

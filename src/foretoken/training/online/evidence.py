@@ -19,7 +19,6 @@ from foretoken.training.dataset.records import Laws
 from foretoken.types import DecodeState, Draft, Step
 
 MOST_PLACES = 1024  # of one text; the oldest leave
-TOGETHER = 16  # places whose likeliest tokens are looked for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +76,14 @@ class Buffer:
 
 @dataclass(slots=True)
 class Notes:
-    """What was seen of a row so far; `logits` are those of the last places, without laws yet."""
+    """What was seen of a row so far."""
 
     rng: random.Random
     places: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     stands: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     laws: deque[Laws] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
-    logits: list[Tensor] = field(default_factory=list)
     accepted: int = 0
     judged: int = 0  # guesses up to and with the first rejected one of each step
-
-    def settle(self, size: int) -> None:
-        """Keep the likeliest tokens of the logits that wait."""
-        if self.logits:
-            laws = Laws.likeliest(torch.stack(self.logits), size)
-            self.laws.extend(laws[i : i + 1] for i in range(len(self.logits)))
-            self.logits = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +114,6 @@ class Evidence:
                 notes = row.private[self] = Notes(rng)
             self.note(notes, step, at, keep)
             if row.finish is not None:
-                notes.settle(self.size)
                 lessons = parted(row.tokens, notes, self.window, row.params.temperature == 0)
                 heard.append(Heard(row, lessons, notes.accepted, notes.judged))
         return heard
@@ -143,9 +133,8 @@ class Evidence:
             first = len(row.tokens) - emitted
             notes.places.extend(first + i for i in kept)
             notes.stands.extend(1.0 / self.share if i < accepted else 1.0 for i in kept)
-            notes.logits += [step.scores[at].logits[saying[i]].clone() for i in kept]
-            if len(notes.logits) >= TOGETHER:
-                notes.settle(self.size)
+            laws = Laws.likeliest(step.scores[at].logits[[saying[i] for i in kept]], self.size)
+            notes.laws.extend(laws[i : i + 1] for i in range(len(kept)))
 
 
 def was_refused(draft: Draft, node: int) -> bool:

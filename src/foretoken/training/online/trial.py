@@ -52,6 +52,7 @@ def accepted(model: Any, objective: SparseLaws, lesson: Lesson) -> Tensor:
     logits = (answering_states(model, batch) @ table.T).float()
     chosen, probs = objective.laws(batch)
     if lesson.greedy:
-        return (logits.argmax(-1) == chosen[:, -1]).float()  # the last one is what was written
+        stands: Tensor = logits.argmax(-1) == chosen[:, -1]  # the last one is what was written
+        return stands.float()
     said = logits.log_softmax(-1).gather(-1, chosen.clamp(min=0)).exp()
     return torch.minimum(probs, said).sum(-1)
