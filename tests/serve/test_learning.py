@@ -162,7 +162,7 @@ def test_a_seed_repeats_a_text_only_under_one_fingerprint(make_session, tmp_path
         assert fingerprint(server) != first
 
 
-def test_weights_that_do_no_better_are_learned_on_but_do_not_guess(make_session, tmp_path, right):
+def test_weights_on_trial_are_learned_on_but_do_not_guess(make_session, tmp_path, right):
     """More texts are wanted than come: what guesses stays, and so does what a seed repeats."""
     with learning_server(make_session, tmp_path, trial=500) as server:
         assert texts(server) == right
@@ -232,7 +232,7 @@ def test_the_command_learns_and_says_so(tmp_path):
             body = {"prompt": "the cat sat on", "max_tokens": 40, "temperature": 0}
             wait_for(lambda: alive(url))
             assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
-            wait_for(lambda: steps_of(url) > 0)
+            wait_for(lambda: served_steps_of(url) > 0)
         finally:
             process.terminate()
             assert process.wait(60) == 0
@@ -248,7 +248,9 @@ def alive(url):
         return False
 
 
-def steps_of(url):
+def served_steps_of(url):
     text = httpx.get(f"{url}/metrics", timeout=5).text
-    [line] = [one for one in text.splitlines() if one.startswith("foretoken_learning_steps_total ")]
+    [line] = [
+        one for one in text.splitlines() if one.startswith("foretoken_learning_served_steps ")
+    ]
     return float(line.split()[1])

@@ -13,7 +13,7 @@ import foretoken
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.training.dataset import openers
 from foretoken.training.dataset.making import DataConfig, make_data
-from foretoken.training.dataset.records import every_chat, read_told, shards
+from foretoken.training.dataset.records import every_chat, likeliest, read_told, shards
 from foretoken.training.dataset.stream import ChatStream
 
 CONFIG = DataConfig(
@@ -78,6 +78,19 @@ def test_kept_laws_are_the_targets_at_every_token_of_the_answers(session, folder
                 assert best[:, 0].tolist() == chat.answer
                 checked += len(chat.answer)
     assert checked > 50
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 70, 400])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_likeliest_tokens_and_their_chances_are_those_of_the_whole_law(size, dtype):
+    """None, few, more than C keeps in its list, all; in columns of another tensor, too."""
+    logits = (3.0 * torch.randn(5, 600)).to(dtype)[:, 100:400]
+    tokens, log_probs = likeliest(logits, size)
+    law = logits.float().log_softmax(-1)
+    best = law.topk(min(size, 300), -1)[0]
+    assert tokens.dtype is torch.int32 and tokens.shape == best.shape
+    torch.testing.assert_close(log_probs, best)
+    torch.testing.assert_close(law.gather(-1, tokens.long()), best)
 
 
 def test_no_prompt_comes_twice_and_held_out_ones_are_not_trained_on(folder):

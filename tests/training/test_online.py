@@ -23,7 +23,7 @@ from foretoken.training.online.learner import Learner, slices
 from foretoken.training.online.served import RoutedDrafts
 from foretoken.training.online.settings import OnlineSettings
 from foretoken.training.online.topics import Centroids
-from foretoken.training.online.trial import accepted
+from foretoken.training.online.trial import Trial, accepted
 from foretoken.trees.build import chain
 from foretoken.types import Draft, Draw, SamplingParams, Scores, Step, StepTimes, Verdict
 
@@ -92,14 +92,14 @@ def test_a_bonus_token_and_an_empty_draft_are_no_errors():
 def test_a_long_text_comes_in_parts_and_no_place_twice():
     notes, places = Notes(random.Random(0)), [0, 1, 5, 30, 31, 70, 99]
     notes.places.extend(places)
-    notes.stands.extend(float(place) for place in places)
+    notes.counts.extend(float(place) for place in places)
     notes.laws.extend(Laws(torch.tensor([[p]]), torch.zeros(1, 1)) for p in places)
     text = list(range(100, 200))
     found = []
     for lesson in parted(text, notes, 16):
         assert len(lesson.tokens) <= 16
         told = lesson.tokens[lesson.places.long()] - 100
-        assert told.tolist() == lesson.laws.tokens[:, 0].tolist() == lesson.stands.tolist()
+        assert told.tolist() == lesson.laws.tokens[:, 0].tolist() == lesson.counts.tolist()
         assert bool((lesson.places >= 8).all()) or int(lesson.tokens[0]) == 100
         found += told.tolist()
     assert found == places[1:]
@@ -128,7 +128,7 @@ def test_the_token_after_the_context_is_learned_not_the_one_behind_it(pair):
     learner = Learner(model, None, OnlineSettings(rate=1e-3))
     learner.buffer.add(lesson_of([1, 2, 3, 7], 3, 7))
     before = chances(model, [1, 2, 3, 7])
-    list(learner.updates(1))
+    list(learner.updates(1, lambda: None))
     after = chances(model, [1, 2, 3, 7])
     assert after[2, 7] > 1.2 * before[2, 7]
     assert after[2, 7] / before[2, 7] > 1.1 * after[3, 7] / before[3, 7]
@@ -159,7 +159,7 @@ def test_a_place_stands_for_those_of_its_kind_that_were_not_kept():
     draft = Draft(chain(3, [4, 5, 6, 7, 8, 9, 10, 11]), Draw.POINT)
     [lesson] = heard_of(draft, (1, 2, 3, 4, 5, 6), 0, logits, 0.5).lessons
     assert 1 < len(lesson.places) <= 7
-    assert lesson.stands.tolist() == [2.0] * (len(lesson.places) - 1) + [1.0]
+    assert lesson.counts.tolist() == [2.0] * (len(lesson.places) - 1) + [1.0]
 
 
 def test_what_is_accepted_at_a_lesson_is_what_the_engine_would_accept(pair):
@@ -229,12 +229,34 @@ def test_nothing_is_learned_from_too_few_parts_of_texts(pair):
         assert online.requests == 16 and online.steps > 0
 
 
-def test_a_trial_without_accepted_places_and_a_beginning_beyond_the_buffer_are_refused():
+def test_the_weights_that_pass_a_trial_are_those_that_serve(pair):
+    """They serve before the step that follows, and a few lucky lessons are not enough."""
+    learner = Learner(copy.deepcopy(pair[1]), None, OnlineSettings(rate=1e-3, trial=4, texts=2))
+    served, names = [], []
+
+    def serve():
+        served.append(learner.steps)
+        learner.promote()
+
+    for at in range(40):
+        learner.hear([lesson_of([at % 5, 2, 3, 7], 3, 7)])
+        names += learner.updates(1, serve)
+    assert served, "a lesson that comes again and again is learned"
+    assert all(names[at - 1] == "trial" for at, name in enumerate(names) if name == "swap")
+    assert learner.served_steps == served[-1] < learner.steps
+    trial = Trial(learner.objective, 4)
+    trial.restart([-1.0, 3.0, -1.0, 0.5])
+    assert not trial.passed  # 1.5 with a standard error of 3.3
+    trial.restart([1.0, 2.0, 1.0])
+    assert not trial.passed
+    trial.restart([1.0, 2.0, 1.0, 0.0])
+    assert trial.passed
+
+
+def test_a_trial_without_accepted_places_is_refused():
     """Of refused guesses alone every other draft does better."""
     with pytest.raises(ConfigError, match="trial"):
         OnlineSettings(trial=4, accepted=0.0)
-    with pytest.raises(ConfigError, match="begin"):
-        OnlineSettings(begin=20, buffer=10)
 
 
 def test_a_buffer_keeps_the_newest_within_its_bounds():
@@ -607,7 +629,7 @@ def test_without_tables_the_layers_alone_learn(pair):
     assert learner.nbytes < whole.nbytes
     learner.buffer.add(lesson_of([1, 2, 3, 7], 3, 7))
     before = chances(model, [1, 2, 3, 7])
-    list(learner.updates(3))
+    list(learner.updates(3, lambda: None))
     assert chances(model, [1, 2, 3, 7])[2, 7] > 1.2 * before[2, 7]
     for name, weight in pair[1].state_dict().items():
         table = name in ("model.embed_tokens.weight", "lm_head.weight")

@@ -34,7 +34,7 @@ def largest_columns(
     """Of every row the `count` largest columns, the largest first, and their logits; column minus
     one where a row has fewer that are numbers. None where this cannot be had in C."""
     (rows, width), (apart, between) = logits.shape, logits.stride()
-    call = over_columns("largest", logits, width, between) if count <= MOST else None
+    call = over_columns("largest", logits, width, between) if 0 < count <= MOST else None
     if call is None:
         return None
     size = rows * count
@@ -55,7 +55,7 @@ def best_columns(
     `names` are the ids of the columns, where these are not their numbers.
     """
     (rows, width), (apart, between) = logits.shape, logits.stride()
-    call = over_columns("best", logits, width, between) if count <= MOST else None
+    call = over_columns("best", logits, width, between) if 0 < count <= MOST else None
     if call is None:
         law = softmax(logits, temperature)
         top, at = law.max(-1, keepdim=True) if count == 1 else law.topk(count)

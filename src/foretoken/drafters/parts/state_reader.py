@@ -68,7 +68,8 @@ class StateReading(Protocol):
 class Followed:
     """A row as the decoder knows it."""
 
-    own: DecodeState  # what the decoder is asked of: the row, or one without its first token
+    own: DecodeState  # what the decoder is asked of: the row, or one without its first tokens
+    skipped: int  # of the row's tokens, which the decoder never reads
     entering: Float[Tensor, "n W"]  # at committed tokens that it has not cached yet, the root last
     outputs: Float[Tensor, "N W"] | None = None  # at each node of the open tree
 
@@ -104,14 +105,18 @@ class StateReader(TrainedHead):
             return False
         if is_silenced(self.laws, row.params):
             return False
+        if self.context is not None:
+            features = features[-self.context :]
         before = torch.cat([self.nothing, self.head.fused(features.to(self.nothing))])
-        first = min(self.head.begins, len(row.tokens) - 1)  # of a text of one token it reads that
-        own = row if first == 0 else without_first(row)
-        entering = self.read(own.tokens, before[first:])
+        begun = len(row.tokens) - len(before)  # the token whose state before it is not there
+        # that is read at the beginning of a text, by some heads, and where there is no other
+        first = begun if begun == 0 and (self.head.begins == 0 or len(before) == 1) else begun + 1
+        own = row if first == 0 else behind(row, first)
+        entering = self.read(own.tokens, before[first - begun :])
         if len(entering) > 1:
             self.decoder.supply(own, entering)
             self.decoder.prefill([own])
-        row.private[self] = Followed(own, entering[-1:])
+        row.private[self] = Followed(own, first, entering[-1:])
         return True
 
     def read(self, tokens: Sequence[int], before: Float[Tensor, "n W"]) -> Float[Tensor, "n W"]:
@@ -141,7 +146,7 @@ class StateReader(TrainedHead):
         for row, above in zip(rows, parents, strict=True):
             known: Followed = row.private[self]
             if known.own is not row:
-                known.own.tokens = row.tokens[1:]
+                known.own.tokens = row.tokens[known.skipped :]
             self.decoder.supply(known.own, known.entering if above[0] < 0 else next(parts))
         asked = [row.private[self].own for row in rows]
         scores, outputs = self.said(asked, tokens, parents, taps)
@@ -160,7 +165,7 @@ class StateReader(TrainedHead):
         for row in rows:
             known: Followed = row.private[self]
             if known.own is not row:
-                known.own.tokens = row.tokens[1:]
+                known.own.tokens = row.tokens[known.skipped :]
             self.decoder.supply(known.own, known.entering)
         asked = [row.private[self].own for row in rows]
         found = self.decoder.grow_trees(asked, rules, self.head.scored, self.table)
@@ -222,6 +227,7 @@ class StateReader(TrainedHead):
         self.decoder.free([row if known is None else known.own])
 
 
-def without_first(row: DecodeState) -> DecodeState:
-    """The row as a decoder knows it that never reads a text's first token."""
-    return DecodeState(row.tokens[1:], row.prompt_len - 1, row.params, row.coins, row.warp)
+def behind(row: DecodeState, first: int) -> DecodeState:
+    """The row as a decoder knows it that never reads what lies before the token `first`."""
+    left = max(row.prompt_len - first, 0)
+    return DecodeState(row.tokens[first:], left, row.params, row.coins, row.warp)

@@ -15,7 +15,7 @@ from foretoken.engine.memory.amounts import enough, told
 from foretoken.engine.memory.plan import PHASES, Layout, Need
 from foretoken.engine.memory.solver import most
 from foretoken.errors import CapabilityError
-from foretoken.lm.runtime.heap import large_blocks
+from foretoken.lm.runtime.heap import use_large_blocks_again
 from foretoken.lm.runtime.prefixes import Prefixes
 from foretoken.types import DecodeState, Rows
 
@@ -114,14 +114,14 @@ class Bounded(Waiting):
             self.spare()
 
     def spare(self) -> None:
-        """Have what is kept of texts, and of freed blocks, fit into what nothing else may take."""
+        """Have what is kept of texts, and then of freed blocks, fit into what nothing else may
+        take."""
         granted, wanted = self.granted, sum(self.wishes.values())
         taken = self.room.takes(granted.rows, granted.context, granted.nodes)
-        free, passing = max(self.room.left - taken, 0), self.room.passing(granted)
-        large_blocks(self, again=free >= passing)
-        free -= passing if free >= passing else 0
+        free = max(self.room.left - taken, 0)
         for prefixes, wish in self.wishes.items():
             prefixes.allow(min(wish, free * wish // wanted))
+        use_large_blocks_again(self, free >= wanted + self.room.passing(granted))
 
     def next(self, inside: Rows) -> DecodeState | None:
         """The row whose turn it is, if it fits beside those that have a place."""

@@ -12,7 +12,7 @@ from foretoken.engine.memory.layout import largest_draft, layout_of
 from foretoken.engine.memory.plan import Layout, Need
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
-from foretoken.lm.runtime.heap import collect, large_blocks_apart
+from foretoken.lm.runtime.heap import collect, use_large_blocks_again
 from foretoken.lm.views.view import innermost
 
 LEAST = 64  # tokens of a text that a budget has to hold, at least
@@ -35,8 +35,9 @@ class Budget:
     ) -> Budget:  # fmt: skip
         """Of a request; nothing was loaded yet. CapabilityError where it can hold no text."""
         layout = layout_of(target, method, draft, config=config, **reading)
-        large_blocks_apart()
-        return cls(given, layout, largest_draft(method, config)[1])
+        made = cls(given, layout, largest_draft(method, config)[1])
+        use_large_blocks_again(made, room=False)
+        return made
 
     def kernels(self, asked: str, max_rows: int) -> str:
         """The mode of kernels: second copies of weights where a usual batch fits beside them."""

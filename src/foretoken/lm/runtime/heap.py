@@ -6,14 +6,17 @@ import ctypes
 import gc
 import os
 import sys
+import threading
 from functools import cache
 from typing import Any
 from weakref import WeakSet
 
-# of glibc's mallopt: what is freed at the end of its memory and kept, and what is a large block
-APART = {-1: 1 << 20, -3: 128 << 10}
-AGAIN = {-1: 64 << 20, -3: 32 << 20}
+# of glibc's mallopt: what is freed at the end of its memory and kept, what is a large block, and in
+# how many places at once threads find theirs
+GIVEN_BACK = {-1: 1 << 20, -3: 128 << 10, -8: 1}
+USED_AGAIN = {-1: 64 << 20, -3: 32 << 20, -8: 1}
 SHORT: WeakSet[Any] = WeakSet()  # whoever in this process has no room for what is freed
+LOCK = threading.Lock()  # around SHORT and what follows from it
 
 PRODUCTS = 256  # that oneDNN keeps in a server; by itself 1,024, half a MiB each
 
@@ -25,28 +28,23 @@ def c_library() -> Any:
     return library if hasattr(library, "malloc_trim") else None
 
 
-def large_blocks_apart() -> bool:
-    """Have the C library ask the system for each large block, and give it back when it is freed;
-    whether it can. From before a load on: else loading leaves holes that texts fill one by one.
+def use_large_blocks_again(owner: Any, room: bool) -> None:
+    """Have the C library keep large blocks that were freed and use them again, pages and all, if
+    the memory of `owner` leaves `room`; else ask the system for each and give it back, for as long
+    as some owner lives that has none.
 
-    By itself it learns from the sizes it sees to keep up to 64 MiB, which no plan could count.
+    From before a load on, or loading leaves holes that texts fill one by one. By itself the library
+    learns from the sizes it sees to keep up to 64 MiB, which no plan could count. A step of 500
+    nodes asks for 200 MB in blocks that live for a millisecond: new pages for all of them take half
+    as long as the step itself.
     """
     library = c_library()
-    return library is not None and all(library.mallopt(*option) for option in APART.items())
-
-
-def large_blocks(owner: Any, again: bool) -> None:
-    """Whether the memory of `owner` leaves room to keep large blocks that were freed and use them
-    again, pages and all; while it does not for some owner, they are given back.
-
-    A step of 500 nodes asks for 200 MB in blocks that live for a millisecond: new pages for all of
-    them take half as long as the step itself.
-    """
-    library, before = c_library(), bool(SHORT)
-    (SHORT.discard if again else SHORT.add)(owner)
-    if library is not None:
-        for option in (APART if SHORT else AGAIN).items():
-            library.mallopt(*option)
+    with LOCK:
+        before = bool(SHORT)
+        (SHORT.discard if room else SHORT.add)(owner)
+        if library is not None:
+            for option in (GIVEN_BACK if SHORT else USED_AGAIN).items():
+                library.mallopt(*option)
     if SHORT and not before:
         give_back()
 

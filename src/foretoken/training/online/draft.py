@@ -2,10 +2,11 @@
 
 It listens to the engine's steps. Where guesses were rejected it keeps the target's law, which the
 verification has computed anyway; after some requests it takes a few optimizer steps on them, and
-the draft that serves gets the new weights. All of it happens between two steps of decoding, in the
-thread that decodes, a slice at a time. Whatever the draft has become, the text keeps the target's
-law; a greedy text stays the same, a seeded one is drawn anew once the draft has other weights.
-While nobody writes, `rest` learns a slice at a time whatever it takes: a server is seldom busy.
+the draft that serves gets the new weights, at once or once they have passed a trial. All of it
+happens between two steps of decoding, in the thread that decodes, a slice at a time. Whatever the
+draft has become, the text keeps the target's law; a greedy text stays the same, a seeded one is
+drawn anew once the draft has other weights. While nobody writes, `rest` learns a slice at a time
+whatever it takes: a server is seldom busy.
 """
 
 from __future__ import annotations
@@ -221,21 +222,22 @@ class OnlineDraft:
         return topic, slices, next(slices)
 
     def slices(self, topic: int, count: int) -> Iterator[str]:
-        """Optimizer steps, and then their weights into the draft that serves, if they may."""
+        """Optimizer steps, and weights into the draft that serves once they may."""
         learner = self.learners[topic]
-        yield from learner.updates(count)
-        if learner.proven:
-            yield "swap"
-            learner.promote()
-            self.swap(topic)
 
-    def swap(self, topic: int) -> None:
-        """Serve with what was learned. Rows go on with a cache of the new weights, but for those
-        of a draft that runs ahead, whose trees are open: a stale cache only guesses worse.
+        def serve() -> None:
+            self.swap(topic, learner.model)
+            learner.promote()
+
+        yield from learner.updates(count, serve)
+
+    def swap(self, topic: int, model: Any) -> None:
+        """Guess with the weights of a model. Rows go on with a cache of them, but for those of a
+        draft that runs ahead, whose trees are open: a stale cache only guesses worse.
         """
         plain = all(type(guesser) is OrdinaryModel for guesser in self.guessers)
         rows: list[DecodeState] = [row for row in self.engine.running if row.finish is None]
-        self.served.take(topic, self.learners[topic].serving.parameters(), rows if plain else ())
+        self.served.take(topic, model.parameters(), rows if plain else ())
 
     def slice(self) -> float:
         """The next slice of the work at hand; its seconds."""
@@ -268,7 +270,7 @@ class OnlineDraft:
         self.frozen, self.failure = False, None
 
     def learn(self, updates: int | None = None) -> int:
-        """Learn now, in an idle moment, whatever time it takes; the optimizer steps taken.
+        """Learn now, from however little, whatever time it takes; the optimizer steps taken.
 
         What is under way is ended first. Others wait for their next step of decoding.
         """
@@ -324,7 +326,7 @@ class OnlineDraft:
                 zip(self.learners, state["learners"], strict=True)
             ):
                 learner.restore(own)
-                self.swap(topic)
+                self.swap(topic, learner.serving)
             if isinstance(self.topic_of, Centroids) and state["topics"] is not None:
                 self.topic_of.restore(state["topics"])
             self.requests = state["requests"]

@@ -25,19 +25,19 @@ MOST_PLACES = 1024  # of one text; the oldest leave
 class Lesson:
     """A part of a text, the places in it that are learned, and the target's laws of their tokens.
 
-    `places` [n] are indices of the tokens that are said, never of those that say them; `stands` [n]
-    is how many places of its kind each is kept for.
+    `places` [n] are indices of the tokens that are said, never of those that say them; `counts` [n]
+    is how many places of its kind each stands for.
     """
 
     tokens: Tensor  # [T]
     places: Tensor  # [n], each from 1 to T - 1
     laws: Laws  # [n k]
-    stands: Tensor  # [n]
+    counts: Tensor  # [n]
     greedy: bool  # whether the target wrote its likeliest tokens
 
     @property
     def nbytes(self) -> int:
-        parts = (self.tokens, self.places, self.laws.tokens, self.laws.log_probs, self.stands)
+        parts = (self.tokens, self.places, self.laws.tokens, self.laws.log_probs, self.counts)
         return sum(part.nbytes for part in parts)
 
 
@@ -80,7 +80,7 @@ class Notes:
 
     rng: random.Random
     places: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
-    stands: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
+    counts: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     laws: deque[Laws] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     accepted: int = 0
     judged: int = 0  # guesses up to and with the first rejected one of each step
@@ -132,7 +132,7 @@ class Evidence:
         if kept and keep:
             first = len(row.tokens) - emitted
             notes.places.extend(first + i for i in kept)
-            notes.stands.extend(1.0 / self.share if i < accepted else 1.0 for i in kept)
+            notes.counts.extend(1.0 / self.share if i < accepted else 1.0 for i in kept)
             laws = Laws.likeliest(step.scores[at].logits[[saying[i] for i in kept]], self.size)
             notes.laws.extend(laws[i : i + 1] for i in range(len(kept)))
 
@@ -147,7 +147,7 @@ def parted(tokens: Sequence[int], notes: Notes, window: int, greedy: bool = Fals
 
     The first token of a text is said by none.
     """
-    laws, stands, lessons = list(notes.laws), list(notes.stands), []
+    laws, counts, lessons = list(notes.laws), list(notes.counts), []
     left = [(place, i) for i, place in enumerate(notes.places) if place > 0]
     while left:
         end = left[-1][0] + 1
@@ -160,7 +160,7 @@ def parted(tokens: Sequence[int], notes: Notes, window: int, greedy: bool = Fals
                 torch.tensor(tokens[begin:end], dtype=torch.int32),
                 torch.tensor([place - begin for place, _ in mine], dtype=torch.int32),
                 Laws.joined([laws[i] for _, i in mine]),
-                torch.tensor([stands[i] for _, i in mine]),
+                torch.tensor([counts[i] for _, i in mine]),
                 greedy,
             )
         )

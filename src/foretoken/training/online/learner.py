@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ MOST_NORM = 1.0  # of the gradients
 class Learner:
     """Takes steps of AdamW on the forward divergence from the target's laws in its buffer.
 
-    `serving` are the weights that guess: `model` itself, or where `settings.trial` asks for it a
-    copy that follows once the trial is passed.
+    `serving` are the weights to guess with: `model` itself, or with `settings.trial` a copy, which
+    follows when the weights that were tried have passed.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Learner:
             kept = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
             self.serving = copy.deepcopy(model, kept).requires_grad_(False)
             self.trial = Trial(self.objective, settings.trial)
+        self.heard = 0  # lessons, in all
         self.requests = 0  # since the last update was due
         self.left = 0.0  # lessons still to be learned in moments without work, repeats included
         self.steps = 0
@@ -73,23 +74,23 @@ class Learner:
 
     @property
     def may_begin(self) -> bool:
-        return len(self.buffer) >= self.settings.begin
-
-    @property
-    def proven(self) -> bool:
-        """Whether what was learned may serve."""
-        return self.trial is None or self.trial.passed
+        return len(self.buffer) > 0 and self.heard >= self.settings.begin
 
     def hear(self, lessons: Sequence[Lesson]) -> None:
         """A request has ended; what is to be learned of it."""
         for lesson in lessons:
             self.buffer.add(lesson)
+        self.heard += len(lessons)
         self.requests += 1
         passes = self.settings.passes
         self.left = min(self.left + passes * len(lessons), passes * len(self.buffer))
 
-    def updates(self, count: int) -> Iterator[str]:
-        """`count` steps in slices; yields the name of the slice that comes next."""
+    def updates(self, count: int, serve: Callable[[], None]) -> Iterator[str]:
+        """`count` steps in slices; yields the name of the slice that comes next.
+
+        `serve` is called when the weights, as they are then, are to guess: behind the steps, or
+        where a trial is asked for, before a step and once it is passed.
+        """
         self.requests = 0
         for _ in range(count):
             rng = random.Random(f"{self.settings.seed}/{self.steps}")
@@ -98,6 +99,9 @@ class Learner:
                 for lesson in new:
                     yield "trial"
                     self.trial.hear(self.model, self.serving, lesson)
+                if self.trial.passed:
+                    yield "swap"
+                    serve()
             lessons = older + new
             places = sum(len(lesson.places) for lesson in lessons)
             self.left = max(self.left - len(lessons), 0.0)
@@ -108,6 +112,9 @@ class Learner:
                 loss += self.gradients(part, places)
             yield "step"
             self.step(loss)
+        if self.trial is None:
+            yield "swap"
+            serve()
 
     def gradients(self, lessons: Sequence[Lesson], places: int) -> float:
         """Add the gradients of some lessons, each of `places` places counting the same."""
@@ -137,14 +144,14 @@ class Learner:
 
     @torch.no_grad()
     def promote(self) -> None:
-        """What was learned is what serves from here on."""
+        """The weights as they are now are those that guess from here on."""
         self.served_steps = self.steps
         if self.trial is not None:
             for mine, theirs in zip(
                 self.serving.parameters(), self.model.parameters(), strict=True
             ):
                 mine.copy_(theirs)
-            self.trial.begin()
+            self.trial.restart()
 
     @property
     def nbytes(self) -> int:
@@ -157,14 +164,15 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """All that is needed to go on, as plain values and tensors."""
         lessons = [
-            (one.tokens, one.places, one.laws.tokens, one.laws.log_probs, one.stands, one.greedy)
+            (one.tokens, one.places, one.laws.tokens, one.laws.log_probs, one.counts, one.greedy)
             for one in self.buffer.lessons
         ]
         on_trial = None if self.trial is None else self.serving.state_dict()
         return {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
             "steps": self.steps, "requests": self.requests, "fresh": self.buffer.fresh,
-            "left": self.left, "lessons": lessons, "served": self.served_steps, "serving": on_trial,
+            "left": self.left, "heard": self.heard, "lessons": lessons,
+            "served": self.served_steps, "serving": on_trial,
             "gains": [] if self.trial is None else list(self.trial.gains),
         }  # fmt: skip
 
@@ -174,17 +182,19 @@ class Learner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.requests = state["steps"], state["requests"]
         self.buffer = Buffer(self.buffer.most, self.buffer.room)
+        old = "heard" not in state  # of before there were trials: nothing of it can be tried
         for tokens, places, some, log_probs, *others in state["lessons"]:
-            told = others or (torch.ones(len(places)), False)  # of states of before there was one
+            told = (torch.ones(len(places)), False) if old else others
             self.buffer.add(Lesson(tokens, places, Laws(some, log_probs), *told))
-        self.buffer.fresh = min(state["fresh"], len(self.buffer))
+        self.buffer.fresh = 0 if old else min(state["fresh"], len(self.buffer))
+        self.heard = state.get("heard", len(self.buffer))
         left = state.get("left", 0.0)  # states of before learned nothing in idle moments
         self.left = min(left, self.settings.passes * len(self.buffer))
         self.promote()
         if self.trial is not None and state.get("serving") is not None:
             self.serving.load_state_dict(state["serving"])
             self.served_steps = state["served"]
-            self.trial.begin(state["gains"])
+            self.trial.restart(state["gains"])
 
 
 def slices(lessons: Sequence[Lesson], tokens: int) -> Iterator[list[Lesson]]:

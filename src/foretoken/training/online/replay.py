@@ -177,7 +177,7 @@ def written(order: Order, replay: Replay, tokens: torch.Tensor) -> dict[str, Any
         "draft": str(order.draft),
         "shape": shape_of(model),
         "vocabulary": {"tokens": len(tokens), "of": model.config.vocab_size},
-        "steps": online.steps,
+        "steps": online.served_steps,
         "learning_seconds": online.seconds,
         **figures(replay.fared, RECENT),
         "settings": asdict(config),

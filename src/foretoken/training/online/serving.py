@@ -63,9 +63,9 @@ class IdleLearning:
         return f"{begun} in idle moments, state in {self.folder}; {self.online}"
 
     @property
-    def known(self) -> tuple[int, int]:
-        """How much was heard and learned."""
-        return self.online.requests, self.online.steps
+    def known(self) -> tuple[int, int, int]:
+        """How much was heard and learned, and what guesses."""
+        return self.online.requests, self.online.steps, self.online.served_steps
 
     def rest(self) -> bool:
         """Save what was learned if it is time, or learn a slice; False where nothing is left."""
@@ -86,15 +86,16 @@ class IdleLearning:
         """Save, and write the learned drafts; the session goes on with them."""
         if self.known != self.saved:
             self.save()
-        if self.online.served_steps:
-            self.export()
+        self.export()
         if self.lock is not None:
             self.lock.close()
 
     def export(self) -> None:
-        """Every learned draft as a model directory, for `--draft`."""
+        """Every draft that guesses with what it learned as a model directory, for `--draft`."""
         online, session = self.online, self.online.session
         for topic, learner in enumerate(online.learners):
+            if not learner.served_steps:
+                continue
             one = self.folder / (DRAFT if len(online.learners) == 1 else f"{DRAFT}-{topic}")
             try:
                 model = twin(learner.serving, torch.float32)

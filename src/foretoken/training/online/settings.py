@@ -19,7 +19,7 @@ class OnlineSettings:
     warmup: int = 0  # optimizer steps until the rate is whole: first ones move all weights alike
     share: float = 0.03  # of decoding time that learning may take; 1: all that is due, at once
     passes: float = 8.0  # times that what was heard is learned in moments without work (`rest`)
-    begin: int = 1  # parts of texts heard before any is learned: a few, over and over, mislead
+    begin: int = 1  # parts of texts of a topic heard before any is learned: a few mislead
     trial: int = 0  # new parts that learned weights must do better on before they serve; 0: none
     accepted: float = 0.1  # share of the accepted places learned beside the rejected: less drift
     tables: bool = True  # whether embedding and output layer learn, too: most of a draft's weights
@@ -46,7 +46,6 @@ class OnlineSettings:
             ("passes", self.passes >= 0, "0 (never) or more"),
             ("share", 0 < self.share <= 1, "above 0, at most 1"),
             ("accepted", 0 <= self.accepted <= 1, "from 0 to 1"),
-            ("begin", self.begin <= self.buffer, f"at most the buffer's {self.buffer}"),
             ("trial", self.trial >= 0, "0 (none) or more"),
             ("trial", not self.trial or self.accepted > 0, "0 where no accepted place is kept"),
         )
