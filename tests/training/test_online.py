@@ -93,7 +93,7 @@ def test_a_long_text_comes_in_parts_and_no_place_twice():
     notes, places = Notes(random.Random(0)), [0, 1, 5, 30, 31, 70, 99]
     notes.places.extend(places)
     notes.counts.extend(float(place) for place in places)
-    notes.laws.extend(Laws(torch.tensor([[p]]), torch.zeros(1, 1)) for p in places)
+    notes.laws.extend(([place], [1.0]) for place in places)
     text = list(range(100, 200))
     found = []
     for lesson in parted(text, notes, 16):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from foretoken.native.best_columns import best_columns
 from foretoken.training.dataset.records import Laws
 from foretoken.types import DecodeState, Draft, Step
 
@@ -74,6 +75,9 @@ class Buffer:
         )
 
 
+Chances = tuple[list[int], list[float]]  # the likeliest tokens of a law, and what they have of it
+
+
 @dataclass(slots=True)
 class Notes:
     """What was seen of a row so far."""
@@ -81,7 +85,7 @@ class Notes:
     rng: random.Random
     places: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     counts: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
-    laws: deque[Laws] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
+    laws: deque[Chances] = field(default_factory=lambda: deque(maxlen=MOST_PLACES))
     accepted: int = 0
     judged: int = 0  # guesses up to and with the first rejected one of each step
 
@@ -133,8 +137,11 @@ class Evidence:
             first = len(row.tokens) - emitted
             notes.places.extend(first + i for i in kept)
             notes.counts.extend(1.0 / self.share if i < accepted else 1.0 for i in kept)
-            laws = Laws.likeliest(step.scores[at].logits[[saying[i] for i in kept]], self.size)
-            notes.laws.extend(laws[i : i + 1] for i in range(len(kept)))
+            logits = step.scores[at].logits
+            size = min(self.size, logits.shape[-1])
+            for node in (saying[i] for i in kept):  # plain numbers: this is between two steps
+                [best], [chances] = best_columns(logits[node : node + 1], size)
+                notes.laws.append((best, chances))
 
 
 def was_refused(draft: Draft, node: int) -> bool:
@@ -159,12 +166,18 @@ def parted(tokens: Sequence[int], notes: Notes, window: int, greedy: bool = Fals
             Lesson(
                 torch.tensor(tokens[begin:end], dtype=torch.int32),
                 torch.tensor([place - begin for place, _ in mine], dtype=torch.int32),
-                Laws.joined([laws[i] for _, i in mine]),
+                joined([laws[i] for _, i in mine]),
                 torch.tensor([counts[i] for _, i in mine]),
                 greedy,
             )
         )
     return lessons[::-1]
+
+
+def joined(laws: Sequence[Chances]) -> Laws:
+    """Several laws in one."""
+    tokens = torch.tensor([best for best, _ in laws], dtype=torch.int32)
+    return Laws(tokens, torch.tensor([chances for _, chances in laws]).log().half())
 
 
 def collated(lessons: Sequence[Lesson]) -> dict[str, Tensor]:
