@@ -208,7 +208,7 @@ def run(description: str | None) -> int:
         for at, seed in enumerate(asked.seeds)
         for way in WAYS
         for option in [*map(str, way.options.values())]
-        if way.name in (FIXED, MIXED, SELECTED, ALIKE) or at < asked.sweep_seeds
+        if way.name in (FIXED, MIXED, SELECTED) or at < asked.sweep_seeds
     ]
     with ThreadPoolExecutor(asked.workers) as pool:
         list(pool.map(lambda one: one.teach(asked), runs))

@@ -43,7 +43,8 @@ class Learner:
         if not settings.tables:
             for table in (model.get_input_embeddings(), model.get_output_embeddings()):
                 table.requires_grad_(False)
-        self.learned = [weight for weight in model.parameters() if weight.requires_grad]
+        moving = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self.names, self.learned = frozenset(moving), list(moving.values())
         self.device = next(model.parameters()).device
         self.objective = SparseLaws.over(scored, max(width, vocab_size or 0))
         self.optimizer = torch.optim.AdamW(
@@ -82,8 +83,9 @@ class Learner:
             self.buffer.add(lesson)
         self.heard += len(lessons)
         self.requests += 1
-        passes = self.settings.passes
-        self.left = min(self.left + passes * len(lessons), passes * len(self.buffer))
+        if self.may_begin:  # what came before is drawn beside it: no long work on it alone
+            passes = self.settings.passes
+            self.left = min(self.left + passes * len(lessons), passes * len(self.buffer))
 
     def updates(self, count: int, serve: Callable[[], None]) -> Iterator[str]:
         """`count` steps in slices; yields the name of the slice that comes next.
@@ -161,15 +163,20 @@ class Learner:
         copies = 3 if self.trial is None else 4
         return int(weights + copies * sum(weight.nbytes for weight in self.learned))
 
+    def moving(self, model: Any) -> dict[str, Tensor]:
+        """The weights of `model` that learning moves: the others are those that it began with."""
+        of = model.named_parameters()
+        return {name: weight.detach() for name, weight in of if name in self.names}
+
     def state(self) -> dict[str, Any]:
-        """All that is needed to go on, as plain values and tensors."""
+        """All that is needed to go on from the draft that it began as."""
         lessons = [
             (one.tokens, one.places, one.laws.tokens, one.laws.log_probs, one.counts, one.greedy)
             for one in self.buffer.lessons
         ]
-        on_trial = None if self.trial is None else self.serving.state_dict()
+        on_trial = None if self.trial is None else self.moving(self.serving)
         return {
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "model": self.moving(self.model), "optimizer": self.optimizer.state_dict(),
             "steps": self.steps, "requests": self.requests, "fresh": self.buffer.fresh,
             "left": self.left, "heard": self.heard, "lessons": lessons,
             "served": self.served_steps, "serving": on_trial,
@@ -178,7 +185,7 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        self.model.load_state_dict(state["model"])
+        self.model.load_state_dict(state["model"], strict=False)
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.requests = state["steps"], state["requests"]
         self.buffer = Buffer(self.buffer.most, self.buffer.room)
@@ -192,7 +199,7 @@ class Learner:
         self.left = min(left, self.settings.passes * len(self.buffer))
         self.promote()
         if self.trial is not None and state.get("serving") is not None:
-            self.serving.load_state_dict(state["serving"])
+            self.serving.load_state_dict(state["serving"], strict=False)
             self.served_steps = state["served"]
             self.trial.restart(state["gains"])
 
