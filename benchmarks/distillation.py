@@ -38,12 +38,13 @@ import foretoken
 from foretoken.bench import environment
 from foretoken.bench.intervals import interval
 from foretoken.lm.draft_vocabulary import chosen_rows
-from foretoken.training.dataset.records import every_chat
+from foretoken.training.dataset.records import Chat, every_chat
 from foretoken.training.drafts.distilling import student
 from foretoken.training.drafts.learning import held_out
-from foretoken.training.objectives.distilled import Distilled
+from foretoken.training.objectives.distilled import Distilled, Places, divergence
 from foretoken.training.objectives.divergence import DIVERGENCES
 
+OF = DIVERGENCES["fkl"]
 POINT = 1.0  # wanted: AdaSPEC above distillation at equal steps
 BEGUN, FIXED, MIXED = "as it began", "the target's texts", "half its own texts"
 SELECTED, ALIKE = "selected places, 40 %", "all places alike"
@@ -106,22 +107,40 @@ class Run:
         console.print(f"{self.way.name}, seed {self.seed}: taught")
 
 
-def judged(session: Any, draft: str, chats: Sequence[Any]) -> dict[str, list[float]]:
-    """Share of the law covered, and of agreement, in the mean of each held-out answer."""
-    model = student(session, draft).eval()
-    rows = chosen_rows(None, draft, session.target.vocab_size)
-    tokens = torch.arange(session.target.vocab_size) if rows is None else rows.tokens
-    objective = Distilled(session.target, tokens, DIVERGENCES["fkl"], 0.0, 1, ())
-    found: dict[str, list[float]] = {"overlap": [], "agreement": []}
-    for chat in chats:
-        ids = torch.tensor([[*chat.prompt, *chat.answer]])
-        weights = torch.zeros(ids.shape)
-        weights[0, len(chat.prompt) :] = 1.0
-        with torch.no_grad():
-            _, told = objective(model, {"input_ids": ids, "weights": weights}, random.Random(0))
-        for name, values in found.items():
-            values.append(float(told[name]))
-    return found
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Held-out answers with the target's laws, among the tokens that every draft here scores."""
+
+    session: Any
+    tokens: torch.Tensor
+    answers: Sequence[Places]
+
+    @classmethod
+    def of(cls, session: Any, draft: str, chats: Sequence[Chat]) -> Judge:
+        rows = chosen_rows(None, draft, session.target.vocab_size)
+        tokens = torch.arange(session.target.vocab_size) if rows is None else rows.tokens
+        fixed = Distilled(session.target, tokens, OF, on_policy=0.0, new_tokens=1, eos=())
+        answers = []
+        for chat in track(chats, "the target's laws", console=console):
+            ids = torch.tensor([[*chat.prompt, *chat.answer]])
+            weights = torch.zeros(ids.shape)
+            weights[0, len(chat.prompt) :] = 1.0
+            batch = {"input_ids": ids, "weights": weights}
+            answers.append(fixed.places(None, batch, random.Random(0)))
+        return cls(session, tokens, answers)
+
+    @torch.no_grad()
+    def judged(self, draft: str) -> dict[str, list[float]]:
+        """Share of the law covered, and of agreement, in the mean of each held-out answer."""
+        model = student(self.session, draft).eval()
+        found: dict[str, list[float]] = {"overlap": [], "agreement": []}
+        for places in self.answers:
+            states = places.states(model)
+            alike = torch.full((len(states),), 1.0 / len(states))
+            _, told = divergence(model, states, self.tokens, places.laws, alike, OF)
+            for name, values in found.items():
+                values.append(float(told[name]))
+        return found
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -216,15 +235,16 @@ def run(description: str | None) -> int:
     chats = [chat for chat in every_chat(asked.data, "valid") if tuple(chat.prompt) in chosen]
     found: dict[str, list[dict[str, Any]]] = {BEGUN: []}
     with foretoken.load(asked.target, "plain", dtype="bfloat16") as session:
+        judge = Judge.of(session, asked.draft, chats)
         for one in track(runs, "judging", console=console):
             card = json.loads((one.folder / "card.json").read_text())
             if not found[BEGUN]:
-                before = {**judged(session, asked.draft, chats), **card["before"], "steps": 0}
+                before = {**judge.judged(asked.draft), **card["before"], "steps": 0}
                 found[BEGUN].append(before)
             end = card["measured"][-1][1]
             found.setdefault(one.way.name, []).append(
                 {"seed": one.seed, "steps": card["steps"], "seconds": card["seconds"], **end,
-                 **judged(session, str(one.folder), chats)}
+                 **judge.judged(str(one.folder))}
             )  # fmt: skip
     wanted = bounds(found)
     lines = [
