@@ -6,7 +6,10 @@
 Both get every request, in turns which of them is first, and each gap between requests passes for
 both; while one is asked the other is stopped, so that they never take each other's processor. The
 first requests are mixed, the others of one topic. Acceptance is that of the first guess of a step,
-which no length of drafts changes. Writes benchmarks/results/online-TOPIC.json, .md and .png.
+which no length of drafts changes. One process of two may be some percent slower than the other for
+its whole life, so all of it is done several times (`--starts`), each time with new servers and
+other prompts; a figure of some requests is of those of every start.
+Writes benchmarks/results/online-TOPIC.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -123,13 +126,13 @@ def server(name: str, asked: argparse.Namespace, *more: str) -> Iterator[Asked]:
         yield Asked(url, process, client)
 
 
-def prompts(asked: argparse.Namespace) -> list[str]:
-    """Mixed questions, then those of the topic."""
+def prompts(asked: argparse.Namespace, start: int) -> list[str]:
+    """Mixed questions, then those of the topic; others for every start."""
     mixed = [str(task.turns[0]) for task in tasks(asked.tasks, 1000, 1)]
     short = [text for text in mixed if len(text) < 2000]
     wording, one, other = TOPICS[asked.topic]
     about = [wording.format(a, b) for a in one for b in other]
-    rng = random.Random(asked.seed)
+    rng = random.Random(asked.seed + start)
     return rng.sample(short, asked.before) + rng.sample(about, asked.after)
 
 
@@ -158,24 +161,32 @@ def measure(asked: argparse.Namespace, given: Sequence[str]) -> tuple[dict[str, 
         return fared, int(learning.counted()["learning_steps_total"])
 
 
-def verdicts(fared: Mapping[str, Sequence[Fared]], after: int) -> list[gates.Gate]:
-    """The bars of `online`."""
+def pooled(starts: Sequence[Mapping[str, Sequence[Fared]]]) -> dict[str, list[Fared]]:
+    """The first requests of all starts, then their second ones, and so on."""
+    return {
+        name: [one for same in zip(*(start[name] for start in starts), strict=True) for one in same]
+        for name in starts[0]
+    }
+
+
+def verdicts(fared: Mapping[str, Sequence[Fared]], after: int, window: int) -> list[gates.Gate]:
+    """The bars of `online`; `after` requests of the topic, in windows of so many."""
     learning, frozen = fared["learning"], fared["frozen"]
 
     def ratio(at: Sequence[int]) -> float:
         return speed([learning[i] for i in at]) / speed([frozen[i] for i in at])
 
     first = len(learning) - after
-    windows = [range(i, i + WINDOW) for i in range(0, len(learning) - WINDOW + 1, WINDOW)]
-    raised = acceptance(learning[-WINDOW:]) - acceptance(frozen[-WINDOW:])
+    windows = [range(i, i + window) for i in range(0, len(learning) - window + 1, window)]
+    raised = acceptance(learning[-window:]) - acceptance(frozen[-window:])
     whole = range(len(learning))
     low, high = interval(ratio, len(learning)) or (0.0, 0.0)
     return [
-        gates.Gate(f"acceptance, last {WINDOW} of {after} requests of the topic, above the frozen "
+        gates.Gate(f"acceptance, last {window} of {after} requests of the topic, above the frozen "
                    "draft's", raised, RAISED),
         gates.Gate(f"tokens/s over the frozen draft's, all ({low:.2f} to {high:.2f})",
                    ratio(whole), SPEED, unit="x"),
-        gates.Gate(f"tokens/s over the frozen draft's, slowest {WINDOW} requests",
+        gates.Gate(f"tokens/s over the frozen draft's, slowest {window} requests",
                    min(map(ratio, windows), default=None), SPEED, unit="x"),
         gates.Gate("tokens/s over the frozen draft's behind the change of topic",
                    ratio(range(first, len(learning))), SPEED, unit="x"),
@@ -185,15 +196,17 @@ def verdicts(fared: Mapping[str, Sequence[Fared]], after: int) -> list[gates.Gat
 def page(document: Mapping[str, Any], bounds: Sequence[gates.Gate], name: str) -> str:
     """What was asked, and how both fared."""
     asked, busy = document["asked"], document["busy"]
+    window = WINDOW * asked["starts"]
     lines = [
         f"# A draft that learns while it serves: {asked['topic']}\n",
         f"The draft: {asked['draft']}. {asked['before']} mixed requests, then "
         f"{asked['after']} of the topic, one at a time, "
+        f"{asked['starts']} times with new servers and other prompts, "
         f"{asked['gap']:g} s apart on average: the servers write {100 * busy:.0f} % of the time. "
         f"{document['steps']:,} optimizer steps in idle moments.\n",
         gates.markdown(bounds),
         f"![acceptance]({name}.png)\n",
-        f"| draft | acceptance of first guesses: first {WINDOW} requests | last {WINDOW} | all "
+        f"| draft | acceptance of first guesses: first {window} requests | last {window} | all "
         "| tokens per forward | tokens/s |",
         "|---|---:|---:|---:|---:|---:|",
     ]
@@ -221,29 +234,35 @@ def run(description: str | None) -> int:
     options.add_argument("--max-tokens", type=int, default=64)
     options.add_argument("--set", action="append", default=[], help="for --learn-set")
     options.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options.add_argument("--starts", type=int, default=2, help="of both servers, all prompts each")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     asked = options.parse_args()
     if asked.target is None:
         get(MODEL)
     started = machine.describe()
-    fared, steps = measure(asked, prompts(asked))
-    bounds = verdicts(fared, asked.after)
+    starts, steps = [], 0
+    for start in range(asked.starts):
+        told, taken = measure(asked, prompts(asked, start))
+        starts.append(told)
+        steps += taken
+    fared, window = pooled(starts), WINDOW * asked.starts
+    bounds = verdicts(fared, asked.after * asked.starts, window)
     seconds = sum(one.seconds for one in fared["frozen"])
     document = {
         "environment": started, "load_after": machine.load(), "steps": steps,
         "asked": {key: value for key, value in vars(asked).items()
                   if key in ("topic", "before", "after", "gap", "max_tokens", "set", "method",
-                             "dtype", "seed")} | {"draft": Path(asked.draft).name},
+                             "dtype", "seed", "starts")} | {"draft": Path(asked.draft).name},
         "busy": seconds / (seconds + asked.gap * len(fared["frozen"])),
-        "figures": figures(fared, WINDOW),
+        "figures": figures(fared, window),
         "requests": {name: [asdict(one) for one in some] for name, some in fared.items()},
         "gates": [gate.to_dict() for gate in bounds],
     }  # fmt: skip
     name = f"online-{asked.topic}"
     asked.out.mkdir(parents=True, exist_ok=True)
     gates.publish(asked.out, name, document, page(document, bounds, name))
-    draw(asked.out / f"{name}.png", fared, WINDOW)
+    draw(asked.out / f"{name}.png", fared, window)
     gates.show(bounds, f"learning while it serves, {asked.topic}")
     return 0
 

@@ -116,7 +116,7 @@ def test_an_error_in_an_idle_moment_ends_learning_and_nothing_else(
 ):
     with learning_server(make_session, tmp_path) as server:
 
-        def broken():
+        def broken(disturbed):
             raise KeyError("nobody expected this")
 
         server.service.thread.rest = broken

@@ -622,6 +622,54 @@ def test_an_error_in_a_moment_without_work_ends_learning_there(pair, caplog):
         assert learner_of(online).left >= 1 and not online.rest()
 
 
+@pytest.mark.parametrize("trial", [0, 2])
+def test_a_slice_that_is_disturbed_is_given_up_at_once_and_learned_later(pair, trial):
+    """Between whichever layers it was disturbed, the same is learned in the end."""
+    settings = OnlineSettings(rate=1e-3, trial=trial, slice_tokens=8, texts=4)
+
+    def learned(disturbed):
+        learner = Learner(copy.deepcopy(pair[1]), None, settings)
+        learner.way.disturbed = disturbed
+        asked_again = 0
+        for round_ in range(3):
+            for last in (7, 9, 11):
+                learner.buffer.add(lesson_of([1, 2, 3 + round_, last], 3, last))
+            for _ in learner.updates(2, learner.promote):
+                asked_again += 1
+        return learner, asked_again
+
+    calm, slices = learned(lambda: False)
+    asked, moments = [0], {3, 10, 11, 40, 77, 200, 201, 202, 350, 500}
+
+    def disturbed():
+        asked[0] += 1
+        return asked[0] in moments
+
+    hasty, more = learned(disturbed)
+    assert max(moments) < asked[0] and more == slices + len(moments)
+    assert hasty.served_steps == calm.served_steps and hasty.steps == calm.steps == 6
+    for name, weight in calm.model.state_dict().items():
+        assert torch.equal(weight, hasty.model.state_dict()[name]), name
+
+
+def test_whoever_comes_waits_for_a_layer_and_not_for_a_slice(pair):
+    settings = OnlineSettings(rate=1e-3, interval=1000)
+    with chains(pair) as session, OnlineDraft(session, settings) as online:
+        session.generate(PROMPTS[:8], 24, temperature=0.0)
+        asked = []
+
+        def disturbed():
+            asked.append(True)
+            return len(asked) >= 5
+
+        assert online.rest(disturbed) and len(asked) == 5
+        assert online.rest(disturbed) and len(asked) == 6, "it is asked before the first layer ends"
+        assert online.steps == 0 and all(one.grad is None for one in learner_of(online).learned)
+        while online.rest():
+            pass
+        assert online.steps > 0
+
+
 def test_without_tables_the_layers_alone_learn(pair):
     whole = Learner(copy.deepcopy(pair[1]), None, NOW)
     model = copy.deepcopy(pair[1])

@@ -27,15 +27,15 @@ BUSY = 5.0  # and with work, else prompts and bursts leave 200 MiB; a few millis
 QUIET = 0.1  # seconds without work until what can wait begins: clients answer at once, or think
 AGAIN = 60.0  # seconds without work until what can wait is asked again: some of it has its time
 Deliver = Callable[[list[Piece]], None]
+Rest = Callable[[Callable[[], bool]], bool]
 
 
 class EngineThread:
     """Runs a session's engine until it is stopped; started and stopped in an event loop."""
 
-    def __init__(
-        self, session: Session, counts: Counts, rest: Callable[[], bool] | None = None
-    ) -> None:
-        """`rest`: does a slice of what can wait; False where nothing is left of it."""
+    def __init__(self, session: Session, counts: Counts, rest: Rest | None = None) -> None:
+        """`rest`: does a slice of what can wait, and may ask whether somebody waits for it; False
+        where nothing is left of it."""
         self.session, self.counts, self.rest = session, counts, rest
         self.scheduler, self.engine = session.scheduler, session.engine
         self.awake = threading.Event()
@@ -106,7 +106,7 @@ class EngineThread:
         if self.rest is None or self.awake.wait(QUIET):
             return
         try:
-            while not self.awake.is_set() and self.rest():
+            while not self.awake.is_set() and self.rest(self.awake.is_set):
                 pass
         except Exception as error:
             self.rest = None

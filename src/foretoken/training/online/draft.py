@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -29,6 +29,7 @@ from foretoken.errors import CapabilityError, ConfigError, ForetokenError
 from foretoken.lm.views.few_rows import FewRows
 from foretoken.training import checkpoint
 from foretoken.training.online.evidence import Evidence, Heard
+from foretoken.training.online.giving_way import never
 from foretoken.training.online.learner import Learner
 from foretoken.training.online.served import RoutedDrafts, opened_twin, twin, whole_model
 from foretoken.training.online.settings import OnlineSettings
@@ -196,10 +197,12 @@ class OnlineDraft:
             if self.settings.share < 1:
                 return
 
-    def rest(self) -> bool:
+    def rest(self, disturbed: Callable[[], bool] = never) -> bool:
         """Learn a slice in a moment in which nobody writes; False where nothing is left to learn.
 
-        What was heard is learned `passes` times so. Others wait for their next step of decoding.
+        What was heard is learned `passes` times so. Others wait for their next step of decoding;
+        once `disturbed()`, which is asked between any two layers, the slice is given up, to be
+        learned another time.
         """
         if self.frozen:
             return False
@@ -207,7 +210,12 @@ class OnlineDraft:
             self.guarded(self.take_up)
             if self.work is None:
                 return False
-            self.guarded(self.slice)
+            way = self.learners[self.work[0]].way
+            way.disturbed = disturbed
+            try:
+                self.guarded(self.slice)
+            finally:
+                way.disturbed = never
         return True
 
     def take_up(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from foretoken.errors import CapabilityError, ConfigError
 from foretoken.training.dataset.records import Laws
 from foretoken.training.objectives.sparse_laws import SparseLaws
 from foretoken.training.online.evidence import Buffer, Lesson, collated
+from foretoken.training.online.giving_way import GivingWay
 from foretoken.training.online.settings import OnlineSettings
 from foretoken.training.online.trial import Trial
 
@@ -56,6 +58,7 @@ class Learner:
             kept = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
             self.serving = copy.deepcopy(model, kept).requires_grad_(False)
             self.trial = Trial(self.objective, settings.trial)
+        self.way = GivingWay(*{self.model, self.serving})
         self.heard = 0  # lessons, in all
         self.requests = 0  # since the last update was due
         self.left = 0.0  # lessons still to be learned in moments without work, repeats included
@@ -99,8 +102,8 @@ class Learner:
             older, new = self.buffer.draw(self.settings.texts, rng)
             if self.trial is not None and self.steps > self.served_steps:
                 for lesson in new:
-                    yield "trial"
-                    self.trial.hear(self.model, self.serving, lesson)
+                    trial = partial(self.trial.hear, self.model, self.serving, lesson)
+                    yield from self.way.tried("trial", trial)
                 if self.trial.passed:
                     yield "swap"
                     serve()
@@ -110,8 +113,8 @@ class Learner:
             loss = 0.0
             self.optimizer.zero_grad()
             for part in slices(lessons, self.settings.slice_tokens):
-                yield "gradients"
-                loss += self.gradients(part, places)
+                taken = partial(self.gradients, part, places)
+                loss += yield from self.way.tried("gradients", taken)
             yield "step"
             self.step(loss)
         if self.trial is None:
@@ -119,11 +122,15 @@ class Learner:
             serve()
 
     def gradients(self, lessons: Sequence[Lesson], places: int) -> float:
-        """Add the gradients of some lessons, each of `places` places counting the same."""
+        """Add the gradients of some lessons, each of `places` places counting the same: all of
+        them, or where it is disturbed, none."""
         batch = {name: part.to(self.device) for name, part in collated(lessons).items()}
         loss, _ = self.objective(self.model, batch, random.Random(0))
         part = loss * (sum(len(lesson.places) for lesson in lessons) / places)
-        torch.autograd.backward(part)
+        found = torch.autograd.grad(part, self.learned, allow_unused=True)
+        for weight, slope in zip(self.learned, found, strict=True):
+            if slope is not None:
+                weight.grad = slope if weight.grad is None else weight.grad.add_(slope)
         return float(part.detach())
 
     def step(self, loss: float) -> None:

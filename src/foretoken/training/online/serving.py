@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError, ForetokenError, check_values
 from foretoken.training.drafts.writing import shape_of, write_draft
 from foretoken.training.online.draft import OnlineDraft
+from foretoken.training.online.giving_way import never
 from foretoken.training.online.served import twin
 from foretoken.training.online.settings import OnlineSettings
 
@@ -67,11 +69,12 @@ class IdleLearning:
         """How much was heard and learned, and what guesses."""
         return self.online.requests, self.online.steps, self.online.served_steps
 
-    def rest(self) -> bool:
-        """Save what was learned if it is time, or learn a slice; False where nothing is left."""
+    def rest(self, disturbed: Callable[[], bool] = never) -> bool:
+        """Save what was learned if it is time, or learn a slice until `disturbed`; False where
+        nothing is left."""
         if self.known != self.saved and monotonic() - self.saved_at >= self.settings.save_every:
             self.save()
-        return self.online.rest()
+        return self.online.rest(disturbed)
 
     def save(self) -> None:
         """Write the state. Where the disk is full the one before stays, and learning goes on."""
