@@ -7,8 +7,9 @@ Both get every request, in turns which of them is first, and each gap between re
 both; while one is asked the other is stopped, so that they never take each other's processor. The
 first requests are mixed, the others of one topic. Acceptance is that of the first guess of a step,
 which no length of drafts changes. One process of two may be some percent slower than the other for
-its whole life, so all of it is done several times (`--starts`), each time with new servers and
-other prompts; a figure of some requests is of those of every start.
+its whole life, so all of it is done several times (`--starts`), each time with new servers and the
+prompts of the topic in another order; a figure of some requests is of those of every start, and the
+slowest requests of one start are told beside.
 Writes benchmarks/results/online-TOPIC.json, .md and .png.
 """
 
@@ -127,7 +128,7 @@ def server(name: str, asked: argparse.Namespace, *more: str) -> Iterator[Asked]:
 
 
 def prompts(asked: argparse.Namespace, start: int) -> list[str]:
-    """Mixed questions, then those of the topic; others for every start."""
+    """Mixed questions, then those of the topic, drawn anew for every start."""
     mixed = [str(task.turns[0]) for task in tasks(asked.tasks, 1000, 1)]
     short = [text for text in mixed if len(text) < 2000]
     wording, one, other = TOPICS[asked.topic]
@@ -169,44 +170,47 @@ def pooled(starts: Sequence[Mapping[str, Sequence[Fared]]]) -> dict[str, list[Fa
     }
 
 
-def verdicts(fared: Mapping[str, Sequence[Fared]], after: int, window: int) -> list[gates.Gate]:
-    """The bars of `online`; `after` requests of the topic, in windows of so many."""
-    learning, frozen = fared["learning"], fared["frozen"]
+def verdicts(starts: Sequence[Mapping[str, Sequence[Fared]]], after: int) -> list[gates.Gate]:
+    """The bars of `online`; intervals resample a place in the order, with what all starts had."""
+    count = len(starts[0]["learning"])
 
-    def ratio(at: Sequence[int]) -> float:
-        return speed([learning[i] for i in at]) / speed([frozen[i] for i in at])
+    def ratio(at: Sequence[int], some: Sequence[Mapping[str, Sequence[Fared]]] = starts) -> float:
+        learning, frozen = (
+            speed([start[who][i] for start in some for i in at]) for who in ("learning", "frozen")
+        )
+        return learning / frozen
 
-    first = len(learning) - after
-    windows = [range(i, i + window) for i in range(0, len(learning) - window + 1, window)]
-    raised = acceptance(learning[-window:]) - acceptance(frozen[-window:])
-    whole = range(len(learning))
-    low, high = interval(ratio, len(learning)) or (0.0, 0.0)
+    fared, end = pooled(starts), WINDOW * len(starts)
+    raised = acceptance(fared["learning"][-end:]) - acceptance(fared["frozen"][-end:])
+    windows = [range(i, i + WINDOW) for i in range(0, count - WINDOW + 1, WINDOW)]
+    low, high = interval(ratio, count) or (0.0, 0.0)
+    slowest = [min((ratio(at, [start]) for at in windows), default=None) for start in starts]
+    alone = ", ".join(f"{one:.2f}" for one in slowest if one is not None)
     return [
-        gates.Gate(f"acceptance, last {window} of {after} requests of the topic, above the frozen "
+        gates.Gate(f"acceptance, last {WINDOW} of {after} requests of the topic, above the frozen "
                    "draft's", raised, RAISED),
         gates.Gate(f"tokens/s over the frozen draft's, all ({low:.2f} to {high:.2f})",
-                   ratio(whole), SPEED, unit="x"),
-        gates.Gate(f"tokens/s over the frozen draft's, slowest {window} requests",
-                   min(map(ratio, windows), default=None), SPEED, unit="x"),
+                   ratio(range(count)), SPEED, unit="x"),
+        gates.Gate(f"tokens/s over the frozen draft's, slowest {WINDOW} requests (of each start "
+                   f"{alone})", min(map(ratio, windows), default=None), SPEED, unit="x"),
         gates.Gate("tokens/s over the frozen draft's behind the change of topic",
-                   ratio(range(first, len(learning))), SPEED, unit="x"),
+                   ratio(range(count - after, count)), SPEED, unit="x"),
     ]  # fmt: skip
 
 
 def page(document: Mapping[str, Any], bounds: Sequence[gates.Gate], name: str) -> str:
     """What was asked, and how both fared."""
     asked, busy = document["asked"], document["busy"]
-    window = WINDOW * asked["starts"]
     lines = [
         f"# A draft that learns while it serves: {asked['topic']}\n",
         f"The draft: {asked['draft']}. {asked['before']} mixed requests, then "
         f"{asked['after']} of the topic, one at a time, "
-        f"{asked['starts']} times with new servers and other prompts, "
+        f"{asked['starts']} times with new servers, "
         f"{asked['gap']:g} s apart on average: the servers write {100 * busy:.0f} % of the time. "
         f"{document['steps']:,} optimizer steps in idle moments.\n",
         gates.markdown(bounds),
         f"![acceptance]({name}.png)\n",
-        f"| draft | acceptance of first guesses: first {window} requests | last {window} | all "
+        f"| draft | acceptance of first guesses: first {WINDOW} requests | last {WINDOW} | all "
         "| tokens per forward | tokens/s |",
         "|---|---:|---:|---:|---:|---:|",
     ]
@@ -247,7 +251,7 @@ def run(description: str | None) -> int:
         starts.append(told)
         steps += taken
     fared, window = pooled(starts), WINDOW * asked.starts
-    bounds = verdicts(fared, asked.after * asked.starts, window)
+    bounds = verdicts(starts, asked.after)
     seconds = sum(one.seconds for one in fared["frozen"])
     document = {
         "environment": started, "load_after": machine.load(), "steps": steps,
@@ -256,7 +260,8 @@ def run(description: str | None) -> int:
                              "dtype", "seed", "starts")} | {"draft": Path(asked.draft).name},
         "busy": seconds / (seconds + asked.gap * len(fared["frozen"])),
         "figures": figures(fared, window),
-        "requests": {name: [asdict(one) for one in some] for name, some in fared.items()},
+        "requests": [{name: [asdict(one) for one in some] for name, some in start.items()}
+                     for start in starts],
         "gates": [gate.to_dict() for gate in bounds],
     }  # fmt: skip
     name = f"online-{asked.topic}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from foretoken.coins import Coins
-from foretoken.types import DecodeState, Finish, SamplingParams
+from foretoken.coins import Coins, SeededCoins
+from foretoken.types import DecodeState, Finish, Rows, SamplingParams
 from foretoken.warp import Warp
 
 Ended = Callable[[DecodeState], Finish | None]
@@ -25,3 +25,10 @@ def make_row(
     """A row ready to be decoded; an audit exchanges the classes to see whether a bug is found."""
     warp = warp_class(params, len(prompt), vocab_size)
     return row_class(list(prompt), len(prompt), params, coins, warp, ended, longest=longest)
+
+
+def rewind(rows: Rows, used: Sequence[int]) -> None:
+    """Put coins back to where a step began."""
+    for row, count in zip(rows, used, strict=True):
+        if isinstance(row.coins, SeededCoins):
+            row.coins.rewind(count)

@@ -191,3 +191,9 @@ def test_generate_answers_a_file_of_messages(tmp_path):
 def test_beams_are_refused_before_anything_is_loaded():
     ran = runner.invoke(app, ["chat", "--target", "./none", "--method", "dsbd"])
     assert ran.exit_code == 2 and "such as chain" in ran.stderr
+
+
+def test_only_the_last_message_has_to_say_something(templated):
+    """A system prompt or an answer may have been empty, and is part of the history then."""
+    talk = [{"role": "system", "content": ""}, *HELLO, {"role": "assistant", "content": ""}, *HELLO]
+    assert templated.decode(chat_ids(talk, templated)).count("<turn>hi") == 2

@@ -1,5 +1,6 @@
 """A budget of memory at run time: the same text, smaller trees, fewer rows, and a refusal."""
 
+import ctypes
 import dataclasses
 import gc
 import multiprocessing
@@ -259,6 +260,7 @@ def new_pages():
 
 def freed_blocks_are_used_again(folders):
     """One of several budgets in a process that is short has all of them given back."""
+    ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, of which a block has a few only
     tight = planned(folders, 1, 126, 4)
     with loaded(folders, memory_budget=tight + 2**27, depth=4, nodes=4) as roomy:
         written(roomy)

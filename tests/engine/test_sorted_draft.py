@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import foretoken
-from foretoken.errors import ConfigError
+from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.draft_exits import NAME, Exits
 from foretoken.lm.views.sorted_exits import SortedExits
+from foretoken.training.online.draft import OnlineDraft
 
 DRAFTED = ("chain", "tree", "pearl", "mcsd", "rsd-c", "rsd-s", "spectr")
 VOCAB = 80
@@ -117,3 +118,15 @@ def test_the_folder_says_how_and_the_caller_may_say_otherwise(targets, folder, m
         session(targets[0], "chain", folder, draft_thresholds=(0.5,) * 3)
     with pytest.raises(ConfigError, match="one exit"):
         session(targets[0], "chain", targets[1], draft_thresholds=0.5)
+
+
+def test_a_draft_that_is_left_at_its_exits_does_not_learn_while_it_serves(targets, folder):
+    with session(targets[0], "chain", folder) as fast:
+        with pytest.raises(CapabilityError, match="draft_thresholds=off"):
+            OnlineDraft(fast)
+        assert fast.generate(PROMPTS[0], 8).stats.drafted > 0
+    with (
+        session(targets[0], "chain", folder, draft_thresholds="off") as whole,
+        OnlineDraft(whole) as online,
+    ):
+        assert online.steps == 0

@@ -132,3 +132,32 @@ def test_a_special_token_as_stop_is_seen_though_its_text_is_not():
     assert row.feed(ord("a")) is None
     assert row.feed(255) == "<end>"
     assert row.close() == "a"
+
+
+@pytest.mark.parametrize("broken", [[0xFF], [0xF0, 0x9F], [0xE6, 0x97]])
+def test_a_loop_of_broken_bytes_costs_no_more_per_token(broken):
+    """What can be no character is told after a few tokens, not decoded again with every one."""
+    widths = []
+
+    def decode(tokens):
+        widths.append(len(tokens))
+        return byte_decoder(tokens)
+
+    tokens = [*b"ab", *broken * 400, *"日本".encode()]
+    row = RowText(decode, ("日本!",))
+    pieces = told(row, tokens)
+    assert max(widths) < 40
+    text = "".join(pieces)
+    assert text.startswith("ab\ufffd") and text.endswith("\ufffd日本")
+    assert text == text_of(tokens, byte_decoder)
+
+
+def test_long_stop_texts_hold_back_what_may_become_one_and_no_more():
+    stop = "ab" * 5000 + "!"
+    row = RowText(byte_decoder, (stop, "bx"))
+    assert [row.feed(token) for token in b"xyab"] == [None] * 4
+    assert row.take() == "xy"
+    assert row.feed(ord("b")) is None and row.take() == "ab"
+    assert row.feed(ord("c")) is None and row.take() == "bc"
+    assert row.feed(ord("b")) is None and row.take() == ""
+    assert row.feed(ord("x")) == "bx" and row.close() == ""

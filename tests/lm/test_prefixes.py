@@ -156,3 +156,61 @@ def test_tokens_in_common():
     assert in_common(np.array([1, 2, 3]), np.array([1, 2, 4, 5])) == 2
     assert in_common(np.array([1, 2]), np.array([1, 2, 4])) == 2
     assert in_common(np.array([], dtype=int), np.array([1])) == 0
+
+
+def test_what_was_made_of_other_weights_is_never_kept(make_llama, byte_tokenizer):
+    """A text is under way while the weights change, and ends behind the change."""
+    target = make_llama(len(byte_tokenizer))
+    with foretoken.load(target, "plain", tokenizer=byte_tokenizer, kernels="dense") as spec:
+        spec.keep_prefixes(1 << 24)
+        stream = spec.stream(SYSTEM, max_new_tokens=8, ignore_eos=True)
+        next(stream)
+        with torch.no_grad():
+            target.model.layers[0].mlp.down_proj.weight.data *= 1.5
+        spec.generate("another text", max_new_tokens=4)  # it looks at the weights
+        list(stream)
+        again = spec.generate(SYSTEM, max_new_tokens=8).tokens
+    with foretoken.load(target, "plain", tokenizer=byte_tokenizer, kernels="dense") as spec:
+        assert spec.generate(SYSTEM, max_new_tokens=8).tokens == again
+
+
+def test_without_memory_for_copies_texts_go_on(tiny_pair, byte_tokenizer, monkeypatch, caplog):
+    with foretoken.load(
+        tiny_pair[0], "plain", tokenizer=byte_tokenizer, kernels="dense", compile="off"
+    ) as spec:
+        alone = [spec.generate(turn, max_new_tokens=n + 4).tokens for n, turn in enumerate(TURNS)]
+        spec.keep_prefixes(1 << 24)
+
+        def full(*_):
+            raise RuntimeError("not enough memory: you tried to allocate 1 byte")
+
+        monkeypatch.setattr(spec.target.cache, "copied", full)
+        rows = [spec.stream(turn, max_new_tokens=n + 4) for n, turn in enumerate(TURNS)]
+        for row in rows:
+            list(row)
+        assert [row.result.tokens for row in rows] == alone
+        assert spec.target.rows_held == 0 and len(spec.target.prefixes) == 0
+        assert "nothing is kept" in caplog.text
+
+
+def test_nothing_is_copied_that_may_not_be_kept(tiny_pair, byte_tokenizer, monkeypatch):
+    with foretoken.load(
+        tiny_pair[0], "plain", tokenizer=byte_tokenizer, kernels="dense", compile="off"
+    ) as spec:
+        spec.keep_prefixes(1 << 24)
+        spec.generate(SYSTEM, max_new_tokens=4)
+        [kept] = spec.target.prefixes
+        spec.keep_prefixes(int(1.5 * kept.bytes))
+        copied, copy = [], spec.target.cache.copied
+        prefixes = spec.target.prefixes
+
+        def copies(slot, columns):
+            copied.append((columns, prefixes.held))
+            return copy(slot, columns)
+
+        monkeypatch.setattr(spec.target.cache, "copied", copies)
+        spec.generate(SYSTEM[::-1], max_new_tokens=4)
+        spec.generate(SYSTEM, max_new_tokens=4)
+        assert [held for _, held in copied] == [0, 0], "others make room before the copy"
+        spec.generate(SYSTEM * 2, max_new_tokens=4)
+        assert len(copied) == 2 and len(prefixes) == 1

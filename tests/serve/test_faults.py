@@ -1,17 +1,21 @@
 """What goes wrong around a server that runs: clients that leave or dawdle, parts that break."""
 
+import asyncio
 import json
 import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from live_server import wait_for
 
 from foretoken.errors import ConfigError
+from foretoken.serve import Settings, app
 from foretoken.serve.request_log import RequestLog
+from foretoken.serve.writing import Writing
 
 LONG = {"prompt": "the cat is in the ", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 SHORT = {"prompt": "a", "max_tokens": 6, "temperature": 0}
@@ -245,3 +249,79 @@ def test_connections_and_files_are_given_back(served) -> None:
         with httpx.Client() as client:
             client.post(f"{served.url}/v1/completions", json={**SHORT, "stream": stream})
     wait_for(lambda: handles() <= before + 2)
+
+
+def test_a_text_whose_end_cannot_be_told_ends_with_an_error_and_others_go_on(
+    slow, monkeypatch
+) -> None:
+    """A tokenizer that breaks on the tokens of one text: the other one never hears of it."""
+    wanted = slow.post("/v1/completions", json={**LONG, "max_tokens": 20}).json()["choices"]
+    piece = Writing._piece
+
+    def breaking(self, whole):
+        if self.row.params.max_new_tokens == 7:
+            raise Broken("no such token")
+        return piece(self, whole)
+
+    monkeypatch.setattr(Writing, "_piece", breaking)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [{**LONG, "max_tokens": n, "stream": n == 7} for n in (20, 7)]
+        good, bad = pool.map(lambda fields: slow.post("/v1/completions", json=fields), asked)
+    assert good.json()["choices"] == wanted
+    assert '"error"' in bad.text and bad.text.endswith("data: [DONE]\n\n")
+    wait_for(lambda: slow.session.engine.idle and slow.service.places == 0)
+    assert slow.get("/health").json() == {"status": "ok"}
+
+
+def test_rows_that_cannot_be_freed_leave_nobody_waiting(slow, monkeypatch) -> None:
+    """One text ends while another is written, and its slot cannot be given back."""
+    target = slow.session.engine.target
+    monkeypatch.setattr(type(target), "free", lambda self, rows: 1 / 0)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [{**LONG, "max_tokens": n} for n in (6, 40)]
+        told = list(pool.map(lambda fields: slow.post("/v1/completions", json=fields), asked))
+    assert all(one.status_code in (200, 500) for one in told)
+    monkeypatch.undo()
+    target.reset()
+    assert slow.get("/health").json() == {"status": "ok"}
+    assert slow.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_fault_of_ours(slow) -> None:
+    host, port = slow.url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)))
+    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+    time.sleep(0.2)
+    sock.close()
+    wait_for(lambda: slow.metric("requests_total", path="/v1/completions", status="499") == 1)
+    assert slow.metric("engine_errors_total") == 0
+
+
+def test_the_log_says_which_texts_were_broken_off(make_session, running, tmp_path) -> None:
+    log = tmp_path / "requests.jsonl"
+    with make_session("plain", max_rows=2) as session:
+        session.engine.verifier = Slowly(session.engine.verifier, 0.02)
+        with running(session, log_file=log) as server:
+            sock = raw(server, {**LONG, "stream": True})
+            wait_for(lambda: session.engine.running and session.engine.running[0].new_tokens)
+            sock.close()
+            wait_for(lambda: session.engine.idle and server.service.places == 0)
+            server.post("/v1/completions", json=SHORT)
+            wait_for(lambda: len(log.read_text().splitlines()) == 2)
+    left, whole = map(json.loads, log.read_text().splitlines())
+    assert left["finish_reasons"] == ["cancelled"] and left["error"] == "client_left"
+    assert whole["finish_reasons"] == ["length"] and "error" not in whole
+
+
+def test_keys_are_asked_for_under_a_root_path(make_session) -> None:
+    """As behind a proxy, or in an app around this one: the path then begins with the root."""
+
+    async def statuses() -> list[int]:
+        served = app(session, Settings(api_keys=("secret",)))
+        transport = httpx.ASGITransport(served, root_path="/llm")
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            paths = ("/llm/v1/models", "/v1/models", "/llm/health", "/llm/none")
+            return [(await client.get(path)).status_code for path in paths]
+
+    with make_session("plain") as session:
+        assert asyncio.run(statuses()) == [401, 401, 200, 404]

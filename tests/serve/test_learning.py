@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from time import sleep
+from time import monotonic, sleep
 
 import httpx
 import pytest
@@ -14,6 +14,7 @@ import foretoken
 from foretoken.engine.scheduling import held
 from foretoken.serve import engine_thread
 from foretoken.training import checkpoint
+from foretoken.training.online.giving_way import never
 from foretoken.training.online.serving import IdleLearning, ServingSettings
 
 SOON = {"rate": 1e-3, "texts": 4, "save_every": 0.0, "begin": 1, "trial": 0}
@@ -254,3 +255,23 @@ def served_steps_of(url):
         one for one in text.splitlines() if one.startswith("foretoken_learning_served_steps ")
     ]
     return float(line.split()[1])
+
+
+def test_a_request_breaks_a_slice_off(make_session, tmp_path, right):
+    """A slice without an end, which asks between two layers whether somebody waits."""
+    with learning_server(make_session, tmp_path) as server:
+        learner, asked = server.learning.online.learners[0], []
+
+        def endless(part, places):
+            while learner.way.disturbed is not never:
+                asked.append(1)
+                learner.way.look()
+                sleep(0.001)
+            return 0.0
+
+        learner.gradients = endless
+        texts(server)
+        wait_for(lambda: len(asked) > 100)
+        began = monotonic()
+        assert texts(server) == right
+        assert learner.way.given_up >= 1 and monotonic() - began < 30.0

@@ -13,8 +13,16 @@ import foretoken
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.training.dataset import openers
 from foretoken.training.dataset.making import DataConfig, make_data
-from foretoken.training.dataset.records import every_chat, likeliest, read_told, shards
+from foretoken.training.dataset.records import (
+    Chat,
+    every_chat,
+    likeliest,
+    read_told,
+    shards,
+    write_shard,
+)
 from foretoken.training.dataset.stream import ChatStream
+from foretoken.training.drafts.learning import beginning, held_out
 
 CONFIG = DataConfig(
     chats=80, shard=40, prompt_tokens=60, new_tokens=12, held_out=0.2, laws=5, min_p=0.0, rows=16,
@@ -128,6 +136,9 @@ def test_a_model_without_a_chat_template_writes_documents(tiny_pair, byte_tokeni
         make_data(session, replace(CONFIG, chats=6, shard=6), tmp_path, show=False)
     chats = list(every_chat(tmp_path, "train"))
     assert {chat.kind for chat in chats} == {"document"}
+    assert all(chat.temperature > 0 for chat in chats), "greedy ones would all be the same text"
+    judged = held_out(tmp_path, 4) or [beginning(chat) for chat in chats[:2]]
+    assert all(len(prompt) > 1 for prompt in judged) and judged[0] != judged[-1]
     assert {tuple(chat.prompt) for chat in chats} == {(byte_tokenizer.eos_token_id,)}
 
 
@@ -218,3 +229,42 @@ def test_a_target_that_writes_nothing_worth_learning_is_told_of(session, tmp_pat
     later = [[5, 6 + i] for i in range(40)] + repeating
     make_data(session, replace(CONFIG, repeated=0.5), tmp_path / "later", later, show=False)
     assert len(shards(tmp_path / "later", "train")) == 2, "a later shard may be empty"
+
+
+def test_more_given_prompts_are_welcome_and_others_refused(session, tmp_path):
+    config = replace(CONFIG, shard=4, chats=8, temperatures=(0.0,))
+    given = [f"question {n}" for n in range(16)]
+    make_data(session, config, tmp_path, given[:8], show=False)
+    before = contents(tmp_path)
+    make_data(session, replace(config, chats=16), tmp_path, given, show=False)
+    after = contents(tmp_path)
+    assert before.items() <= after.items() and len(after) > len(before)
+    make_data(session, config, tmp_path, given[:8], show=False)
+    for others in ([*given[:7], "another", *given[8:]], []):
+        with pytest.raises(ConfigError, match="another given"):
+            make_data(session, replace(config, chats=16), tmp_path, others, show=False)
+
+
+def test_a_run_that_broke_off_knows_no_less_of_prompts_without_an_answer(session, tmp_path):
+    """Prompts whose answers are left out are those of no chat: nobody knows of them later."""
+    config = replace(CONFIG, shard=6, chats=18, repeated=0.3)
+    given = [f"question {n % 7}" for n in range(18)]
+    for folder, counts in (("whole", (18,)), ("parts", (6, 12, 18))):
+        for count in counts:
+            part = replace(config, chats=count)
+            make_data(session, part, tmp_path / folder, given[:count], show=False)
+    chats = list(every_chat(tmp_path / "whole", "train"))
+    assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
+    assert len({tuple(chat.prompt) for chat in chats}) == len(chats)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_chat_whose_prompt_fills_the_row_is_left_out(folder, tmp_path, packed):
+    """Nothing of it could be learned, and a batch without a place has no loss."""
+    told = [one for path in shards(folder, "train") for one in read_told(path)][:4]
+    long = Chat("given", 0.0, [5] * 256, told[0][0].answer)
+    write_shard(tmp_path, 0, {"train": [*told, (long, told[0][1])], "valid": []})
+    found = stream(tmp_path, packed=packed)
+    for index in range(found.per_epoch):
+        assert (found.batch(index)["weights"].sum(-1) > 0).all()
+    assert len(found.places) == 4

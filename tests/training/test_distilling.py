@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import foretoken
 from foretoken.errors import ConfigError
@@ -273,3 +274,15 @@ def test_a_draft_of_another_vocabulary_is_refused(session, texts, make_llama, tm
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError):
         DistillConfig(**wrong)
+
+
+def test_layers_learn_in_bf16_from_the_drafts_own_texts(session, texts, weak_draft):
+    """Casts that sampling has made, without gradients, are not those that learning uses."""
+    model = copy.deepcopy(AutoModelForCausalLM.from_pretrained(weak_draft).float())
+    loss_of = objective(session, torch.arange(model.config.vocab_size), 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = loss_of(model, batch_of(texts), random.Random(0))
+    loss.backward()
+    slopes = {name: weight.grad for name, weight in model.named_parameters() if weight.ndim == 2}
+    assert len(slopes) > 5 and all(slope is not None for slope in slopes.values())
+    assert all(slope.abs().sum() > 0 for name, slope in slopes.items() if "embed" not in name)

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
+from foretoken.cli.train import clear
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError
 from foretoken.lm import draft_vocabulary
 from foretoken.training import checkpoint, recipes
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts import learning, shape, words, writing
+from foretoken.training.drafts.learning import run_folder
 from foretoken.training.drafts.making import DraftConfig, make_draft
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.objectives.sparse_laws import SparseCrossEntropy, SparseLaws
@@ -247,3 +250,29 @@ def test_a_recipe_without_texts_says_how_to_make_them(tmp_path):
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError):
         replace(CONFIG, **wrong)
+
+
+def test_a_run_goes_on_with_the_same_texts_and_target_only(texts, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(texts, other)
+    one = run_folder(tmp_path, CONFIG, texts, "target")
+    assert one == run_folder(tmp_path, CONFIG, other, "target"), "it is what they say that counts"
+    [first, *_] = sorted(other.glob("train-*.jsonl"))
+    first.write_text("".join(first.read_text().splitlines(keepends=True)[:-1]))
+    assert len({one, run_folder(tmp_path, CONFIG, other, "target"),
+                run_folder(tmp_path, CONFIG, texts, "another")}) == 3  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["data", "draft"])
+def test_texts_are_never_written_over(texts, name):
+    with pytest.raises(ConfigError, match="into the same folder"):
+        recipes.check_order(name, "mine", texts, texts / ".." / texts.name)
+
+
+def test_starting_over_leaves_texts_where_they_are(texts, tmp_path):
+    shutil.copytree(texts, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "training" / "abc").mkdir(parents=True)
+    clear(tmp_path, ())
+    assert not (tmp_path / "training").exists() and list(tmp_path.glob("train-*.jsonl"))
+    clear(tmp_path, recipes.LEFT_BY_RUNS)
+    assert not list(tmp_path.glob("train-*"))

@@ -682,3 +682,26 @@ def test_without_tables_the_layers_alone_learn(pair):
     for name, weight in pair[1].state_dict().items():
         table = name in ("model.embed_tokens.weight", "lm_head.weight")
         assert torch.equal(weight, model.state_dict()[name]) == table, name
+
+
+def test_what_was_begun_in_an_idle_moment_is_not_finished_in_a_request(pair):
+    """Its time is no share of decoding, unless learning is due; what is given up has no time."""
+    settings = OnlineSettings(rate=1e-3, interval=1000, share=0.5)
+    with chains(pair) as session, OnlineDraft(session, settings) as online:
+        session.generate(PROMPTS[:8], 24, temperature=0.0)
+        assert online.rest(lambda: True) and online.work is not None
+        assert "gradients" not in online.allowance.last
+        session.generate(PROMPTS[8:16], 24, temperature=0.0)
+        assert online.allowance.spent == online.allowance.listening
+        assert online.work is not None and online.steps == 0
+        online.learners[0].requests = 1000
+        session.generate(PROMPTS[16:20], 24, temperature=0.0)
+        assert online.allowance.spent > online.allowance.listening
+
+
+def test_a_slice_longer_than_all_gaps_is_learned_in_the_end(pair):
+    with chains(pair) as session, OnlineDraft(session, OnlineSettings(rate=1e-3)) as online:
+        session.generate(PROMPTS[:8], 24, temperature=0.0)
+        for _ in range(200):
+            online.rest(lambda: True)
+        assert online.steps > 0

@@ -1,6 +1,7 @@
 """The training loop: exact resume after a kill, and ends that leave the last good checkpoint."""
 
 import math
+import os
 import resource
 import signal
 import subprocess
@@ -61,7 +62,7 @@ def test_a_nan_keeps_the_last_good_checkpoint(tmp_path):
     run, _ = trainer(tmp_path, loss=breaks)
     with pytest.raises(CheckpointError, match=r"nan(.|\n)*step-00000015") as caught:
         run.run(show=False)
-    assert "lower the learning rates" in caught.value.do
+    assert "lower learning rates" in caught.value.do
     state = checkpoint.load(checkpoint.latest(tmp_path))
     assert all(torch.isfinite(weight).all() for weight in state["model"].values())
     again, _ = trainer(tmp_path)
@@ -168,3 +169,51 @@ def test_the_rate_warms_up_and_falls_to_its_floor():
     assert rates[55] == pytest.approx(0.55)
     assert rates[100] == pytest.approx(0.1)
     assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_a_gradient_that_is_no_number_is_never_saved(tmp_path):
+    """The loss is one; the step after which it would not be is one that saves."""
+    calls = []
+
+    def breaks(model, batch, rng):
+        calls.append(1)
+        loss, metrics = objective(model, batch, rng)
+        if len(calls) == 40:  # of step 20
+            loss = loss + 0.0 * torch.sqrt(model.table.weight[0, 0] - model.table.weight[0, 0])
+        return loss, metrics
+
+    run, _ = trainer(tmp_path, loss=breaks)
+    with pytest.raises(CheckpointError, match=r"norm of the gradients(.|\n)*step-00000015"):
+        run.run(show=False)
+    state = checkpoint.load(checkpoint.latest(tmp_path))
+    assert all(torch.isfinite(weight).all() for weight in state["model"].values())
+
+
+def test_a_disk_without_links_keeps_the_best_all_the_same(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError("operation not supported")
+
+    monkeypatch.setattr(os, "link", refused)
+    run, _ = trainer(tmp_path, steps=60)
+    progress = run.run(show=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "loss.png", "step-00000060.pt"]
+    assert checkpoint.load(tmp_path / "best.pt")["progress"]["best"] == progress.best
+
+
+def test_the_best_weights_are_there_before_a_step_says_so(tmp_path, monkeypatch):
+    """A run is killed between two files: what is gone on with never lacks its best one."""
+    replace, killed = os.replace, []
+
+    def dies(source, target):
+        if Path(target).name == "step-00000002.pt":
+            killed.append(target)
+            raise OSError("killed")
+        replace(source, target)
+
+    checkpoint.save(tmp_path, 1, {"x": torch.zeros(1)}, best=True)
+    monkeypatch.setattr(os, "replace", dies)
+    with pytest.raises(CheckpointError):
+        checkpoint.save(tmp_path, 2, {"x": torch.ones(1)}, best=True)
+    assert killed and checkpoint.latest(tmp_path).name == "step-00000001.pt"
+    assert checkpoint.load(tmp_path / "best.pt")["x"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "step-00000001.pt"]

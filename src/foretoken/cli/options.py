@@ -131,24 +131,31 @@ def named_target(context: typer.Context, target: str, tuned: Path | None) -> str
     return None if tuned is not None and left_out else target
 
 
+FIELDS = {  # of an option: whose they are, one of them, and what lists them
+    "--set": ("the method's config", "depth=4", "`foretoken methods NAME`"),
+    "--learn-set": ("how a draft learns", "passes=4", "docs/serving.md"),
+}
+
+
 def settings(given: list[str] | None, option: str = "--set") -> dict[str, Any]:
     """`key=value` pairs with numbers, truth values and shapes read as such."""
     taken = ("target", "method", "draft", "device", "dtype", "tokenizer")
+    of, example, lists = FIELDS.get(option, FIELDS["--set"])
     found: dict[str, Any] = {}
     for item in given or []:
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not key or key in taken:
             raise ConfigError(
                 f"{option} {item} was passed.",
-                "--set takes key=value, where key is a field of the method's config.",
-                "write for example --set depth=4; `foretoken methods NAME` lists the fields, and "
-                "models and devices have options of their own.",
+                f"{option} takes key=value, where key is a field of {of}.",
+                f"write for example {option} {example}; {lists} lists the fields, and models and "
+                "devices have options of their own.",
             )
         if key in found:
             raise ConfigError(
                 f"{option} {key}=... was passed twice.",
                 "a field has one value.",
-                f"pass --set {key}=... once; a shape is written {key}=2x4x4 or {key}=2,4,4.",
+                f"pass {option} {key}=... once; a shape is written {key}=2x4x4 or {key}=2,4,4.",
             )
         found[key] = setting(value)
     return found

@@ -179,12 +179,12 @@ def cook_recipe(
 ) -> None:
     """Make what a row of RECIPES makes, and tell what came of it."""
     from foretoken.training.processes import is_main, main_first
-    from foretoken.training.recipes import RECIPES, Order, check_order, cook
+    from foretoken.training.recipes import LEFT_BY_RUNS, RECIPES, Order, check_order, cook
 
-    check_order(name, target, data)
+    check_order(name, target, data, out)
     with main_first() as first:
         if fresh and first:
-            clear(out)
+            clear(out, LEFT_BY_RUNS if name == "data" else ())
     given: tuple[str, ...] = ()
     row, own = RECIPES[name], data is not None or target == o.DEFAULT_TARGET
     texts = row.needs_texts or (row.reads_texts and data is not None and data.is_dir())
@@ -206,13 +206,11 @@ def cook_recipe(
     print(out)
 
 
-def clear(out: Path) -> None:
+def clear(out: Path, patterns: Sequence[str]) -> None:
     """Forget an earlier run in this folder: its checkpoints, its shards."""
-    from foretoken.training.recipes import LEFT_BY_RUNS
-
     if (out / "training").is_dir():
         shutil.rmtree(out / "training")
-    for pattern in LEFT_BY_RUNS:
+    for pattern in patterns:
         for path in out.glob(pattern):
             path.unlink()
 

@@ -22,7 +22,10 @@ def tune(
     target: o.Target = o.DEFAULT_TARGET,
     prompts: Annotated[
         str | None,
-        typer.Option(help="A JSON lines file of prompts like those it will be used for."),
+        typer.Option(
+            help="A JSON lines file of prompts like those it will be used for: `turns` go through "
+            "the chat template, a `prompt` is continued as it is."
+        ),
     ] = None,
     drafts: Names = None,
     datastores: Annotated[
@@ -45,9 +48,9 @@ def tune(
     """Find the fastest way to decode with a model, by trying what there is.
 
     Tries every method that needs no training, every draft and datastore named, and says what
-    training a draft would be worth. Writes tuned.json, which `--tuned` of generate, chat and bench
-    and `foretoken.load(tuned=...)` take, and page.html, which shows why. Ctrl-C ends it early and
-    keeps the best so far.
+    training a draft would be worth. Writes tuned.json, which `--tuned` of generate, chat, serve
+    and bench and `foretoken.load(tuned=...)` take, and page.html, which shows why. Ctrl-C ends it
+    early and keeps the best so far.
     """
     began = perf_counter()
     if prompts is None:

@@ -70,7 +70,7 @@ class GivenText(RowDrafter):
             [turn.row for turn in turns], [turn.budget for turn in turns], stop
         )
         for row, turn, draft in zip(rows, turns, own, strict=True):
-            turn.own = draft
+            turn.own, row.prefill = draft, turn.row.prefill  # which a draft model's reading adds to
             row.private.setdefault(self, _Text()).turn = turn
         return [turn.joined(row) for row, turn in zip(rows, turns, strict=True)]
 

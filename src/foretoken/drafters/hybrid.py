@@ -108,7 +108,8 @@ class Hybrid(Combination):
         prices = budget.prices
         if prices is None or prices.level <= 0.0 or row.rehearsal:
             return place
-        if self.reader is not None and self.reader.waits(row) and len(row.tokens) == row.prompt_len:
+        begun = row.private[self].begun
+        if not begun and self.reader is not None and self.reader.waits(row):
             return None  # its first token goes out before the draft model reads the prompt
         reading = rows * self.reading_price(row, prices)
         return place if gain.promising(place, rows, reading) else None
@@ -123,6 +124,7 @@ class Hybrid(Combination):
         grown = []
         for row, said in zip(step.rows, step.emitted, strict=True):
             text: _Text = row.private[self]
+            text.begun = True
             if text.union is None:
                 continue
             if not row.rehearsal:
@@ -208,3 +210,4 @@ class _Text:
 
     odds: TextOdds = field(default_factory=TextOdds)
     union: Union | None = None  # of the step under way
+    begun: bool = False  # whether a step was made; tokens may be forced before

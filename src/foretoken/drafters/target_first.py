@@ -133,12 +133,10 @@ def law_after(row: DecodeState, draft: Draft, score: Scores, verdict: Verdict) -
     if not found:
         return None
     node = found[0]
+    # The row's text has grown up to this node: options count its tokens once, not as a path, too.
     if row.warp.greedy:  # candidates rank by the law before the temperature
-        path = [tree.tokens[n] for n in tree.path(node)]
-        before = row.tokens[: len(row.tokens) - len(path)]
-        return ranking(row).law(before, score.logits[node], path)
-    assert score.p is not None
-    p = score.p[node]
+        return ranking(row).law(row.tokens, score.logits[node])
+    p: Tensor = row.warp.law(row.tokens, score.logits[node])
     if not children[node] or draft.q is None:
         return p
     q = draft.q[node]

@@ -25,7 +25,8 @@ def chat_ids(messages: Any, tokenizer: Any, which: str = "the prompt") -> list[i
     A last message of the assistant's own is continued. `messages` is checked here, roles and
     their order by the template.
     """
-    checked = [_message(one, number) for number, one in enumerate(check_chat(messages))]
+    last = len(check_chat(messages)) - 1
+    checked = [_message(one, number, number == last) for number, one in enumerate(messages)]
     if not getattr(tokenizer, "chat_template", None):
         missing = "no tokenizer" if tokenizer is None else "a tokenizer without a chat template"
         raise ConfigError(
@@ -72,14 +73,19 @@ def check_chat(messages: Any) -> Sequence[Any]:
     )
 
 
-def _message(one: Any, number: int) -> dict[str, Any]:
-    """A message with a role and a content, or a refusal that names it."""
-    if isinstance(one, Mapping) and isinstance(one.get("role"), str) and one.get("content"):
-        return dict(one)
+def _message(one: Any, number: int, last: bool) -> dict[str, Any]:
+    """A message with a role and a content, or a refusal that names it.
+
+    Only the last one has to say something: an answer may have been empty, as a system prompt may.
+    """
+    if isinstance(one, Mapping) and isinstance(one.get("role"), str):
+        content = one.get("content")
+        if content or (content == "" and not last):
+            return dict(one)
     keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
     keys = keys[:MOST_TOLD]
     raise ConfigError(
         f"message {number} of a chat has the fields {keys or 'none'}, and no role or no content.",
-        "a message has a role (a text such as user) and a content that is not empty.",
+        "a message has a role (a text such as user) and a content, which the last one's words are.",
         f"write it as in {EXAMPLE}.",
     )

@@ -15,7 +15,6 @@ from time import perf_counter
 
 import torch
 
-from foretoken.coins import SeededCoins
 from foretoken.drafters.given_text import GivenText, foretold
 from foretoken.engine.admission import Waiting
 from foretoken.engine.batch_costs import batch_costs
@@ -23,6 +22,7 @@ from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
 from foretoken.engine.step import Parts, advance
 from foretoken.engine.tolerant import blamed
+from foretoken.row import rewind
 from foretoken.types import DecodeState, Draw, Finish, Rows, Step
 
 Listener = Callable[[Step], None]
@@ -197,6 +197,8 @@ class Engine(Parts):
             torn = lengths != [len(row.tokens) for row in rows]
             if torn or (len(rows) == 1 and not leaders):
                 guilty = list(rows)
+            # What was committed beyond its own text would be fed again, at another place.
+            guilty += [r for r in rows if r not in guilty and self.target.missing(r) < 0]
             for row in guilty:
                 row.fail(error)
             if leaders:
@@ -266,26 +268,25 @@ class Engine(Parts):
 
     def leave(self, rows: Rows) -> None:
         """Give back what drafter and target hold of rows."""
-        try:
-            for row in rows:
+        problem = None
+        for row in rows:
+            try:
                 self.drafter.finish(row)
-        finally:
+            except BaseException as error:  # the others have to be let go of all the same
+                problem = problem or error
+        try:
             self.target.free(rows)
+        finally:
             for row in rows:
                 row.private.clear()
+        if problem is not None:
+            raise problem
 
     def close(self) -> None:
         """Cancel everybody."""
         for row in (*self.running, *self.filling, *self.waiting):
             self.cancel(row)
         self.sweep()
-
-
-def rewind(rows: Rows, used: Sequence[int]) -> None:
-    """Put coins back to where a step began."""
-    for row, count in zip(rows, used, strict=True):
-        if isinstance(row.coins, SeededCoins):
-            row.coins.rewind(count)
 
 
 def joined(steps: Sequence[Step]) -> Step:

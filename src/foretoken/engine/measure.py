@@ -127,8 +127,12 @@ class ScratchRow:
         self.row = make_row(tokens, params, SeededCoins(0), vocab)
         self.row.rehearsal = True
         traits = engine.drafter.traits
-        [seen] = engine.target.prefill([self.row], traits.taps, last=traits.context)
-        engine.drafter.start(self.row, seen)
+        try:
+            [seen] = engine.target.prefill([self.row], traits.taps, last=traits.context)
+            engine.drafter.start(self.row, seen)
+        except BaseException:  # nobody could close it
+            engine.leave([self.row])
+            raise
 
     def fits(self, nodes: int) -> bool:
         room, tokens = self.engine.target.max_length, len(self.row.tokens)

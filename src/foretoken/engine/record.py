@@ -18,6 +18,7 @@ class StepTrace:
     depth: int  # longest candidate path
     accepted: int  # candidates that became text
     emitted: tuple[int, ...]  # accepted tokens, then the correction or bonus
+    corrected: bool = False  # whether the last one stands where another was guessed
 
 
 @dataclass(slots=True, repr=False)
@@ -134,12 +135,14 @@ class Stats:
 
 def trace_of(step: Step, at: int) -> StepTrace:
     """What a step did to the row at a place."""
-    tree, emitted = step.drafts[at].tree, step.emitted[at]
+    tree, emitted, path = step.drafts[at].tree, step.emitted[at], step.verdicts[at].path
+    last = path[-1] if path else 0
     return StepTrace(
         drafted=len(tree) - 1,
         depth=len(tree) - 1 if tree.is_chain else max(tree.depths()),
-        accepted=min(len(step.verdicts[at].path), len(emitted)),  # a stop can cut the path short
+        accepted=min(len(path), len(emitted)),  # a stop can cut the path short
         emitted=tuple(emitted),
+        corrected=len(emitted) > len(path) and last in tree.parents[1:],
     )
 
 

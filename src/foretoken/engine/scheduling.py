@@ -7,6 +7,7 @@ model take turns step by step.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,8 @@ from foretoken.errors import ConfigError
 from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.views.view import innermost
 from foretoken.types import DecodeState, Rows, Step
+
+LOG = logging.getLogger(__name__)
 
 
 def turns_of(*models: Any) -> list[threading.RLock]:
@@ -175,7 +178,10 @@ class Scheduler:
             over = [(row, self.ends.pop(row)) for row in tuple(self.ends) if row.finish is not None]
         for row, ended in over:
             self.watchers.pop(row.uid, None)
-            ended(row)
+            try:
+                ended(row)
+            except Exception as error:  # others are still to be told of theirs
+                LOG.error("a text's end could not be told: %r", error, exc_info=error)
 
     def drop(self, rows: Rows) -> None:
         """Forget rows, whatever became of them; those under way end with the next step."""

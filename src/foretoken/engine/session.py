@@ -42,6 +42,8 @@ from foretoken.methods import Method, needs_draft, resolve
 from foretoken.row import make_row
 from foretoken.types import DecodeState, SamplingParams, Step
 
+TASKS = 1024  # of asyncio that may wait for their rows at once
+
 
 class Stream(Iterator[Piece]):
     """Pieces of one row while it is written; `result` holds the whole once it has ended.
@@ -85,9 +87,7 @@ class Stream(Iterator[Piece]):
         words = "" if text is None else text.take()
         if text is not None and row.finish is not None:
             words += text.close()
-        own = len(trace.emitted) > trace.accepted
-        corrected = own and trace.accepted < trace.depth
-        self.pieces.append(Piece(words, list(trace.emitted), trace.accepted, corrected))
+        self.pieces.append(Piece(words, list(trace.emitted), trace.accepted, trace.corrected))
 
     def close(self) -> None:
         """Stop here and forget the row."""
@@ -154,8 +154,9 @@ class Session:
 
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
-        """Threads in which asyncio tasks wait for their rows: enough to fill the batch."""
-        return ThreadPoolExecutor(self.max_rows, thread_name_prefix="foretoken")
+        """Threads in which asyncio tasks wait for their rows, made as they are needed: who waited
+        for one would have no turn by its priority."""
+        return ThreadPoolExecutor(TASKS + self.max_rows, thread_name_prefix="foretoken")
 
     @property
     def max_rows(self) -> int:

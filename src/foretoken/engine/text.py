@@ -13,6 +13,10 @@ Decode = Callable[[Sequence[int]], str]
 UNDECIDED = "\ufffd"  # what decoders put where bytes do not (yet) make a character
 
 
+LONGEST = 4  # tokens, each at least a byte, that a character may still be made of
+PENDING = 2 * LONGEST  # tokens without a whole character from which on the first ones make none
+
+
 def check_text(text: str, which: str) -> None:
     """ConfigError for a text with half a character in it, which no tokenizer reads."""
     try:
@@ -89,16 +93,20 @@ class RowText:
         self._window.append(token)
         whole = self.decode(self._window)
         new = whole[len(self._shown) :]
+        if whole.endswith(UNDECIDED) and len(self._window) - self._read > PENDING:
+            whole = self.decode(self._window[:-LONGEST])  # a loop of broken bytes: not all of it
+            return self._decide(whole[len(self._shown) :], LONGEST)  # again and again
         if whole.endswith(UNDECIDED):  # the next token may change its end, but not what precedes
             return self._cut_at_stop(self.text + new.rstrip(UNDECIDED)) if self.stops else None
         return self._decide(new)
 
-    def _decide(self, new: str) -> str | None:
+    def _decide(self, new: str, left: int = 0) -> str | None:
+        """Tell more text, that of all tokens so far but for the `left` last ones."""
         if not new:
             return None
         self._window = self._window[self._read :]
-        self._read = len(self._window)
-        self._shown = self.decode(self._window)
+        self._read = len(self._window) - left
+        self._shown = self.decode(self._window[: self._read])
         self.text += new
         return self._cut_at_stop(self.text)
 
@@ -122,12 +130,14 @@ class RowText:
         return piece
 
     def _held(self) -> int:
-        longest = min(self._overlap, len(self.text))
-        for size in range(longest, 0, -1):
-            ending = self.text[-size:]
-            if any(stop.startswith(ending) for stop in self.stops):
-                return size
-        return 0
+        """Characters at the end that some stop text begins with."""
+        held, length = 0, len(self.text)
+        for stop in self.stops:
+            at = self.text.find(stop[0], max(length - len(stop) + 1, 0))
+            while at >= 0 and not stop.startswith(self.text[at:]):
+                at = self.text.find(stop[0], at + 1)
+            held = max(held, length - at if at >= 0 else 0)
+        return held
 
     def close(self) -> str:
         """The row has ended: everything not handed out yet, unfinished characters included."""

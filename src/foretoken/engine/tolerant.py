@@ -12,6 +12,7 @@ from typing import Any
 
 from foretoken.contract import Drafter, Features, StoppingRule
 from foretoken.drafters.parts.members import share_of
+from foretoken.row import rewind
 from foretoken.trees.build import undrafted
 from foretoken.types import Budget, DecodeState, Draft, Rows, Step, Traits
 from foretoken.warp import Warp
@@ -55,12 +56,14 @@ class Tolerant:
         if len(able) == 1:
             self._tried([rows[able[0]]], lambda: ask(able))
             return list(drafts.values())
+        used = [getattr(row.coins, "used", 0) for row in rows]
         try:
             ask(able)
         except Exception as error:
             if blamed([rows[at] for at in able], error):
                 raise
             for at in able:
+                rewind([rows[at]], [used[at]])
                 self._tried([rows[at]], lambda at=at: ask([at]))  # type: ignore[misc]
         return list(drafts.values())
 

@@ -123,6 +123,9 @@ class Answer:
 
     def close(self) -> None:
         """Free what is left, and remember what became of it."""
+        if self.left and self.refusal is None:
+            self.gone = True  # rows that are being made just now end, too
+            self.account.facts["error"] = "client_left"
         if self.left:
             self._cancel()
         self.account.facts |= self.facts()
@@ -139,7 +142,7 @@ class Answer:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "tokens": tokens,
-            "finish_reasons": [w.finish_reason for w in self.writings if w.row.finish],
+            "finish_reasons": [w.row.finish.reason for w in self.writings if w.row.finish],
             "ttft": rounded(min(firsts) - self.account.began) if firsts else None,
             "tpot": rounded(self.time_per_token),
             "drafted": drafted,

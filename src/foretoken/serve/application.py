@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from foretoken.engine.session import Session
 from foretoken.serve.answering import Answering
@@ -21,7 +22,7 @@ from foretoken.serve.pages import add_pages
 from foretoken.serve.request_log import RequestLog
 from foretoken.serve.service import Service
 from foretoken.serve.settings import Settings
-from foretoken.serve.wire.errors import Refusal, invalid
+from foretoken.serve.wire.errors import GONE, Refusal, invalid
 from foretoken.serve.wire.requests import Asked, ChatRequest, CompletionRequest
 from foretoken.serve.wire.schema import describe
 from foretoken.serve.wire.unsupported import check_fields
@@ -99,6 +100,11 @@ def add_errors(api: FastAPI, service: Service) -> None:
             status=error.status_code,
         )
         return JSONResponse(refusal.to_dict(), error.status_code, error.headers)
+
+    @api.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:
+        request.scope["foretoken"].facts["error"] = "client_left"
+        return Response(status_code=GONE)  # nobody reads it
 
     @api.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:

@@ -136,4 +136,7 @@ class EngineThread:
         for row in (*self.engine.running, *self.engine.filling, *self.engine.waiting):
             if row.finish is None:
                 row.fail(error)
-        self.scheduler.drop(())  # sweeps, as nobody leads
+        try:
+            self.scheduler.drop(())  # sweeps, as nobody leads
+        except Exception as again:  # this thread has to tell them all the same
+            LOG.error("rows that ended could not be freed: %r", again, exc_info=again)

@@ -35,7 +35,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        account = Account(self.service.next_id(), perf_counter(), scope["path"])
+        account = Account(self.service.next_id(), perf_counter(), path_of(scope))
         scope["foretoken"] = account
 
         async def noting(message: Message) -> None:
@@ -61,7 +61,7 @@ class Gate:
     def refused(self, scope: Scope, account: Account) -> Refusal | None:
         """Why a request is not even read: a wrong key, or a body that says it is too large."""
         headers = dict(scope["headers"])
-        if self.keys and scope["path"].startswith(GUARDED):
+        if self.keys and account.path.startswith(GUARDED):
             number = self.key_of(headers.get(b"authorization", b""))
             if number is None:
                 return wrong_key()
@@ -103,6 +103,12 @@ class Gate:
         }
         told = account.id, line["path"], account.status
         REQUESTS.info("request %s: %s %d", *told, extra={"request": line})
+
+
+def path_of(scope: Scope) -> str:
+    """The path that routes are found by: without that of a proxy, or of an app around this one."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 class Counted:

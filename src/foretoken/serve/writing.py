@@ -133,7 +133,12 @@ class Writing:
 
     def ended(self, row: DecodeState) -> None:
         """The row is over: what is left of its text, and the end."""
-        piece = self._piece(True) if self.wants.pieces else Piece(self, "")
+        try:
+            piece = self._piece(True) if self.wants.pieces else Piece(self, "")
+        except Exception as error:  # whoever waits has to be told of the end
+            piece = Piece(self, "")
+            if row.error is None:
+                row.fail(error)
         piece.over = True
         self.post(piece)
 
@@ -159,11 +164,16 @@ class Writing:
         segments = reader.segments(self.told)
         chosen = []
         if self.wants.logprobs is not None:
-            chosen = [(self.chosen[one.at], one.offset) for one in segments if one.first]
+            known = len(self.chosen)  # a step that failed behind its tokens was never told
+            chosen = [
+                (self.chosen[one.at], one.offset)
+                for one in segments
+                if one.first and one.at < known
+            ]
         return Piece(self, words, segments, chosen)
 
 
 def kinds_of(trace: StepTrace) -> list[str]:
     """Where each token of a step came from."""
-    own = CORRECTED if trace.accepted < trace.depth else OWN
+    own = CORRECTED if trace.corrected else OWN
     return [GUESSED] * trace.accepted + [own] * (len(trace.emitted) - trace.accepted)

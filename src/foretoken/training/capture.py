@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from foretoken.coins import SeededCoins
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
+from foretoken.lm.views.view import innermost
 from foretoken.row import make_row
-from foretoken.training.dataset.records import Chat
+from foretoken.training.dataset.records import Chat, replace_tensors
 from foretoken.training.features import Features
+from foretoken.training.identity import identity
 from foretoken.types import DecodeState
 
 SHARD = 16  # prompts per file
@@ -62,7 +64,7 @@ def collect(
     """Features of all prompts of a split; finished shards in `folder` are not made again."""
     from rich.progress import Progress
 
-    _same_run(folder, split, prompts, capture)
+    _same_run(folder, split, prompts, capture, identity(*models_of(session)))
     paths = []
     with Progress(disable=not show) as bar:
         starts = range(0, len(prompts), SHARD)
@@ -72,11 +74,23 @@ def collect(
                 some = prompts[start : start + SHARD]
                 # No two prompts of a run share coins, whatever their split.
                 seed = 1_000_003 * capture.seed + 2 * start + 500_000 * (split != "train")
-                partial = path.with_suffix(".partial")
-                save_file(shard(session, some, capture, seed), partial)
-                os.replace(partial, path)
+                kept(path, shard(session, some, capture, seed))
             paths.append(path)
     return Features(paths)
+
+
+def kept(path: Path, found: Tensors) -> None:
+    """A shard on the disk; CheckpointError where it cannot be written."""
+    try:
+        replace_tensors(path, found)
+    except (OSError, SafetensorError) as error:
+        size = sum(part.nbytes for part in found.values()) / 2**20
+        raise CheckpointError(
+            f"keeping {size:.0f} MiB of hidden states in {path.parent} was asked for.",
+            f"the file cannot be written ({error}); the shards before it are whole.",
+            "free disk space, then run the same command: it goes on. Or pass --set states=asked, "
+            "where the head takes it: nothing is kept then.",
+        ) from error
 
 
 @torch.inference_mode()
@@ -113,12 +127,18 @@ def written(
         yield fresh, row.new_tokens
 
 
-def _same_run(folder: Path, split: str, prompts: Sequence[Any], capture: Capture) -> None:
-    """Refuse to go on with a collection of other prompts or other options."""
+def models_of(session: Session) -> list[Any]:
+    """Whatever of a session has weights that could be others another time."""
+    found = (getattr(innermost(lm), "model", None) for lm in (session.target, session.draft))
+    return [model for model in found if isinstance(model, nn.Module)]
+
+
+def _same_run(folder: Path, split: str, prompts: Sequence[Any], capture: Capture, of: str) -> None:
+    """Refuse to go on with a collection of other models, other prompts or other options."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}.json"
     plan = {"capture": type(capture).__name__, **asdict(capture)}
-    told = json.dumps({"plan": plan, "prompts": list(prompts)}, default=asdict)
+    told = json.dumps({"plan": plan, "prompts": list(prompts), "of": of}, default=asdict)
     if not path.is_file():
         partial = path.with_suffix(".partial")
         partial.write_text(told, encoding="utf-8")
@@ -126,6 +146,6 @@ def _same_run(folder: Path, split: str, prompts: Sequence[Any], capture: Capture
     elif path.read_text(encoding="utf-8") != told:
         raise CheckpointError(
             f"going on with the collection in {folder} was asked for.",
-            "it was begun with other prompts or other options.",
-            "pass the options it was begun with, another folder, or --fresh to start over.",
+            "it was begun with another target or draft, other prompts or other options.",
+            "pass what it was begun with, another folder, or --fresh to start over.",
         )

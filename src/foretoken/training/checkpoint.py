@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -24,23 +25,29 @@ def save(folder: Path, step: int, state: dict[str, Any], *, best: bool) -> Path:
     """Write the checkpoint of `step` atomically, drop older ones, and make it the best one if
     asked.
     """
-    target, partial = folder / f"step-{step:08d}.pt", folder / ".partial"
+    target, partial, spare = (
+        folder / name for name in (f"step-{step:08d}.pt", ".partial", ".partial-best")
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
+        if best:  # first: a step's file says which one is the best
+            spare.unlink(missing_ok=True)
+            try:
+                os.link(partial, spare)
+            except OSError:  # a file system without links
+                shutil.copyfile(partial, spare)
+            os.replace(spare, folder / BEST)
         os.replace(partial, target)
-        if best:
-            partial.unlink(missing_ok=True)
-            os.link(target, partial)
-            os.replace(partial, folder / BEST)
         for other in folder.glob("step-*.pt"):
             if other != target:
                 other.unlink()
     except (OSError, RuntimeError) as error:  # torch reports some short writes as RuntimeError
         partial.unlink(missing_ok=True)
+        spare.unlink(missing_ok=True)
         kept = latest(folder)
         raise CheckpointError(
             asked=f"saving the checkpoint of step {step} in {folder}",

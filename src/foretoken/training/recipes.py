@@ -109,9 +109,15 @@ RECIPES = {
 LEFT_BY_RUNS = ("train-*.jsonl", "valid-*.jsonl", "*-*.safetensors", "plan.json")
 
 
-def check_order(name: str, source: str, data: Path | None) -> None:
-    """ConfigError for a recipe that lacks the texts it learns from."""
+def check_order(name: str, source: str, data: Path | None, out: Path | None = None) -> None:
+    """ConfigError for a recipe that lacks the texts it learns from, or would write over them."""
     row = RECIPES[name]
+    if data is not None and out is not None and data.resolve() == out.resolve():
+        raise ConfigError(
+            f"training {row.makes} from {data} into the same folder was asked for.",
+            "what is made would be written over what it is made from.",
+            "pass another --out.",
+        )
     if not row.needs_texts:
         return
     if data is None or not any(data.glob("train-*.jsonl")):

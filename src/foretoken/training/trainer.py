@@ -186,7 +186,10 @@ class Trainer:
                     self._refuse_nan(value)
                 accelerator.backward(share * loss)
                 if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(self.loss.parameters(), plan.clip)
+                    norm = accelerator.clip_grad_norm_(self.loss.parameters(), plan.clip)
+                    # A scaler of float16 sees to its own, by leaving the step out.
+                    if accelerator.scaler is None and not math.isfinite(float(norm)):
+                        self._refuse_nan(float(norm), "norm of the gradients")
                 for optimizer in self.optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -334,12 +337,12 @@ class Trainer:
         if not os.access(self.folder, os.W_OK):
             raise _unwritable(self.folder, "no permission to write")
 
-    def _refuse_nan(self, value: float) -> None:
+    def _refuse_nan(self, value: float, what: str = "loss") -> None:
         kept = checkpoint.latest(self.folder)
         raise CheckpointError(
             asked=f"step {self.progress.step + 1} of {self.name}",
-            possible=f"the loss became {value}; last good checkpoint: {kept or 'none'}",
-            do="lower the learning rates and start again; it resumes from that checkpoint",
+            possible=f"the {what} became {value}; last good checkpoint: {kept or 'none'}",
+            do="start again with lower learning rates; a run with other rates begins anew",
         )
 
 

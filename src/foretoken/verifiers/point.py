@@ -54,8 +54,14 @@ class Point(Rule):
     def verify(
         self, rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores]
     ) -> list[Verdict]:
-        """On a device all rows are drawn for together: one read from it, however many there are."""
-        if scores[0].logits.is_cpu or not all(isinstance(r.coins, SeededCoins) for r in rows):
+        """On a device all rows are drawn for together: one read from it, however many there are.
+
+        Options that are called are asked about nodes that are reached only: behind others they may
+        have no answer.
+        """
+        called = any(row.params.processors or row.params.grammar for row in rows)
+        seeded = all(isinstance(row.coins, SeededCoins) for row in rows)
+        if called or not seeded or scores[0].logits.is_cpu:
             return super().verify(rows, drafts, scores)
         return walk_together(rows, drafts, scores)
 

@@ -154,9 +154,12 @@ class Warp:
             place(scores, cells, lambda old, _: torch.full_like(old, -math.inf))
         scores = self.biased(scores)
         if params.processors:
+            ends = self.params.eos  # nothing is told behind one: a constraint may have no answer
             scores = torch.cat(
                 [
                     self._user_processed([*tokens, *path], scores[row : row + 1])
+                    if ends.isdisjoint(path)
+                    else scores[row : row + 1]
                     for row, path in enumerate(paths)
                 ]
             )

@@ -162,3 +162,18 @@ def test_rounds_are_put_together() -> None:
     assert found["requests"] == 80 and 0.2 < found["ttft"]["mean"]["value"] < 0.6
     seconds = [summary([block], Promise(), {})["steady"]["seconds"] for block in (first, second)]
     assert found["steady"]["seconds"] == pytest.approx(sum(seconds))
+
+
+def test_requests_without_an_end_in_time_count_as_what_they_waited() -> None:
+    """Else a server that leaves its slowest ones without an answer looks the faster for it."""
+    block = steady_stream(each=40)
+    for record in block.records[9::10]:
+        record.error, record.ended, record.tokens = "timeout", record.due + 30.0, 0
+        record.pieces = record.pieces[:1] if record.number % 20 == 9 else []
+    found = summary([block], Promise(), {})
+    assert found["latency"]["p50"]["value"] == pytest.approx(1.0)
+    assert found["latency"]["p95"]["value"] == pytest.approx(30.0)
+    assert found["ttft"]["p50"]["value"] == pytest.approx(0.2)
+    assert found["ttft"]["p99"]["value"] == pytest.approx(30.0)
+    assert found["tpot"]["p99"]["value"] == pytest.approx(0.1)
+    assert found["answered"] == 72

@@ -143,3 +143,46 @@ def test_families_take_turns_and_the_digest_is_of_what_was_asked() -> None:
     tasks = [single([n], id=str(n), family="aab"[n]) for n in range(3)]
     assert [task.id for task in in_turn(tasks)] == ["0", "2", "1"]
     assert digest(tasks) == digest(tasks[::-1]) != digest(tasks[:2])
+
+
+def test_a_first_prompt_that_not_all_could_write_still_tells_of_those_that_did() -> None:
+    """Plain writes first; whoever had no time is left out and says so."""
+    world, run = race(3.0)
+    alive = run.run(list(SPEEDS), 0.75)
+    assert world.order[0][0] == "plain" and "plain" in alive
+    assert set(run.records) == {"plain", "slow"}
+    assert all("too little time" in run.dropped[label] for label in ("middle", "fast"))
+    world, run = race(1.0)
+    run.run(list(SPEEDS), 0.75)
+    assert not run.records, "plain alone tells nothing"
+
+
+def test_a_prompt_that_plain_cannot_write_is_passed_over() -> None:
+    """Nobody is dropped for it, and what was measured before stands."""
+    _, run = race(60.0)
+    hard = (5,)
+    for row in run.rows.values():
+        write = row.write
+
+        def writes(prompt, params, write=write):
+            if tuple(prompt) == hard:
+                raise RuntimeError("out of memory")
+            return write(prompt, params)
+
+        row.write = writes
+    run.run(list(SPEEDS), 1.0)
+    assert list(run.prompts.skipped) == ["4: 4"] and not run.dropped
+    assert len(run.gains["fast"]) >= 4 and "4: 4" not in run.gains["plain"]
+
+    def never(prompt, params):
+        raise RuntimeError("out of memory")
+
+    _, run = race(60.0)
+    run.rows["plain"].write = never
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run.run(list(SPEEDS), 1.0)
+
+
+def test_a_race_ends_where_everybody_failed() -> None:
+    _, run = race(60.0, speeds={"plain": 10.0, "fast": 20.0}, broken="fast")
+    assert run.run(["fast"], 1.0) == [] and "fast" in run.dropped

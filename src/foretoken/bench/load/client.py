@@ -14,7 +14,7 @@ import httpx
 
 from foretoken.bench.load.address import Server
 from foretoken.bench.load.events import DONE, Events, Malformed, clipped, read
-from foretoken.bench.load.record import Record
+from foretoken.bench.load.record import TIMEOUT, Record
 
 # Servers close idle connections after some seconds (uvicorn after 5). One that is closed just while
 # a request is put on it would count as an error of the server, so idle ones are dropped before.
@@ -79,7 +79,7 @@ class Client:
             async with asyncio.timeout(self.timeout):
                 await self.exchange(record, path, body, zero)
         except TimeoutError:
-            record.error, record.detail = "timeout", f"no end after {self.timeout:g} s"
+            record.error, record.detail = TIMEOUT, f"no end after {self.timeout:g} s"
         except Ended as end:
             record.error, record.detail = end.kind, end.detail
         except Malformed as problem:

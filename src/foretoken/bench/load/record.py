@@ -8,6 +8,8 @@ from typing import Any
 
 from foretoken.bench.load.arrivals import Level
 
+TIMEOUT = "timeout"  # the kind of an error: no end in time
+
 
 @dataclass(slots=True, kw_only=True)
 class Record:
@@ -33,9 +35,16 @@ class Record:
         return self.error is None
 
     @property
+    def waited(self) -> bool:
+        """Whether its times tell how long one waits: it was answered, or waited for in vain."""
+        return self.ok or self.error == TIMEOUT
+
+    @property
     def ttft(self) -> float | None:
-        """Time to first token, from when the request was due."""
-        return self.pieces[0] - self.due if self.streamed and self.pieces else None
+        """Time to first token, from when the request was due; at least, where none came in time."""
+        if not self.streamed or not (self.pieces or self.error == TIMEOUT):
+            return None
+        return self.pieces[0] - self.due if self.pieces else self.latency
 
     @property
     def latency(self) -> float:

@@ -10,7 +10,7 @@ from foretoken.bench.load.config import LoadConfig
 from foretoken.bench.load.meeting import Met
 from foretoken.bench.load.prompts import Prompts
 from foretoken.bench.load.ratios import over
-from foretoken.bench.load.record import Block
+from foretoken.bench.load.record import TIMEOUT, Block
 from foretoken.bench.load.sample import floors_of, sample_of
 from foretoken.bench.load.steady import TOO_FEW
 from foretoken.bench.load.summary import doubts, summary
@@ -100,6 +100,11 @@ def warnings_of(results: Mapping[str, Any]) -> list[str]:
             found += [
                 f"{at}: {doubt}, so it may be slower than the server" for doubt in doubts(row)
             ]
+            if late := row["errors"].get(TIMEOUT, {}).get("count"):
+                found.append(
+                    f"{at}: {late} requests had no end in time; their latencies, and times to a "
+                    "first token that never came, are counted as what was waited: at least that"
+                )
             if row["client"]["held"]:
                 found.append(
                     f"{at}: {row['client']['held']} requests waited at the limit of requests in "

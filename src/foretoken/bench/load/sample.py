@@ -93,8 +93,8 @@ def sample_of(
     def column(of: Callable[[Record, Steady], float | None], counted: bool) -> Floats:
         found = [of(record, part) for _, part, record in rows]
         values = np.array([np.nan if value is None else value for value in found], dtype=float)
-        answered = np.array([record.ok for _, _, record in rows])
-        return np.where(sent & answered, values, np.nan) if counted else values
+        waited = np.array([record.waited for _, _, record in rows])
+        return np.where(sent & waited, values, np.nan) if counted else values
 
     def tokens(record: Record, part: Steady) -> float:
         return record.tokens_within(part.start, part.stop) if record.ok else 0.0
@@ -117,7 +117,7 @@ def sample_of(
         good=column(lambda record, part: float(promise.kept(record)), False),
         values={
             "ttft": column(lambda record, part: record.ttft, True),
-            "tpot": column(lambda record, part: record.tpot, True),
+            "tpot": column(lambda record, part: record.tpot if record.ok else None, True),
             "latency": column(lambda record, part: record.latency, True),
             "queue": column(queue, True),
         },

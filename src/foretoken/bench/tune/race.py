@@ -23,6 +23,8 @@ from foretoken.bench.tune.halving import ENOUGH, PLAIN, decided, survivors
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.types import SamplingParams
 
+FIRST = 0.97  # share of the time limit that the first prompt may take
+TOO_LATE = "not tried: too little time; pass more --minutes"
 LEAST = 2  # prompts of a round, where the time allows
 KEPT = 8  # texts of plain decoding kept, for what they tell about the target
 Params = Callable[[TimedPrompt], SamplingParams]
@@ -94,7 +96,7 @@ class Race:
             until = spent + max(share * self.clock.seconds - spent, 0.0) / left
             done = self.round(alive, until, share)
             alive = [label for label in alive if label in self.rows]
-            if not done:
+            if not done or not alive:
                 break
             over = len(alive) <= 2 or self.decided(alive)
             kept = alive if over else survivors(self.gains, alive)
@@ -129,20 +131,28 @@ class Race:
                 self.stopped = True
                 break
             done += 1
-            if self.decided([label for label in alive if label in self.rows]):
+            left = [label for label in alive if label in self.rows]
+            if not left or self.decided(left):
                 break
         return done
 
     def prompt(self, alive: Sequence[str], share: float) -> bool:
-        """The next prompt, written by all; False where the time was over before."""
+        """The next prompt, written by all; False where the time was over before.
+
+        A prompt that plain decoding cannot write is nobody's fault, and told of nowhere else. The
+        first one gets nearly all the time there is: without it nothing is known, and whoever did
+        not write it by then is left out.
+        """
+        share = share if self.records else max(share, FIRST)
         passes = self.prompts.passes
         prompt = self.prompts.take()
         if self.prompts.passes > max(passes, 1):
             self.forget()
         order = together(alive)
+        at = self.turn % len(order)  # plain first of all, then others
         self.turn += 1
-        at = self.turn % len(order)
         found: dict[str, Outcome] = {}
+        failed: dict[str, Exception] = {}
         for label in order[at:] + order[:at]:
             if label not in self.rows or not self.clock.fits(self.usual(label), share):
                 continue
@@ -151,12 +161,21 @@ class Race:
             try:
                 found[label] = self.rows[label].write(prompt.ids, self.params(prompt))
             except FAILURES as problem:
-                if label == PLAIN:
-                    raise
-                self.drop(label, f"{reason(problem)} (prompt {prompt.id})")
+                failed[label] = problem
+        if PLAIN in failed:
+            if not self.records:
+                raise failed[PLAIN]
+            self.prompts.skipped[prompt.id] = None
+            return True
+        for label, problem in failed.items():
+            self.drop(label, f"{reason(problem)} (prompt {prompt.id})")
         if PLAIN in found:
             self.prompts.answered(prompt, found[PLAIN].tokens)
-        if PLAIN not in found or any(x not in found for x in alive if x in self.rows):
+        missing = [label for label in alive if label in self.rows and label not in found]
+        if PLAIN in found and len(found) > 1 and not self.records:
+            for label in missing:
+                self.drop(label, TOO_LATE)
+        elif PLAIN not in found or missing:
             return False
         self.note(prompt, found)
         return True

@@ -40,7 +40,9 @@ def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -
         allow_pickle=config.allow_pickle,
         trust_remote_code=config.trust_remote_code,
     )
-    most = models.own("target").max_length
+    target = models.own("target")
+    warnings += sampled_by_default(target.model, config)
+    most = target.max_length
     prompts = PromptsInTurn(tasks, models.tokenizer, config.max_new_tokens, most)
     with shown(config.quiet) as bar, settled_heap():
         search = Search(models, prompts, config.params, clock, bar)
@@ -49,6 +51,18 @@ def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -
     results |= {"environment": started, "warnings": warnings}
     write_reports(results, tuned_of(search, config, results), out)
     return results
+
+
+def sampled_by_default(model: Any, config: TuneConfig) -> list[str]:
+    """A warning where a greedy race says little of what the model's users will get."""
+    own = getattr(model, "generation_config", None)
+    if own is None or own.do_sample is not True or config.temperature:
+        return []
+    usual = own.temperature or 1.0
+    return [
+        f"this model's generation config samples, at temperature {usual:g}, which generate, chat "
+        f"and serve follow; measured here is greedy text: pass --temperature {usual:g}"
+    ]
 
 
 def few(tasks: Sequence[Task]) -> list[str]:

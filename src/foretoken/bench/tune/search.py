@@ -18,7 +18,7 @@ from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tune.candidates import ALWAYS, simplest, sizes
 from foretoken.bench.tune.halving import PLAIN, Choice, choose, clearly_faster, level
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
-from foretoken.bench.tune.race import Clock, Race
+from foretoken.bench.tune.race import TOO_LATE, Clock, Race
 from foretoken.bench.tune.worth import certainty
 from foretoken.errors import ConfigError
 from foretoken.types import SamplingParams
@@ -60,7 +60,7 @@ class Search:
         self.check_time()
         if not self.race.stopped and not self.settled(alive):
             alive = self.race.run(alive, LAST)
-        self.choice = choose(self.race.gains, alive, simplest(list(self.specs.values())))
+        self.choice = choose(self.race.gains, alive or [PLAIN], simplest(list(self.specs.values())))
         try:
             if not self.race.stopped and self.choice.label != PLAIN:
                 self.refine(self.choice.label)
@@ -100,7 +100,7 @@ class Search:
             if label in ALWAYS or self.clock.fits(0.0, PREPARING):
                 self.prepare(spec, prompt, rows)
             else:
-                self.left_out[label] = "not tried: too little time; pass more --minutes"
+                self.left_out[label] = TOO_LATE
             self.bar.advance()
         return rows
 
@@ -153,9 +153,13 @@ class Search:
         if len(rows) == 2:
             return
         self.sized = self.raced(rows)
-        self.sized.forget()
         sized = [label for label in rows if label != PLAIN]
-        alive = self.sized.run(sized, LAST)
+        try:
+            self.sized.forget()
+            alive = self.sized.run(sized, LAST)
+        except FAILURES as problem:  # what was found before stands
+            self.left_out["other sizes of the fastest"] = f"cannot run: {reason(problem)}"
+            return
         gains = {label: found for label, found in self.sized.gains.items() if label != PLAIN}
         best = clearly_faster(gains, alive, winner)
         if best is not None:

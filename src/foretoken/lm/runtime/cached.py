@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -25,7 +24,7 @@ from foretoken.lm.runtime.packing import (
     committed_feed,
     tree_feed,
 )
-from foretoken.lm.runtime.prefixes import SHORTEST, Prefix, Prefixes
+from foretoken.lm.runtime.prefixes import Prefixes, retire
 from foretoken.lm.runtime.scaled_rows import advance_scaled
 from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.runtime.sharing import exclusive, shared_by
@@ -98,6 +97,8 @@ class CachedLM(BatchForward):
         found = self.borrowing.refresh(full, self.structure.check)
         if (found.weights or found.patched) and self.prefixes is not None:
             self.prefixes.clear()
+            for memory in self._rows.values():
+                memory.stale = True
         if found.patched and self.graphs is not None:
             self.graphs.drop()  # captured at addresses that may be others' by now
             self.graphs = None if found.hooked else self.graphs  # hooks read what may change
@@ -175,19 +176,6 @@ class CachedLM(BatchForward):
         if not wanted or prefix.features is None:
             return []
         return [prefix.features[:shared]]
-
-    def _retire(self, prefixes: Prefixes, row: DecodeState, memory: Memory) -> None:
-        """Keep what is cached of a row that ended without a fault."""
-        tokens = row.tokens[: memory.cached]
-        over = row.finish is not None and row.error is None and not row.rehearsal
-        if not over or len(tokens) < SHORTEST or memory.supplied is not None:
-            return
-        if prefixes.covers(tokens):
-            return
-        columns = self.cache.copied(memory.slot, memory.cached)
-        if columns is not None:
-            features = torch.cat(memory.fed)[: memory.cached] if memory.fed else None
-            prefixes.keep(Prefix(np.asarray(tokens), columns, memory.taps, features))
 
     @exclusive
     def supply(self, row: DecodeState, embedded: Float[Tensor, "n H"]) -> None:
@@ -272,7 +260,7 @@ class CachedLM(BatchForward):
             if memory is None:
                 continue
             if self.prefixes is not None:
-                self._retire(self.prefixes, row, memory)
+                retire(row, memory, self.cache, self.prefixes)
             last = self._slots.pop()
             if last != row.uid:
                 moved = self._rows[last]

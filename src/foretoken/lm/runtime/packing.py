@@ -29,6 +29,7 @@ class Memory:
     # hidden states of its first tokens as they were fed, where prefixes are kept, and their taps
     fed: list[Float[Tensor, "S L H"]] = field(default_factory=list)
     taps: Taps = ()
+    stale: bool = False  # weights were changed since its first columns were made
 
     def take(self, count: int) -> Float[Tensor, "n H"] | None:
         """What stands for the embeddings of `count` tokens that are about to be fed."""

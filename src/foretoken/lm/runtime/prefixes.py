@@ -6,16 +6,21 @@ is kept are copies, the longest unused given up first, so that rows of the batch
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from foretoken.types import Taps
+from foretoken.lm.runtime.cache import SlotCache
+from foretoken.lm.runtime.packing import Memory
+from foretoken.types import DecodeState, Taps
 
+LOG = logging.getLogger(__name__)
 SHORTEST = 16  # tokens in common from which on a copy is cheaper than feeding them
 Columns = list[tuple[Tensor, Tensor]]  # of each group of layers: [layers, heads, S, dim] twice
 
@@ -70,20 +75,26 @@ class Prefixes:
         return self._kept[best], shared
 
     def keep(self, prefix: Prefix) -> None:
-        """Keep a text; others that it continues are given up, and then the longest unused."""
-        length, size = len(prefix.tokens), prefix.bytes
-        if length < SHORTEST or size > self.limit:
-            return
+        """Keep a text, if it may be; others make room for it."""
+        if self.make_room(prefix, prefix.bytes):
+            self._kept[self._named] = prefix
+            self._named += 1
+            self.held += prefix.bytes
+
+    def make_room(self, prefix: Prefix, size: int) -> bool:
+        """Whether a text of so many bytes may be kept: then others that it continues are given up,
+        and the longest unused, before it is copied."""
+        if len(prefix.tokens) < SHORTEST or size > self.limit:
+            return False
         for name, other in tuple(self._kept.items()):
             common = in_common(other.tokens, prefix.tokens)
             if common == len(other.tokens) and other.usable(other.taps) <= prefix.usable(
                 other.taps
             ):
                 self._forget(name)
-        self._kept[self._named] = prefix
-        self._named += 1
-        self.held += size
-        self.allow(self.limit)
+        while self.held + size > self.limit:
+            self._forget(next(iter(self._kept)))
+        return True
 
     def allow(self, limit: int) -> None:
         """Keep no more than so many bytes from now on."""
@@ -106,6 +117,31 @@ class Prefixes:
 
     def _forget(self, name: int) -> None:
         self.held -= self._kept.pop(name).bytes
+
+
+def retire(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Prefixes) -> None:
+    """Keep what is cached of a row that ended without a fault.
+
+    Whoever frees a row goes on where there is no memory for the copy: nothing is kept then.
+    """
+    tokens = row.tokens[: memory.cached]
+    over = row.finish is not None and row.error is None and not row.rehearsal
+    if not over or memory.supplied is not None or memory.stale or prefixes.covers(tokens):
+        return
+    parts = [part for group in cache.groups for part in (group.keys, group.values)]
+    size = memory.cached * sum(part[:, 0, :, 0].nbytes for part in parts)
+    if size > prefixes.limit:
+        return
+    try:
+        features = torch.cat(memory.fed)[: memory.cached] if memory.fed else None
+        text = Prefix(np.asarray(tokens), [], memory.taps, features)
+        if prefixes.make_room(text, text.bytes + size):
+            columns = cache.copied(memory.slot, memory.cached)
+            if columns is not None:
+                prefixes.keep(replace(text, columns=columns))
+    except (RuntimeError, MemoryError) as error:
+        prefixes.clear()
+        LOG.warning("nothing is kept of texts that are over: %s", error)
 
 
 def in_common(one: np.ndarray, other: np.ndarray) -> int:

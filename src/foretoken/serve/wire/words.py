@@ -169,6 +169,7 @@ class Words:
             "accepted": trace.accepted,
             "drafted": trace.drafted,
             "depth": trace.depth,
+            "corrected": trace.corrected,
             "tree": {
                 "tokens": [self.string(token) for token in tree.tokens],
                 "parents": list(tree.parents),

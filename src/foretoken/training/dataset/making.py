@@ -7,6 +7,7 @@ hidden states are kept in the same pass.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from foretoken.training.dataset.lockstep import decode
 from foretoken.training.dataset.own_answers import draft_session
 from foretoken.training.dataset.prompts import Prompt, Prompts
 from foretoken.training.dataset.records import (
+    DOCUMENT,
     TEXT,
     Chat,
     Laws,
@@ -114,6 +116,7 @@ class Maker:
     def shard(self, index: int) -> None:
         """Make the shard with this number."""
         rng = random.Random(f"{self.config.seed}/{index}")
+        before = set(self.prompts.seen)
         prompts = self.prompts.of_shard(rng, index)
         parts: dict[str, list[Told]] = {"train": [], "valid": []}
         for chat, laws in self.answers(prompts, index):
@@ -123,6 +126,8 @@ class Maker:
         if index == 0 and self.config.shard >= ENOUGH and not any(parts.values()):
             raise nothing_kept(self.config, len(prompts))
         write_shard(self.folder, index, parts)
+        self.prompts.seen = before  # and what was kept: all that a run that goes on knows of
+        self.prompts.known(index)
 
     @torch.inference_mode()
     def text_shard(self, index: int, windows: Sequence[list[int]], held_out: set[int]) -> None:
@@ -137,9 +142,12 @@ class Maker:
     def answers(self, prompts: Sequence[Prompt], index: int) -> list[Told]:
         """What is written after each prompt, and the target's laws on the way."""
         config, writer = self.config, self.writer or self.states.session(self.session)
-        turns = len(config.temperatures)
+        temperatures = config.temperatures
+        if all(kind == DOCUMENT for kind, _ in prompts):  # one greedy text, over and over
+            temperatures = tuple(one for one in temperatures if one > 0) or (1.0,)
+        turns = len(temperatures)
         rows: list[DecodeState] = []
-        for turn, temperature in enumerate(config.temperatures):
+        for turn, temperature in enumerate(temperatures):
             mine: list[Any] = [ids for _, ids in prompts[turn::turns]]
             if mine:
                 first = 1_000_003 * config.seed + index * config.shard * turns + turn
@@ -227,8 +235,8 @@ def make_data(
     wanted = min(config.chats, len(given)) if given else config.chats
     maker = Maker(session, config, folder, given, writer)
     check_work(maker, wanted, read)
-    plan = {"target": source, "given": len(given), "text": read.name, **asdict(config)}
-    same_plan(folder, plan)
+    plan = {"target": source, "given": told_of(given), "text": read.name, **asdict(config)}
+    same_plan(folder, plan, given)
     held_out = read.held_out(config.held_out, config.seed)
     with Progress(disable=not show) as bar:
         count = -(-len(read.windows) // config.shard)
@@ -274,7 +282,22 @@ def run(order: Order) -> dict[str, Any]:
         )  # fmt: skip
 
 
-def same_plan(folder: Path, plan: dict[str, Any]) -> None:
+def told_of(given: Sequence[Any]) -> dict[str, Any]:
+    """Of given prompts, in a plan."""
+    return {"count": len(given), "digest": hashlib.sha256(json.dumps(given).encode()).hexdigest()}
+
+
+def same_prompts(before: Any, given: Sequence[Any]) -> bool:
+    """Whether prompts begin as those of a folder do; more of them, or fewer, are welcome."""
+    count = before if isinstance(before, int) else before["count"]  # once a mere number
+    if not count or not given:
+        return not count and not given
+    if isinstance(before, int) or count > len(given):
+        return True  # nothing is there to compare, or nothing new would be made
+    return bool(before["digest"] == told_of(given[:count])["digest"])
+
+
+def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any] = ()) -> None:
     """Refuse to go on in a folder of another target or other options; more chats are welcome."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PLAN
@@ -283,7 +306,16 @@ def same_plan(folder: Path, plan: dict[str, Any]) -> None:
         found = json.loads(path.read_text(encoding="utf-8"))
         # An option that is younger than the folder had its default.
         before = {"text": None, **json.loads(json.dumps(asdict(DataConfig()))), **found}
-        other = sorted(k for k in asked if k not in FREE and asked[k] != before[k])
+        other = sorted(
+            name
+            for name in asked
+            if name not in FREE
+            and not (
+                same_prompts(before[name], given)
+                if name == "given"
+                else asked[name] == before[name]
+            )
+        )
         if other:
             raise ConfigError(
                 f"training texts in {folder} were asked for.",

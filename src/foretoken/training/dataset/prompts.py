@@ -15,7 +15,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import ConfigError
 from foretoken.training.dataset.lockstep import decode
 from foretoken.training.dataset.openers import opened
-from foretoken.training.dataset.records import read_chats, repetition, shard_path
+from foretoken.training.dataset.records import DOCUMENT, read_chats, repetition, shard_path
 
 MARK = "@@@"  # what stands for the user's words while a chat template is taken apart
 
@@ -70,7 +70,7 @@ class Prompts:
             ]
         if self.template is None:
             start = self.start()
-            return [("document", [start]) for _ in range(self.config.shard)]
+            return [(DOCUMENT, [start]) for _ in range(self.config.shard)]
         return self.own_prompts(rng, index, self.template)
 
     def own_prompts(self, rng: random.Random, index: int, template: Template) -> list[Prompt]:
@@ -127,7 +127,7 @@ class Prompts:
         kept = []
         for kind, ids in prompts:
             name = hashlib.sha256(json.dumps(ids).encode()).digest()
-            again = name in self.seen and kind != "document"
+            again = name in self.seen and kind != DOCUMENT
             if (
                 not again
                 and len(ids) <= self.config.longest

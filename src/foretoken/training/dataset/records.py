@@ -22,6 +22,7 @@ from foretoken.errors import CheckpointError, ConfigError
 from foretoken.native.best_columns import best_columns
 
 SPLITS = ("valid", "train")  # in the order of writing
+DOCUMENT = "document"  # of chats behind the first token alone, of models without a template
 TEXT = "text"  # the kind of ordinary text, that the target read and did not write
 BLOCK = 128  # scores that are looked at together
 STATES = ".states.safetensors"  # suffix of the files of hidden states

@@ -55,6 +55,7 @@ class ChatStream:
             Place(shard, number, len(chat.prompt) + len(chat.answer))
             for shard, path in enumerate(self.paths)
             for number, chat in enumerate(read_chats(path))
+            if chat.answer and len(chat.prompt) < 2 * row_tokens  # else nothing of it is learned
         ]
         if not self.places:
             what = "windows of text" if text else "chats"

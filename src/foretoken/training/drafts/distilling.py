@@ -73,7 +73,7 @@ class Student:
         config, session, data = order.config, order.session, order.data
         assert data is not None, "its row says that it needs texts"
         model, tokens = read_draft(order)
-        work = run_folder(order.out, config, order.draft)
+        work = run_folder(order.out, config, data, order.source, order.draft)
         cost = cost_of(session, order.draft)
         measure = EngineAcceptance(session, held_out(data, config.held_out), tokens, cost)
         objective = Distilled(

@@ -75,7 +75,9 @@ def compared(model: Any, exits: Exits, measure: EngineAcceptance, prices: Prices
 def priced(target: Any, shape: Shape, rows: int, exits: Exits) -> Prices:
     """What a forward takes that asks some exits and leaves at one, in forwards of the target."""
     text = target.config.get_text_config(decoder=True)
-    untrained: Any = LlamaForCausalLM(shape.config(text, rows)).to(target.dtype).eval()
+    untrained: Any = (
+        LlamaForCausalLM(shape.config(text, rows)).to(target.device, target.dtype).eval()
+    )
     found: Prices = {}
     with closing(Timed.of(open_lm(target))) as asked, closing(open_draft(untrained, None)) as lm:
         for kinds in {policy.asked.layers for policy in policies(exits)}:

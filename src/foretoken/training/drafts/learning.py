@@ -15,7 +15,7 @@ from foretoken.errors import check_values
 from foretoken.training import checkpoint
 from foretoken.training.attention import hurried, hurry
 from foretoken.training.config import check_types
-from foretoken.training.dataset.records import Folders, every_chat
+from foretoken.training.dataset.records import DOCUMENT, Chat, Folders, every_chat, shards
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.processes import processes
@@ -135,18 +135,34 @@ def held_out(data: Folders, count: int) -> list[list[int]]:
     """Prompts of the held-out chats, kinds in turns; beginnings of text where there are none."""
     by_kind: dict[str, list[list[int]]] = {}
     for chat in every_chat(data, "valid"):
-        by_kind.setdefault(chat.kind, []).append(chat.prompt)
+        began = beginning(chat) if chat.kind == DOCUMENT else chat.prompt
+        by_kind.setdefault(chat.kind, []).append(began)
     if not by_kind:
-        texts = [window.prompt + window.answer for window in every_chat(data, "valid", text=True)]
-        by_kind["text"] = [ids[: min(BEGINNING, len(ids) // 2)] for ids in texts]
+        by_kind["text"] = [beginning(window) for window in every_chat(data, "valid", text=True)]
     longest = max(map(len, by_kind.values()), default=0)
     turns = [kind[i] for i in range(longest) for kind in by_kind.values() if i < len(kind)]
     return turns[:count]
 
 
-def run_folder(out: Path, config: Any, *others: object) -> Path:
-    """Where a run with these options works; one with others works elsewhere."""
-    said: Sequence[Any] = [asdict(config), *map(str, others)]
+def beginning(chat: Chat) -> list[int]:
+    """What a text begins with: documents have no prompt, and would all be the same one."""
+    ids = chat.prompt + chat.answer
+    return ids[: min(BEGINNING, len(ids) // 2)]
+
+
+def digest(path: Path) -> str:
+    """Of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def run_folder(out: Path, config: Any, data: Folders | None, *others: object) -> Path:
+    """Where a run with these options learns from these texts; any other run works elsewhere.
+
+    `others` name what else decides what comes of it: the target, the draft that it begins with.
+    """
+    texts = [] if data is None else [digest(path) for path in shards(data, "train")]
+    said: Sequence[Any] = [asdict(config), texts, *map(str, others)]
     work = out / "training" / hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
     work.mkdir(parents=True, exist_ok=True)
     return work

@@ -77,7 +77,7 @@ def make_draft(
     becomes a model directory that any transformers reads, with the file that says which tokens it
     scores.
     """
-    work = run_folder(out, config, *([] if start is None else [start]))
+    work = run_folder(out, config, data, source, *([] if start is None else [start]))
     counts = mass(data, session.target.vocab_size)
     tokens = frequent(counts, config.vocabulary, session.eos)
     with main_first():

@@ -58,7 +58,7 @@ class EngineAcceptance:
 
     def measure(self, model: nn.Module) -> Measured:
         """Acceptance and mean accepted length over all prompts."""
-        draft = drafting(model, self.session.target.model.dtype, self.tokens, self.exits)
+        draft = drafting(model, self.session.target.model, self.tokens, self.exits)
         try:
             engine = assemble(
                 "chain", self.session.target, draft, depth=self.depth, max_rows=len(self.prompts)
@@ -107,14 +107,17 @@ class Counts:
 
 @torch.no_grad()
 def drafting(
-    model: nn.Module, dtype: torch.dtype, tokens: Tensor | None, exits: Exits | None = None
+    model: nn.Module, target: Any, tokens: Tensor | None, exits: Exits | None = None
 ) -> Any:
-    """A copy of a model under training, opened as a draft that guesses these tokens only."""
+    """A copy of a model under training, opened as a draft that guesses these tokens only.
+
+    Its numbers are of the target's type, and where the target's are.
+    """
     trained: Any = model
     made: Any = type(trained)(copy.deepcopy(trained.config))
     made.load_state_dict(trained.state_dict())
     made.set_attn_implementation("sdpa")
-    made.eval().requires_grad_(False).to(dtype)
+    made.eval().requires_grad_(False).to(target.device, target.dtype)
     width = made.config.vocab_size
     rows = None if tokens is None else OutputRows.of_tokens(tokens.tolist(), width)
     return open_draft(made, rows, exits=exits, compile="off")

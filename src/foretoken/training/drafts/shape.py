@@ -142,7 +142,9 @@ def costs(target: Any, rows: int, shapes: Sequence[Shape]) -> Iterator[tuple[Sha
     with closing(Timed.of(open_lm(target))) as asked:
         for shape in shapes:
             untrained: Any = LlamaForCausalLM(shape.config(text, rows))
-            with closing(Timed.of(open_draft(untrained.to(target.dtype).eval(), None))) as draft:
+            with closing(
+                Timed.of(open_draft(untrained.to(target.device, target.dtype).eval(), None))
+            ) as draft:
                 share = ratio(draft, asked)
             yield shape, share
 

@@ -90,7 +90,7 @@ def make_sorted(
     width, folders = session.target.vocab_size, (data, *config.others)
     for folder in config.others:
         check_texts(folder, width)
-    work = run_folder(out, config)
+    work = run_folder(out, config, folders, source)
     target = session.target.model
     counts = mass(folders, width)
     tokens = frequent(counts, config.vocabulary, session.eos)

@@ -30,7 +30,7 @@ class OnlyTokens(LogitsProcessor):
         self.mask[tokens] = 0.0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores + self.mask
+        return scores + self.mask.to(scores.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Distilled:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         places = self.places(model, batch, rng)
         each = [torch.full((length,), 1.0 / length) for length in places.lengths]
-        weights = torch.cat(each) / len(each)
+        weights = torch.cat(each).to(places.ids.device) / len(each)
         return divergence(model, places.states(model), self.tokens, places.laws, weights, self.of)
 
     def count(self, batch: dict[str, Tensor]) -> int:
@@ -81,7 +81,9 @@ class Distilled:
         if rng.random() < self.on_policy:
             answers = self.sampled(model, prompts)
         laws = restricted(target_logits(self.target, prompts, answers), self.tokens)
-        return Places(*joined(prompts, answers), laws, [len(answer) for answer in answers])
+        device = next(model.parameters()).device
+        ids, told = (part.to(device) for part in joined(prompts, answers))
+        return Places(ids, told, laws.to(device), [len(answer) for answer in answers])
 
     @torch.no_grad()
     def sampled(self, model: Any, prompts: list[list[int]]) -> list[list[int]]:
@@ -91,14 +93,16 @@ class Distilled:
         ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
         seen = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         only = OnlyTokens(self.tokens, model.config.vocab_size)
-        training = model.training
+        training, device = model.training, next(model.parameters()).device
         model.eval()
         found = model.generate(
-            input_ids=ids, attention_mask=seen, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            input_ids=ids.to(device), attention_mask=seen.to(device),
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
             max_new_tokens=self.new_tokens, eos_token_id=list(self.eos) or None, pad_token_id=pad,
             logits_processor=LogitsProcessorList([only]), use_cache=True,
         )[:, longest:].tolist()  # fmt: skip
         model.train(training)
+        torch.clear_autocast_cache()  # of weights without gradients, which learning would get
         return [ended(text, self.eos) for text in found]
 
 

@@ -76,6 +76,7 @@ class GlancingObjective(FeatureObjective):
         said, law = (self.ends.unembed(one) for one in (states, texts["hidden"][:, places][learnt]))
         found = torch.zeros_like(learnt)
         found[learnt] = said.argmax(-1) != law.argmax(-1)
+        torch.clear_autocast_cache()  # of weights without gradients, which learning would get
         return found
 
 

@@ -11,7 +11,6 @@ whatever it takes: a server is seldom busy.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import CapabilityError, ConfigError, ForetokenError
 from foretoken.lm.views.few_rows import FewRows
 from foretoken.training import checkpoint
+from foretoken.training.identity import identity
 from foretoken.training.online.evidence import Evidence, Heard
 from foretoken.training.online.giving_way import never
 from foretoken.training.online.learner import Learner
@@ -93,7 +93,7 @@ class OnlineDraft:
         before = session.draft
         self.guessers = guessing_models(self.engine.drafter, before)
         model, topics = whole_model(before), range(self.settings.topics)
-        self.begun_as = identity(model, self.settings)
+        self.begun_as = identity(model, told=self.settings.tables)
         vocab = self.engine.target.vocab_size
         self.tokens = before.output_rows.tokens if isinstance(before, FewRows) else None
         self.topic_of = router or (Centroids(len(topics)) if len(topics) > 1 else first_topic)
@@ -108,6 +108,7 @@ class OnlineDraft:
         self.evidence = Evidence(some.laws, some.window, some.accepted, some.seed)
         self.allowance = Allowance(some.share)
         self.work: tuple[int, Iterator[str], str] | None = None  # topic, slices, the next one
+        self.spare = False  # whether that work was begun in a moment without any other
         self.recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
         self.requests, self.seconds = 0, 0.0  # heard; spent learning
         self.frozen = False
@@ -184,13 +185,16 @@ class OnlineDraft:
             self.recent.append((one.accepted, one.judged))
 
     def advance(self) -> None:
-        """One slice of what is due, if its time is allowed; without a limit, all of it."""
+        """One slice of what is due, if its time is allowed; without a limit, all of it.
+
+        What was begun in a moment without work waits for the next one, unless something is due.
+        """
         while True:
+            due = [topic for topic, learner in enumerate(self.learners) if learner.due]
+            if not due and (self.work is None or self.spare):
+                return
             if self.work is None:
-                due = [topic for topic, learner in enumerate(self.learners) if learner.due]
-                if not due:
-                    return
-                self.work = self.begun(due[0], self.settings.updates)
+                self.work, self.spare = self.begun(due[0], self.settings.updates), False
             if not self.allowance.allows(self.work[2]):
                 return
             self.allowance.charge(self.slice())
@@ -222,7 +226,7 @@ class OnlineDraft:
         """Begin an optimizer step of a topic that has something left to learn."""
         hungry = [i for i, learner in enumerate(self.learners) if learner.hungry]
         if self.work is None and hungry:
-            self.work = self.begun(hungry[0], 1)
+            self.work, self.spare = self.begun(hungry[0], 1), True
 
     def begun(self, topic: int, count: int) -> tuple[int, Iterator[str], str]:
         """Some optimizer steps of a topic, before their first slice."""
@@ -251,12 +255,13 @@ class OnlineDraft:
         """The next slice of the work at hand; its seconds."""
         assert self.work is not None
         topic, slices, name = self.work
-        began = perf_counter()
+        began, given_up = perf_counter(), self.learners[topic].way.given_up
         with torch.inference_mode(False), torch.enable_grad():
             following = next(slices, None)
         seconds = perf_counter() - began
         self.seconds += seconds
-        self.allowance.last[name] = seconds
+        if self.learners[topic].way.given_up == given_up:
+            self.allowance.last[name] = seconds
         self.work = None if following is None else (topic, slices, following)
         return seconds
 
@@ -320,7 +325,7 @@ class OnlineDraft:
             raise ConfigError(
                 f"going on from {path} was asked for.",
                 "another draft learned there, or other parts of it did (`tables`).",
-                "load the draft that it began as, or pass another folder.",
+                "load the draft that it began as, with its --dtype, or pass another folder.",
             )
         if len(state["learners"]) != len(self.learners):
             raise ConfigError(
@@ -358,16 +363,6 @@ class OnlineDraft:
 
 def first_topic(prompt: Any) -> int:
     return 0
-
-
-@torch.no_grad()
-def identity(model: Any, settings: OnlineSettings) -> str:
-    """What tells a draft, and what of it learns, from others."""
-    found = hashlib.sha256(str(settings.tables).encode())
-    for name, weight in model.state_dict().items():
-        found.update(f"{name} {tuple(weight.shape)}".encode())
-        found.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
-    return found.hexdigest()
 
 
 def guessing_models(drafter: Any, draft: Any) -> list[OrdinaryModel]:

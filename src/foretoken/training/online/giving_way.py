@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from itertools import count
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 R = TypeVar("R")
+PATIENCE = 3  # times that a slice is given up: longer than all gaps, it would never be learned
 
 
 class Disturbed(Exception):
@@ -27,6 +29,7 @@ class GivingWay:
 
     def __init__(self, *models: nn.Module) -> None:
         self.disturbed: Callable[[], bool] = never
+        self.given_up = 0  # slices, in all
         for model in models:
             for module in model.modules():
                 if next(module.children(), None) is None:
@@ -44,9 +47,12 @@ class GivingWay:
 
     def tried(self, name: str, job: Callable[[], R]) -> Generator[str, None, R]:
         """Yield `name` before each try of `job`; the result of the first that is not disturbed."""
-        while True:
+        for tries in count():
             yield name
+            if tries == PATIENCE:
+                self.disturbed = never
             try:
                 return job()
             except Disturbed:
-                continue
+                self.given_up += 1
+        raise AssertionError

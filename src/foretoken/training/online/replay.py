@@ -62,7 +62,8 @@ def run(order: Order) -> dict[str, Any]:
     config, session = order.config, order.session
     prompts = read_prompts(order)
     model, tokens = read_draft(order)
-    work = run_folder(order.out, config, order.draft)
+    texts = order.data if order.data is not None and order.data.is_dir() else None
+    work = run_folder(order.out, config, texts, order.source, order.draft, order.prompts)
     width = model.config.vocab_size
     rows = None if len(tokens) == width else OutputRows.of_tokens(tokens.tolist(), width)
     with closing(open_draft(twin(model, session.target.model.dtype), rows)) as draft:

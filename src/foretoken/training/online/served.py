@@ -16,6 +16,7 @@ from foretoken.lm.opening import open_draft
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.views.few_rows import FewRows
 from foretoken.lm.views.mapped_tokens import MappedTokens
+from foretoken.lm.views.sorted_exits import SortedExits
 from foretoken.lm.views.view import TargetView
 from foretoken.training.online.topics import Router
 from foretoken.trees.growing import Grown, GrowthRule, grows_trees
@@ -163,6 +164,12 @@ def whole_model(draft: Any) -> Any:
             "learning was asked of a draft that learns already.",
             "one OnlineDraft serves a session at a time.",
             "close the other one first.",
+        )
+    if isinstance(draft, SortedExits) or isinstance(getattr(draft, "lm", None), SortedExits):
+        raise CapabilityError(
+            "learning while it serves was asked of a sorted draft that is left at its exits.",
+            "what is learned is the law behind all its layers; earlier exits would forget theirs.",
+            'pass draft_thresholds="off", --set draft_thresholds=off: it then runs all its layers.',
         )
     if isinstance(draft, FewRows):
         return draft.whole

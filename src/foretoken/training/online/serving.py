@@ -26,7 +26,7 @@ DRAFT = "draft"  # folder of what was learned, as any session loads it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingSettings(OnlineSettings):
-    """How the draft of a server learns: in short slices, which a new request waits for."""
+    """How the draft of a server learns: in short slices, which a new request breaks off."""
 
     interval: int = 64  # requests without an idle moment until it learns in its share of busy time
     rate: float = 3e-4  # of AdamW; for a draft that is far from its best, 1e-3
