@@ -209,3 +209,21 @@ def test_no_number_is_never_a_token(dtype: torch.dtype, sign: float) -> None:
     assert scores[1, 20].isnan() and bool(scores[1, 20].signbit()) == (sign < 0)
     with pytest.raises(ConfigError):
         best_tokens(scores)
+
+
+def test_processors_are_not_asked_what_follows_an_end() -> None:
+    """Nothing is told behind one, and a constraint may have no answer there."""
+    asked = []
+
+    def constrained(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        asked.append(ids[0].tolist())
+        if 3 in asked[-1]:
+            raise ValueError("nothing is allowed behind the end")
+        return scores
+
+    params = SamplingParams(eos=frozenset({3}), processors=constrained)
+    tree = from_paths(0, [[1, 3], [2]])
+    laws = Warp(params, 1, 4).laws([0], tree, torch.randn(len(tree), 4))
+    for node in range(len(tree)):
+        assert laws[node].sum() == pytest.approx(1.0)
+    assert sorted(asked) == [[0], [0, 1], [0, 2]]

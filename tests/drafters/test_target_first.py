@@ -26,6 +26,8 @@ def engine(k, vocab=3, **options):
         {"temperature": 1.0},
         {"temperature": 0.7, "top_p": 0.9},
         {"temperature": 1.0, "repetition_penalty": 1.4, "eos": frozenset({2})},
+        {"temperature": 1.0, "frequency_penalty": 1.5},
+        {"temperature": 1.0, "min_new_tokens": 3, "eos": frozenset({2})},
     ],
     ids=str,
 )

@@ -380,3 +380,55 @@ def test_a_prompt_that_was_being_fed_at_an_interrupt_is_fed_anew(where) -> None:
     for i, row in enumerate(rows):
         alone = a_row(i, [0, 1, 2, i], 20, 1.0)
         assert [row.new_tokens] == write(build(METHODS["chain"]), [alone])
+
+
+def test_a_drafter_that_cannot_let_go_of_a_row_lets_go_of_the_others() -> None:
+    engine = build(METHODS["chain"])
+    rows = [a_row(i, [0, 1, 2], 40, 0.0) for i in range(3)]
+    for row in rows:
+        engine.submit(row)
+    engine.step()
+    finish, left = engine.drafter.finish, []
+
+    def breaks(row):
+        left.append(row)
+        if row is rows[0]:
+            raise ZeroDivisionError("it stays")
+        finish(row)
+
+    engine.drafter.finish = breaks
+    for row in rows:
+        engine.cancel(row)
+    with pytest.raises(ZeroDivisionError):
+        engine.sweep()
+    assert left == rows and engine.target.rows_held == 0 and engine.idle
+    assert all(not row.private for row in rows)
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), KeyboardInterrupt()])
+def test_a_row_that_was_committed_before_a_commit_failed_does_not_go_on(error) -> None:
+    """Its cache is ahead of its text: whatever it wrote next would follow from another text."""
+    engine = build(METHODS["plain"])
+    rows = [a_row(i, [0, 1, 2, 1], 12, 0.0) for i in range(3)]
+    alone = write(build(METHODS["plain"]), [a_row(2, [0, 1, 2, 1], 12, 0.0)])
+    for row in rows:
+        engine.submit(row)
+    engine.step()
+    commit = engine.target.commit
+
+    def half(some, paths):
+        if len(some) < 3:
+            commit(some, paths)
+            return
+        commit(some[:1], paths[:1])
+        raise error
+
+    engine.target.commit = half
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        engine.target.commit = commit
+    while not engine.idle:
+        engine.step()
+    assert rows[0].error is error and rows[1].error is rows[2].error is None
+    assert rows[2].new_tokens == alone[0]

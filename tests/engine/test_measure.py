@@ -126,3 +126,20 @@ def test_nothing_is_learned_of_a_draft_by_timing_it(clock):
     measure_costs(engine)
     ranker = engine.drafter.ranker
     assert not any(ranker.calibration.promised) and ranker.decline.last == 1.0
+
+
+def test_a_measurement_that_fails_holds_no_place(clock, monkeypatch):
+    """Else each try on a first request would leave a row behind."""
+    engine = assemble("tree", *timed_pair(clock))
+
+    def fails(*_):
+        raise MemoryError("no room")
+
+    for part, name in ((engine.drafter, "start"), (engine.target, "prefill")):
+        with monkeypatch.context() as patch:
+            patch.setattr(part, name, fails)
+            with pytest.raises(MemoryError):
+                measure_costs(engine)
+        assert engine.target.rows_held == 0
+    measure_costs(engine)
+    assert engine.target.rows_held == 0

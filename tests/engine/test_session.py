@@ -10,6 +10,7 @@ import torch
 from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 import foretoken
+from foretoken.engine.record import trace_of
 from foretoken.errors import CheckpointError, ConfigError
 
 PROMPT = "the cat is in the "
@@ -461,3 +462,25 @@ def test_drafts_with_another_vocabulary_are_refused(tiny_pair, pair_folders, tmp
     words.write_text(json.dumps(table))
     with pytest.raises(ConfigError, match="not, for instance, '!'"):
         foretoken.load(pair_folders[0], draft=renamed, kernels="dense")
+
+
+def test_a_token_is_a_correction_only_where_another_one_was_guessed(tiny_pair, byte_tokenizer):
+    """Behind a leaf nothing was, however deep other branches of the tree went."""
+    target, draft = tiny_pair
+    kinds = set()
+    with foretoken.load(
+        target, "tree", draft, byte_tokenizer, kernels="dense", compile="off", nodes=8, depth=4,
+        controller="fixed",
+    ) as spec:  # fmt: skip
+        stream = spec.stream("the cat is in the ", max_new_tokens=200, ignore_eos=True)
+
+        def look(step):
+            trace, tree = trace_of(step, 0), step.drafts[0].tree
+            node = step.verdicts[0].path[-1] if step.verdicts[0].path else 0
+            own = len(step.emitted[0]) > trace.accepted
+            assert trace.corrected == (own and bool(tree.children()[node]))
+            kinds.add((trace.corrected, trace.accepted < trace.depth))
+
+        spec.engine.listeners.append(look)
+        corrected = [piece.corrected for piece in stream]
+    assert any(corrected) and {(True, True), (False, True), (False, False)} <= kinds

@@ -302,3 +302,24 @@ def test_a_stream_collected_in_the_middle_of_a_forward_changes_no_text(chain, fo
         hook.remove()
     assert got == wanted
     assert beside.engine.idle and chain.target.rows_held == 0
+
+
+def test_tasks_that_matter_more_go_first_however_many_wait(pair, byte_tokenizer) -> None:
+    """Far more of them than the batch has places."""
+    with foretoken.load(
+        pair[0], "plain", tokenizer=byte_tokenizer, kernels="dense", compile="off", max_rows=2
+    ) as session:
+        ended = []
+
+        async def one(name, **options):
+            await session.agenerate(TEXTS[1], 12, ignore_eos=True, **options)
+            ended.append(name)
+
+        async def all_of_them():
+            slow = [asyncio.create_task(one("later", priority=10)) for _ in range(40)]
+            while len(session.engine.waiting) < 30:
+                await asyncio.sleep(0.001)
+            await asyncio.gather(*slow, one("now", priority=0))
+
+        asyncio.run(all_of_them())
+        assert len(ended) == 41 and ended.index("now") < 15

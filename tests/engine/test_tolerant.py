@@ -77,3 +77,30 @@ def test_what_an_option_of_the_row_raises_is_not_the_drafters(tiny_pair, byte_to
             spec.generate("a cat", max_new_tokens=5, processors=processor)
         assert not failed
         assert spec.generate("a cat", max_new_tokens=5).tokens
+
+
+def test_a_seeded_text_does_not_follow_from_a_neighbour_whose_drafting_failed(
+    tiny_pair, byte_tokenizer
+):
+    """Coins that drafting took before it failed are given back before the next try."""
+    target, draft = tiny_pair
+    options = {"max_new_tokens": 20, "temperature": 1.0, "ignore_eos": True, "seed": 3}
+    bad = byte_tokenizer("a")["input_ids"][0]
+
+    class Late(Breaking):
+        def propose(self, rows, budgets, stop=None):
+            drafts = self.drafter.propose(rows, budgets, stop)
+            self.check("propose", rows)
+            return drafts
+
+    with foretoken.load(
+        target, "chain", draft, byte_tokenizer, kernels="dense", compile="off", controller="fixed"
+    ) as spec:
+        alone = [result.tokens for result in spec.generate(PROMPTS, **options)]
+        failed = []
+        late = Late(spec.engine.drafter, "propose", lambda row: row.tokens[0] == bad, 1)
+        spec.engine.drafter = Tolerant(late, lambda row, error: failed.append(row))
+        found = [result.tokens for result in spec.generate(PROMPTS, **options)]
+    assert len(failed) == 1
+    others = [at for at, text in enumerate(PROMPTS) if text != "a"]
+    assert [found[at] for at in others] == [alone[at] for at in others]

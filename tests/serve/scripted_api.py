@@ -23,6 +23,7 @@ def step(accepted: list[str], own: str, wrong: tuple[str, ...] = (), root: str =
         "accepted": last,
         "drafted": last + len(wrong),
         "depth": last + bool(wrong),
+        "corrected": bool(wrong),
         "tree": tree,
     }
 
@@ -35,6 +36,7 @@ def plain(step: dict) -> list[dict]:
             "accepted": 0,
             "drafted": 0,
             "depth": 0,
+            "corrected": False,
             "tree": {"tokens": [""], "parents": [-1], "accepted": []},
         }
         for token in step["tokens"]

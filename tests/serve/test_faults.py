@@ -316,12 +316,16 @@ def test_the_log_says_which_texts_were_broken_off(make_session, running, tmp_pat
 def test_keys_are_asked_for_under_a_root_path(make_session) -> None:
     """As behind a proxy, or in an app around this one: the path then begins with the root."""
 
-    async def statuses() -> list[int]:
+    async def statuses(key: str) -> list[int]:
         served = app(session, Settings(api_keys=("secret",)))
         transport = httpx.ASGITransport(served, root_path="/llm")
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            paths = ("/llm/v1/models", "/v1/models", "/llm/health", "/llm/none")
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://x", headers=headers
+        ) as client:
+            paths = ("/llm/v1/models", "/v1/models", "/llm/none")
             return [(await client.get(path)).status_code for path in paths]
 
     with make_session("plain") as session:
-        assert asyncio.run(statuses()) == [401, 401, 200, 404]
+        assert asyncio.run(statuses("wrong")) == [401, 401, 404]
+        assert asyncio.run(statuses("secret")) == [200, 200, 404]

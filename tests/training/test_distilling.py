@@ -280,8 +280,9 @@ def test_layers_learn_in_bf16_from_the_drafts_own_texts(session, texts, weak_dra
     """Casts that sampling has made, without gradients, are not those that learning uses."""
     model = copy.deepcopy(AutoModelForCausalLM.from_pretrained(weak_draft).float())
     loss_of = objective(session, torch.arange(model.config.vocab_size), 1.0)
+    batch = batch_of(texts)
     with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = loss_of(model, batch_of(texts), random.Random(0))
+        loss, _ = loss_of(model, batch, random.Random(0))
     loss.backward()
     slopes = {name: weight.grad for name, weight in model.named_parameters() if weight.ndim == 2}
     assert len(slopes) > 5 and all(slope is not None for slope in slopes.values())

@@ -639,7 +639,7 @@ def test_a_slice_that_is_disturbed_is_given_up_at_once_and_learned_later(pair, t
         return learner, asked_again
 
     calm, slices = learned(lambda: False)
-    asked, moments = [0], {3, 10, 11, 40, 77, 200, 201, 202, 350, 500}
+    asked, moments = [0], {3, 10, 11, 40, 77, 200, 201, 350, 500}
 
     def disturbed():
         asked[0] += 1

@@ -7,7 +7,6 @@ model take turns step by step.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,8 +21,6 @@ from foretoken.errors import ConfigError
 from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.views.view import innermost
 from foretoken.types import DecodeState, Rows, Step
-
-LOG = logging.getLogger(__name__)
 
 
 def turns_of(*models: Any) -> list[threading.RLock]:
@@ -181,7 +178,7 @@ class Scheduler:
             try:
                 ended(row)
             except Exception as error:  # others are still to be told of theirs
-                LOG.error("a text's end could not be told: %r", error, exc_info=error)
+                row.fail(error)
 
     def drop(self, rows: Rows) -> None:
         """Forget rows, whatever became of them; those under way end with the next step."""

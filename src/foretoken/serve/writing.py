@@ -133,14 +133,13 @@ class Writing:
 
     def ended(self, row: DecodeState) -> None:
         """The row is over: what is left of its text, and the end."""
+        piece = Piece(self, "")
         try:
-            piece = self._piece(True) if self.wants.pieces else Piece(self, "")
-        except Exception as error:  # whoever waits has to be told of the end
-            piece = Piece(self, "")
-            if row.error is None:
-                row.fail(error)
-        piece.over = True
-        self.post(piece)
+            if self.wants.pieces:
+                piece = self._piece(True)
+        finally:  # whatever that raises: whoever waits has to be told of the end
+            piece.over = True
+            self.post(piece)
 
     def whole_chosen(self) -> list[tuple[Chosen, int]]:
         """All tokens of a text that is over, with their places in it."""
