@@ -1,5 +1,6 @@
 """What commands refuse: three parts on stderr, or one document under --json, before any work."""
 
+import io
 import json
 import logging
 import subprocess
@@ -10,9 +11,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from foretoken.bench.tasks import load_file
 from foretoken.cli import app
 from foretoken.cli.app import Commands
+from foretoken.cli.load import first_of
+from foretoken.cli.options import print_json
+from foretoken.cli.train import clear, prompts
 from foretoken.errors import ConfigError
+from foretoken.lm import load as reading
+from foretoken.training.recipes import LEFT_BY_RUNS
 
 runner = CliRunner()
 
@@ -192,3 +199,80 @@ def test_a_lossy_method_says_so_everywhere(pair_folders):
     how[-1] = "plain"
     found = json.loads(run("generate", "the cat", *how, "--json").stdout)
     assert found["lossless"] is True and found["law"] == "the target's own law"
+
+
+@pytest.mark.parametrize("command", ["generate", "bench", "tune"])
+def test_a_draft_that_is_not_there_is_refused_before_any_work(
+    command, pair_folders, tmp_path, monkeypatch
+):
+    target = ["--target", pair_folders[0]]
+    flags = {
+        "generate": ["x", *target, "--draft", tmp_path],
+        "bench": [*target, "--draft", tmp_path, "--methods", "chain", "--out", tmp_path / "o"],
+        "tune": [*target, "--drafts", tmp_path, "--prompts", tmp_path / "asked.jsonl"],
+    }[command]
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "a"}\n')
+
+    def unread(*_, **__):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(reading, "read_weights", unread)
+    ran = run(command, *flags)
+    assert ran.exit_code == 2 and ran.stdout == ""
+    assert f"error: {tmp_path}" in ran.stderr and "config.json" in " ".join(ran.stderr.split())
+
+
+def test_starting_over_deletes_nothing_where_it_could_not_begin(pair_folders, tmp_path):
+    shards = [tmp_path / name for name in ("train-000000.jsonl", "plan.json")]
+    for path in shards:
+        path.write_text("{}\n")
+    model = tmp_path / "model-00001-of-00002.safetensors"
+    model.write_text("weights")
+    here = ["--out", tmp_path, "--fresh"]
+    for wrong in (["--data", tmp_path / "none.jsonl"], ["--target", tmp_path / "none"]):
+        ran = run("train", "data", "--target", pair_folders[0], *here, *wrong)
+        assert ran.exit_code == 2 and "none" in ran.stderr
+        assert all(path.exists() for path in (*shards, model))
+    clear(tmp_path, LEFT_BY_RUNS)
+    assert [path.name for path in tmp_path.iterdir()] == [model.name]
+
+
+def test_a_model_is_never_written_over_by_training(pair_folders, tmp_path):
+    target = pair_folders[0]
+    before = {path.name: path.read_bytes() for path in Path(target).iterdir()}
+    refused(run("train", "data", "--target", target, "--out", target), "pass another --out")
+    assert {path.name: path.read_bytes() for path in Path(target).iterdir()} == before
+
+
+@pytest.mark.parametrize("name", ["eagle3", "sorted", "data"])
+def test_a_draft_that_nothing_would_read_is_refused(name, pair_folders, tmp_path):
+    target, draft = pair_folders
+    (tmp_path / "train-000000.jsonl").write_text("{}\n")
+    given = ["--target", target, "--draft", draft, "--data", tmp_path, "--out", tmp_path / "out"]
+    refused(run("train", name, *given), "--draft was passed", "leave it out")
+
+
+def test_an_audit_report_is_a_file(tmp_path):
+    refused(run("audit", "--methods", "plain", "--out", tmp_path), "is a folder", "audit.json")
+
+
+def test_prompts_of_other_programs_are_read_as_they_are(tmp_path):
+    """A byte order mark at the beginning, and separators that JSON leaves inside a text."""
+    path = tmp_path / "asked.jsonl"
+    lines = ['{"prompt": "one\u2028two\u0085three"}', "", '{"prompt": "four"}']
+    path.write_text("\r\n".join(lines), encoding="utf-8-sig")
+    assert [task.turns[0] for task in load_file(path)] == ["one\u2028two\u0085three", "four"]
+    assert prompts(path, "all", 9) == ["one\u2028two\u0085three", "four"]
+    assert prompts(path, "train", 9) + prompts(path, "valid", 9) == prompts(path, "all", 9)
+
+
+def test_json_is_written_for_any_terminal(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    print_json({"text": "caf\u00e9"})
+    out.flush()
+    assert json.loads(out.buffer.getvalue()) == {"text": "caf\u00e9"}
+
+
+def test_the_first_of_several_keys_is_sent():
+    assert first_of("one, two") == "one" and first_of(None) is None

@@ -132,7 +132,7 @@ def test_a_measurement_that_fails_holds_no_place(clock, monkeypatch):
     """Else each try on a first request would leave a row behind."""
     engine = assemble("tree", *timed_pair(clock))
 
-    def fails(*_):
+    def fails(*_, **__):
         raise MemoryError("no room")
 
     for part, name in ((engine.drafter, "start"), (engine.target, "prefill")):

@@ -19,10 +19,13 @@ from play import (
     row_of,
 )
 
+import foretoken
+from foretoken.coins import SeededCoins
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import cached
-from foretoken.types import FinalNorm, Layer, TokenTree
+from foretoken.row import make_row
+from foretoken.types import FinalNorm, Layer, SamplingParams, TokenTree
 
 CLOSE = 2e-5
 TREES = [*REQUIRED, *FURTHER]
@@ -284,3 +287,32 @@ def test_use_inside_and_outside_inference_mode_can_be_mixed(make_tiny):
     row.tokens += [8, 9]
     [score] = lm.grow([row], [[9]], [[-1]])
     assert closeness(score.logits, fresh(model, row.tokens)[-1:]) < CLOSE
+
+
+def test_a_slot_is_given_back_without_what_failed_in_it(make_llama):
+    """Numbers that are none would spoil every row that comes after, where memory stays."""
+    model = make_llama(50)
+    with open_lm(model, kernels="dense", compile="off") as lm, torch.inference_mode():
+        lm.grant(2, 64)
+        rows = [make_row(list(range(1, n)), SamplingParams(), SeededCoins(0), 50) for n in (40, 30)]
+        lm.prefill(rows)
+        for group in lm.cache.groups:
+            group.keys[:, :2, :, :28] = float("nan")
+            group.values[:, :2, :, :28] = float("nan")
+        lm.free(rows)
+        for group in lm.cache.groups:
+            assert not group.keys.isnan().any() and not group.values.isnan().any()
+
+
+@pytest.mark.parametrize("compile", ["off", "auto"])
+@pytest.mark.parametrize("kernels", ["dense", "auto"])
+def test_numbers_are_the_models_whatever_autocast_a_caller_has(make_llama, kernels, compile):
+    model, prompt = make_llama(50), [i % 50 for i in range(150)]
+    with foretoken.load(model, "plain", kernels=kernels, compile=compile) as session:
+        alone = session.generate(prompt, 12, ignore_eos=True).tokens
+        with torch.autocast("cpu", torch.bfloat16):
+            row = session.rows([prompt], 1)[0]
+            [features] = session.target.prefill([row], (Layer(0),))
+            session.target.free([row])
+            assert features.dtype is torch.float32
+            assert session.generate(prompt, 12, ignore_eos=True).tokens == alone

@@ -217,3 +217,15 @@ def test_nothing_is_copied_that_may_not_be_kept(tiny_pair, byte_tokenizer, monke
         assert [held for _, held in copied] == [0, 0], "others make room before the copy"
         spec.generate(SYSTEM * 2, max_new_tokens=4)
         assert len(copied) == 2 and len(prefixes) == 1
+
+
+def test_a_refresh_that_was_asked_for_forgets_what_was_kept(make_llama, byte_tokenizer):
+    """Few numbers were written to, past whatever counts writes: nothing else would notice."""
+    target = make_llama(len(byte_tokenizer))
+    with foretoken.load(target, "plain", tokenizer=byte_tokenizer, kernels="dense") as spec:
+        spec.keep_prefixes(1 << 24)
+        spec.generate(SYSTEM, max_new_tokens=4)
+        assert len(spec.target.prefixes) == 1
+        target.model.layers[0].mlp.down_proj.weight.data[3, 5:9] += 0.5
+        spec.refresh()
+        assert len(spec.target.prefixes) == 0

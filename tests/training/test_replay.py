@@ -113,7 +113,7 @@ def test_the_command_replays_a_file_of_prompts(pair_folders, tmp_path):
          "--data", str(data), "--out", str(tmp_path / "out"), "--json", *flags],
     )  # fmt: skip
     assert ran.exit_code == 0, ran.output
-    assert json.loads(ran.stdout)["learning"]["requests"] == 11  # one of ten is held out
+    assert json.loads(ran.stdout)["learning"]["requests"] == len(TEXTS)
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 

@@ -35,7 +35,7 @@ from foretoken.engine.models import (
 )
 from foretoken.engine.prepare import teach_costs
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.lm.load import load_model, load_tokenizer, locate
+from foretoken.lm.load import check_source, load_model, load_tokenizer, locate
 from foretoken.lm.opening import FORWARD_OPTIONS, open_lm
 from foretoken.types import CostTable, Memory
 
@@ -74,6 +74,9 @@ class Models:
         draft_vocabulary: Any = None,
         **loading: Any,
     ) -> None:
+        for source in (target, draft):  # before minutes of measuring others
+            if isinstance(source, str | Path):
+                check_source(source, loading.get("allow_pickle", False))
         self._loading = loading
         self._draft_vocabulary = draft_vocabulary  # of rows that say nothing about it
         self._sources = {"target": target, "draft": draft}

@@ -67,7 +67,7 @@ def load_file(path: str | Path, limit: int | None = None) -> list[Task]:
     """The tasks of a JSON lines file, at most `limit` of them, spread evenly over the file."""
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(
             f"tasks from {path}.",

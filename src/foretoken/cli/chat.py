@@ -40,7 +40,7 @@ def chat(
     set_: o.Settings = None,
     tuned: o.TunedFile = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: o.MaxNewTokens = 512,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer at most.")] = 512,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,

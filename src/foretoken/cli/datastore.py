@@ -10,6 +10,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import Commands, app
+from foretoken.cli.logs import hushed
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def build(
     from foretoken.datastore.vocabulary import Vocabulary
 
     known = Vocabulary.of(words.get_vocab())
-    show(Datastore.build(out, known, encoded(documents, words, quiet=json_)), json_)
+    show(Datastore.build(out, known, encoded(documents, words, quiet=hushed(json_))), json_)
 
 
 @datastore.command(epilog="Example: `foretoken datastore add ./store more.txt`")
@@ -102,7 +103,7 @@ def add(
     store = Datastore.to_fill(folder)
     words = tokenizer(target)
     store.vocabulary.refuse_other(Vocabulary.of(words.get_vocab()), folder)
-    store.add(encoded(documents, words, quiet=json_))
+    store.add(encoded(documents, words, quiet=hushed(json_)))
     show(store, json_)
 
 
@@ -150,7 +151,7 @@ def build_keys(
     with whole(out) as part, open_lm(load_model(o.source(target))) as reader:
         contents = capture(
             reader,
-            encoded(documents, words, quiet=json_),
+            encoded(documents, words, quiet=hushed(json_)),
             Vocabulary.of(words.get_vocab()),
             **shape,
         )

@@ -68,11 +68,14 @@ def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigError | Non
 
 def unusable(error: OSError, command: str) -> ForetokenError:
     """A file, folder or disk that did not do what a command needed."""
-    where = (
-        f": {os.fspath(error.filename)}" if isinstance(error.filename, str | os.PathLike) else ""
-    )
+    if not isinstance(error.filename, str | os.PathLike):
+        return ForetokenError(
+            f"{command} stopped.",
+            f"the system says: {error.strerror or error}.",
+            "see to that (a disk with room, an address that is free), then call again.",
+        )
     return ForetokenError(
-        f"{command} stopped at a file{where}.",
+        f"{command} stopped at a file: {os.fspath(error.filename)}.",
         f"the system says: {error.strerror or error}.",
         "check that the path exists, may be written, and that the disk has room; then call again.",
     )

@@ -11,6 +11,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import INTERRUPTED, app
+from foretoken.cli.logs import hushed
 from foretoken.cli.tune import listed
 from foretoken.errors import ConfigError
 
@@ -94,7 +95,10 @@ MaxInFlight = Annotated[
 WarmUp = Annotated[int, typer.Option(help="Requests to each server before anything is measured.")]
 ApiKey = Annotated[
     str | None,
-    typer.Option(envvar="FORETOKEN_API_KEY", help="Sent to every server; in no report."),
+    typer.Option(
+        envvar="FORETOKEN_API_KEY",
+        help="Sent to every server, of several between commas the first; in no report.",
+    ),
 ]
 AllowRemote = Annotated[
     bool, typer.Option("--allow-remote", help="Also load servers that are not on this machine.")
@@ -163,7 +167,7 @@ def load(
         requests=requests, seconds=seconds, rounds=rounds, think=think,
         max_in_flight=max_in_flight, warm_up=warm_up, timeout=timeout,
         promise=Promise(ttft=in_seconds(slo_ttft), tpot=in_seconds(slo_tpot)),
-        seed=seed, out=out, resume=resume, quiet=json_, api_key=api_key,
+        seed=seed, out=out, resume=resume, quiet=hushed(json_), api_key=first_of(api_key),
     )  # fmt: skip
     results = run_load(config, load_tasks(prompts, needed(config), seed))
     if json_:
@@ -249,3 +253,8 @@ def load_tasks(prompts: Path | None, count: int, seed: int) -> Sequence[Task]:
     return [
         task for family in FAMILIES for task in from_examples(examples(family, "test", each, seed))
     ]
+
+
+def first_of(keys: str | None) -> str | None:
+    """One of the keys that a server was given between commas."""
+    return None if keys is None else keys.split(",")[0].strip()

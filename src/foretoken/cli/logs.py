@@ -56,6 +56,11 @@ def quiet() -> bool:
     return not COMMANDS.isEnabledFor(logging.INFO)
 
 
+def hushed(as_json: bool) -> bool:
+    """Whether a command that prints one document, or its result only, leaves progress out."""
+    return as_json or quiet()
+
+
 def verbose() -> bool:
     """Whether what happens at load is wanted."""
     return HOUSE.isEnabledFor(logging.INFO)
@@ -80,7 +85,8 @@ def stage(what: str, hush: bool = False) -> Iterator[None]:
 def add_flags(app: typer.Typer) -> None:
     """Give every command of `app`, and of its groups, `-v` and `-q`."""
     for command in app.registered_commands:
-        if command.callback is not None:
+        own = command.context_settings and command.context_settings.get("ignore_unknown_options")
+        if command.callback is not None and not own:  # another program's -v is not ours
             command.callback = flagged(command.callback)
     for group in app.registered_groups:
         if group.typer_instance is not None:

@@ -10,6 +10,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import app
+from foretoken.cli.logs import hushed
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def bench(
     tasks: Annotated[
         str, typer.Option(help="all (six built-in families), or a JSON lines file.")
     ] = "all",
-    limit: Annotated[int, typer.Option(help="Prompts per family, or of the file; 0: all.")] = 5,
+    limit: Annotated[
+        int, typer.Option(help="Prompts per family, or of the file; 0: 50, or all of the file.")
+    ] = 5,
     repetitions: Annotated[int, typer.Option(help="Paired repetitions of every prompt.")] = 3,
     requests: Requests = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
@@ -103,7 +106,7 @@ def bench(
         max_new_tokens=max_new_tokens,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, ignore_eos=ignore_eos,
         device=device, dtype=dtype, threads=threads,
-        llama_python=llama_python, vllm_python=vllm_python, resume=resume, quiet=json_,
+        llama_python=llama_python, vllm_python=vllm_python, resume=resume, quiet=hushed(json_),
         allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     results = run_bench(config, bench_tasks(tasks, limit, seed))
@@ -230,6 +233,12 @@ def audit(
     if out is not None:
         from foretoken.bench.files import writable
 
+        if out.is_dir():
+            raise ConfigError(
+                f"--out {out} was passed.",
+                "a report is one file, and that is a folder.",
+                f"name a file: --out {out / 'audit.json'}.",
+            )
         writable(out.parent)
     if acceptance:
         if methods is not None or mutate:
@@ -238,7 +247,7 @@ def audit(
                 "--acceptance measures rules on laws, not methods, and injects no bugs.",
                 "run the two audits one after the other.",
             )
-        show_report(measured_acceptance(whole, small, quiet=json_), out, json_)
+        show_report(measured_acceptance(whole, small, quiet=hushed(json_)), out, json_)
         return
     from foretoken.audit.report import run
 
@@ -288,10 +297,10 @@ def measured_acceptance(target: Any, draft: Any, quiet: bool) -> Yardstick:
 
 def show_report(report: AuditReport | Yardstick, out: Path | None, as_json: bool) -> None:
     """A report on the terminal and in its file; exit status 1 if it fails."""
+    print(report.to_json() if as_json else report.render())
     if out is not None:
         from foretoken.bench.files import replace
 
         replace(out, report.to_json())
-    print(report.to_json() if as_json else report.render())
     if not report.passed:
         raise typer.Exit(1)

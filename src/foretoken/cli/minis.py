@@ -12,7 +12,7 @@ import typer
 from foretoken import shipped
 from foretoken.cli import options as o
 from foretoken.cli.app import Commands, app
-from foretoken.cli.logs import COMMANDS, quiet
+from foretoken.cli.logs import COMMANDS, hushed, quiet
 from foretoken.errors import ConfigError
 
 minis = typer.Typer(
@@ -131,7 +131,9 @@ def widen(
     wanted = size(params)
     from foretoken.minis.widen import describe, widen_directory
 
-    found = widen_directory(o.source(name), out, wanted, seed=seed, dtype=dtype, progress=not json_)
+    found = widen_directory(
+        o.source(name), out, wanted, seed=seed, dtype=dtype, progress=not hushed(json_)
+    )
     if json_:
         o.print_json(found)
     else:

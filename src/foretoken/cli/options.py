@@ -139,7 +139,7 @@ FIELDS = {  # of an option: whose they are, one of them, and what lists them
 
 def settings(given: list[str] | None, option: str = "--set") -> dict[str, Any]:
     """`key=value` pairs with numbers, truth values and shapes read as such."""
-    taken = ("target", "method", "draft", "device", "dtype", "tokenizer")
+    taken = ("target", "method", "draft", "device", "dtype", "tokenizer", "tuned")
     of, example, lists = FIELDS.get(option, FIELDS["--set"])
     found: dict[str, Any] = {}
     for item in given or []:
@@ -222,5 +222,6 @@ def sampling(stop: list[str] | None, **options: Any) -> dict[str, Any]:
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    json.dump(document, sys.stdout, indent=2, ensure_ascii=False)
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    json.dump(document, sys.stdout, indent=2, ensure_ascii=plain)
     sys.stdout.write("\n")

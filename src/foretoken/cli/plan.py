@@ -9,6 +9,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import app
+from foretoken.cli.logs import hushed
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def plan(
     if measure:
         document["frontier"] = measured(
             layout, need, acceptance, budget, target=target, draft=draft, method=chosen,
-            given=given, quiet=json_, **loading,
+            given=given, quiet=hushed(json_), **loading,
         )  # fmt: skip
     if json_:
         o.print_json(document)

@@ -17,6 +17,7 @@ from rich.markup import escape
 
 from foretoken.cli import options as o
 from foretoken.cli.app import app
+from foretoken.cli.logs import hushed
 from foretoken.errors import ConfigError, meant
 
 HELD_OUT = 10  # one passage of a file in this many is kept for judging
@@ -113,6 +114,14 @@ def check_name(name: str, known: Sequence[str]) -> None:
         )
 
 
+def unused_draft(name: str, do: str) -> ConfigError:
+    return ConfigError(
+        f"--draft was passed to `foretoken train {name}`.",
+        "nothing of it reads a draft.",
+        do,
+    )
+
+
 def check_text(name: str, text: Sequence[str]) -> None:
     """ConfigError for ordinary text that is handed to what does not read it."""
     if text and name != "data":
@@ -139,10 +148,12 @@ def train_head(
     from foretoken.training.heads import run_training, trainable
 
     row = trainable(name)
+    if draft is not None and "draft" not in row.models:
+        raise unused_draft(name, "leave it out, or see `foretoken train NAME --list` for `start`.")
     # Drafts of one size, so that a run that goes on draws the texts it would have drawn.
     method, given = ("chain", ["depth=5"]) if "draft" in row.models else (None, None)
     session = o.open_session(
-        target=target, draft=draft, method=method, given=given, quiet=json_, **loading
+        target=target, draft=draft, method=method, given=given, quiet=hushed(json_), **loading
     )  # fmt: skip
     some = partial(prompts, data, seed=config.seed)
     if data is not None and data.is_dir():
@@ -155,7 +166,7 @@ def train_head(
             )
         some = partial(chats, data, session)
     with session:
-        found = run_training(session, name, some, config, out, fresh=fresh, show=not json_)
+        found = run_training(session, name, some, config, out, fresh=fresh, show=not hushed(json_))
     if json_:
         o.print_json(found)
         return
@@ -182,20 +193,27 @@ def cook_recipe(
     from foretoken.training.recipes import LEFT_BY_RUNS, RECIPES, Order, check_order, cook
 
     check_order(name, target, data, out)
-    with main_first() as first:
-        if fresh and first:
-            clear(out, LEFT_BY_RUNS if name == "data" else ())
+    if draft is not None and (name == "sorted" or getattr(config, "writer", "draft") != "draft"):
+        raise unused_draft(
+            name,
+            "leave it out: a sorted draft begins anew."
+            if name == "sorted"
+            else "leave it out, or pass --set writer=draft: it then writes in the target's place.",
+        )
     given: tuple[str, ...] = ()
     row, own = RECIPES[name], data is not None or target == o.DEFAULT_TARGET
     texts = row.needs_texts or (row.reads_texts and data is not None and data.is_dir())
     if own and not texts:
-        given = tuple(prompts(data, "train", config.chats, seed=config.seed))
+        given = tuple(prompts(data, "all", config.chats, seed=config.seed))  # it splits them itself
     start = o.pair(target, draft)[1] if row.teaches or draft is not None else None
-    show = is_main() and not json_
+    show = is_main() and not hushed(json_)
     with o.open_session(
         target=target, draft=None, method="plain", quiet=not show,
         given=[f"max_rows={getattr(config, 'rows', 24)}"], **loading,
     ) as session:  # fmt: skip
+        with main_first() as first:
+            if fresh and first:  # behind whatever could be wrong with what was asked for
+                clear(out, LEFT_BY_RUNS if name == "data" else ())
         order = Order(session, config, out, data, start, given, target, show, tuple(text))
         notes = cook(name, order)
     if not is_main():
@@ -207,10 +225,11 @@ def cook_recipe(
 
 
 def clear(out: Path, patterns: Sequence[str]) -> None:
-    """Forget an earlier run in this folder: its checkpoints, its shards."""
+    """Forget an earlier run in this folder: its checkpoints, and its shards by `patterns`."""
     if (out / "training").is_dir():
         shutil.rmtree(out / "training")
-    for pattern in patterns:
+    made = (out / "plan.json").is_file()  # else shards are of something else
+    for pattern in patterns if made else ():
         for path in out.glob(pattern):
             path.unlink()
 
@@ -237,7 +256,7 @@ def cell(value: Any) -> str:
 
 
 def prompts(data: Path | None, split: str, count: int, seed: int = 0) -> list[str]:
-    """`count` prompts of a split ("train" or "valid"): from a file, or of the six families."""
+    """`count` prompts of a split (train or valid) or of all: from a file, or of six families."""
     if data is not None:
         return _passages(data, split)[:count]
     from foretoken.minis import tasks
@@ -277,7 +296,7 @@ def require_extra() -> None:
 def _passages(data: Path, split: str) -> list[str]:
     """The passages of a file, between empty lines or one to a JSON line, of one split."""
     try:
-        text = data.read_text(encoding="utf-8")
+        text = data.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"prompts from {data} were asked for.",
@@ -285,9 +304,11 @@ def _passages(data: Path, split: str) -> list[str]:
             "pass a text file in UTF-8.",
         ) from error
     if data.suffix == ".jsonl":
-        found = [_prompt(data, line) for line in text.splitlines() if line.strip()]
+        found = [_prompt(data, line) for line in text.split("\n") if line.strip()]
     else:
         found = [passage.strip("\n") for passage in text.split("\n\n") if passage.strip()]
+    if split == "all" and found:
+        return found
     if len(found) < 2:
         raise ConfigError(
             f"prompts from {data} were asked for.",

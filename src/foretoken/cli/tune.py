@@ -10,6 +10,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import INTERRUPTED, app
+from foretoken.cli.logs import hushed
 from foretoken.errors import ConfigError
 
 Names = Annotated[str | None, typer.Option(help="Draft models to try, with commas between them.")]
@@ -77,7 +78,7 @@ def tune(
         out=out,
         device=device,
         dtype=dtype,
-        quiet=json_,
+        quiet=hushed(json_),
         allow_pickle=allow_pickle,
         trust_remote_code=trust_remote_code,
     )

@@ -30,7 +30,9 @@ def vocabulary(
             "data`; default: it writes some."
         ),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts that it writes after without --data.")] = 96,
+    prompts: Annotated[
+        int, typer.Option(min=2, help="Prompts that it writes after without --data.")
+    ] = 96,
     size: Annotated[
         str, typer.Option(help="Tokens to keep; auto: as many as pay by what is measured.")
     ] = "auto",
@@ -55,10 +57,11 @@ def vocabulary(
             "it is chosen for one target and one draft.",
             "pass --draft DIR.",
         )
+    place = None if out is None else placed(out)
     from foretoken.cli.train import prompts as prompts_of
     from foretoken.engine.loading import load
     from foretoken.engine.models import opened_draft
-    from foretoken.lm.draft_vocabulary import NAME, write
+    from foretoken.lm.draft_vocabulary import write
     from foretoken.lm.load import load_model
     from foretoken.training import reduced_vocabulary as reduced
 
@@ -86,10 +89,19 @@ def vocabulary(
         rows = reduced.tried(session.target, drafts, order, held_out)
     best = max(rows, key=lambda row: row.per_second)
     chosen = best.tokens if asked is None else asked
-    place = None if out is None else (out / NAME if out.is_dir() else out)
     if place is not None:
         write(place, order[:chosen], vocab)
     show(rows, chosen, vocab, place, json_)
+
+
+def placed(out: Path) -> Path:
+    """The file that --out names, or that in the folder that it names; tried before any work."""
+    from foretoken.bench.files import writable
+    from foretoken.lm.draft_vocabulary import NAME
+
+    place = out if out.suffix == ".json" and not out.is_dir() else out / NAME
+    writable(place.parent)
+    return place
 
 
 def sized(size: str) -> int | None:

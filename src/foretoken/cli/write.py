@@ -11,7 +11,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import app
-from foretoken.cli.logs import quiet
+from foretoken.cli.logs import hushed, quiet
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def generate(
         method=method,
         given=set_,
         tuned=tuned,
-        quiet=json_,
+        quiet=hushed(json_),
         device=device,
         dtype=dtype,
         exact_bits=exact_bits,

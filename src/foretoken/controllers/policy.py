@@ -281,6 +281,7 @@ class Policy:
         spent = expected
         if times is not None:
             spent = times.whole - self.extra(costs, times, count + step.nodes)
+            spent = max(spent, expected / SURPRISE)  # what is taken off is an estimate itself
             # A pause of the machine is nobody's loss; a lagging draft's catch-up is the probe's.
             if not step.lagging:
                 spent = min(spent, SURPRISE * expected)

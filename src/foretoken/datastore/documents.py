@@ -37,11 +37,11 @@ def read(path: Path) -> Iterator[str]:
     """The documents of one file, empty ones left out."""
     try:
         if path.suffix != ".jsonl":
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             if text.strip():
                 yield text
             return
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield _record(line, path, number)

@@ -73,7 +73,7 @@ class Hybrid(Combination):
         found = self.look_ups.propose(rows, [unpriced(budget) for budget in budgets], stop)
         if not any(budget.depth for budget in budgets):
             for row in rows:
-                row.private[self].union = None
+                row.private[self].union, row.private[self].begun = None, True
             return found
         gain = self.gains[len(rows).bit_length()]
         places = [
@@ -90,6 +90,7 @@ class Hybrid(Combination):
             rows, budgets, grown, found, places, strict=True
         ):
             text: _Text = row.private[self]
+            text.begun = True
             union = text.union = Union(tree, looked_up)
             union.judge(row.warp.greedy, self.agreement, self.tokens, text.odds)
             if place is not None and budget.prices is not None and not row.rehearsal:
@@ -124,7 +125,6 @@ class Hybrid(Combination):
         grown = []
         for row, said in zip(step.rows, step.emitted, strict=True):
             text: _Text = row.private[self]
-            text.begun = True
             if text.union is None:
                 continue
             if not row.rehearsal:
@@ -210,4 +210,4 @@ class _Text:
 
     odds: TextOdds = field(default_factory=TextOdds)
     union: Union | None = None  # of the step under way
-    begun: bool = False  # whether a step was made; tokens may be forced before
+    begun: bool = False  # whether it was drafted for; tokens may be forced before

@@ -15,7 +15,7 @@ from foretoken.engine.session import Session, session_class
 from foretoken.engine.tuned import identity, read_tuned
 from foretoken.errors import ConfigError
 from foretoken.heads.store import method_of
-from foretoken.methods import default_method
+from foretoken.methods import default_method, needs_draft
 from foretoken.methods import method as method_row
 
 
@@ -88,7 +88,7 @@ def load(
         head = config.get("draft_head")
         method = method_of(head) if head else default_method(draft, controller, verifier)
     check_options(method, controller=controller, verifier=verifier, **config)
-    check_places(target, draft_vocabulary, loading)
+    check_places(target, method, draft, draft_vocabulary, loading)
     check_request(method, draft, max_rows)
     budget = parts.pop("memory_budget")
     if budget is not None:
@@ -101,7 +101,9 @@ def load(
     return session_over(target, method, draft, tokenizer, loading, generation_config, parts)
 
 
-def check_places(target: Any, draft_vocabulary: Any, loading: Mapping[str, Any]) -> None:
+def check_places(
+    target: Any, method: str, draft: Any, draft_vocabulary: Any, loading: Mapping[str, Any]
+) -> None:
     """Refuse folders that hold no model, files of no tokens, and maps of no devices."""
     from foretoken.lm.draft_vocabulary import check_asked
     from foretoken.lm.load import check_source
@@ -110,8 +112,9 @@ def check_places(target: Any, draft_vocabulary: Any, loading: Mapping[str, Any])
     if loading["device_map"] is not None:
         check_map(loading["device_map"], loading["device"])
     check_asked(draft_vocabulary)
-    if isinstance(target, str | Path):
-        check_source(target, loading["allow_pickle"])
+    for model in (target, draft if needs_draft(method_row(method)) else None):
+        if isinstance(model, str | Path):
+            check_source(model, loading["allow_pickle"])
 
 
 def planned(

@@ -238,12 +238,19 @@ def _read(source: Path) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
 
 def _write_shards(folder: Path, tensors: Iterator[tuple[str, Tensor]], expected: int) -> None:
     """Safetensors files of bounded size and their index, holding one shard in memory at a time."""
+    from rich.console import Console
     from rich.progress import track
 
     where: dict[str, int] = {}
     shard: dict[str, Tensor] = {}
     total = size = number = 0
-    for name, tensor in track(tensors, "widening", total=expected or None, disable=not expected):
+    for name, tensor in track(
+        tensors,
+        "widening",
+        total=expected or None,
+        disable=not expected,
+        console=Console(stderr=True),
+    ):
         if shard and size + tensor.nbytes > _SHARD_BYTES:
             save_file(shard, folder / f"part-{number}.safetensors", metadata={"format": "pt"})
             shard, size, number = {}, 0, number + 1

@@ -62,11 +62,12 @@ def collect(
     show: bool = True,
 ) -> Features:
     """Features of all prompts of a split; finished shards in `folder` are not made again."""
+    from rich.console import Console
     from rich.progress import Progress
 
     _same_run(folder, split, prompts, capture, identity(*models_of(session)))
     paths = []
-    with Progress(disable=not show) as bar:
+    with Progress(console=Console(stderr=True), disable=not show) as bar:
         starts = range(0, len(prompts), SHARD)
         for start in bar.track(starts, description=f"collecting, {split}"):
             path = folder / f"{split}-{start:06d}.safetensors"

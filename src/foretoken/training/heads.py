@@ -81,6 +81,7 @@ def run_training(
     """
     row, work = trainable(name), out / "training"
     if fresh and work.is_dir():
+        prompts("train", 1)  # raises for what cannot be read, before anything is deleted
         shutil.rmtree(work)
     train, held_out = texts_of(session, name, prompts, config, work / "capture", show)
     objective: HeadObjective = resolve(row.objective)(config, train)

@@ -106,7 +106,9 @@ RECIPES = {
 
 
 # Shards of texts, which `--fresh` makes anew.
-LEFT_BY_RUNS = ("train-*.jsonl", "valid-*.jsonl", "*-*.safetensors", "plan.json")
+LEFT_BY_RUNS = (
+    "train-*.jsonl", "valid-*.jsonl", "train-*.safetensors", "valid-*.safetensors", "plan.json",
+)  # fmt: skip
 
 
 def check_order(name: str, source: str, data: Path | None, out: Path | None = None) -> None:
@@ -116,6 +118,13 @@ def check_order(name: str, source: str, data: Path | None, out: Path | None = No
         raise ConfigError(
             f"training {row.makes} from {data} into the same folder was asked for.",
             "what is made would be written over what it is made from.",
+            "pass another --out.",
+        )
+    model = out is not None and (out / "config.json").is_file()
+    if out is not None and model and not (out / "card.json").is_file():
+        raise ConfigError(
+            f"training {row.makes} into {out} was asked for.",
+            "a model that training did not make is in that folder, and would be written over.",
             "pass another --out.",
         )
     if not row.needs_texts:

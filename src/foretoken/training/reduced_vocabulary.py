@@ -169,11 +169,11 @@ def read_texts(data: Path, tokenizer: Any) -> list[Text]:
     found: list[Text] = []
     for file in files:
         try:
-            content = file.read_text(encoding="utf-8")
+            content = file.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as problem:
             raise no_texts(data, f"{file.name} cannot be read ({problem})") from problem
         if file.suffix == ".jsonl":
-            found += [text for line in content.splitlines() if (text := of_line(line, tokenizer))]
+            found += [text for line in content.split("\n") if (text := of_line(line, tokenizer))]
         else:
             passages = (passage.strip("\n") for passage in content.split("\n\n"))
             found += [Text(encoded(one, tokenizer, data), 0) for one in passages if one.strip()]

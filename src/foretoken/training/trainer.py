@@ -323,7 +323,7 @@ class Trainer:
             raise CheckpointError(
                 asked=f"resuming from {path}",
                 possible=f"the checkpoint belongs to another model or plan ({error})",
-                do="use another output folder, or start with resume off",
+                do="use another output folder, or pass --fresh to begin anew",
             ) from error
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
@@ -357,6 +357,7 @@ def _unwritable(folder: Path, why: str) -> ConfigError:
 @contextmanager
 def _bar(name: str, steps: int, show: bool) -> Iterator[Callable[[Progress, float], None]]:
     """A progress bar with loss and speed; silent when not shown."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -367,7 +368,8 @@ def _bar(name: str, steps: int, show: bool) -> Iterator[Callable[[Progress, floa
         TextColumn("{task.fields[news]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, disable=not show, refresh_per_second=2) as bar:
+    told = Console(stderr=True)
+    with Bar(*columns, console=told, disable=not show, refresh_per_second=2) as bar:
         task = bar.add_task(name, total=steps, news="")
 
         def advance(progress: Progress, loss: float) -> None:

@@ -62,6 +62,9 @@ class Variant:
     alone: Segment | None = None  # all that it is, where it makes logits of few tokens in one call
 
 
+CUTS = 16  # sets of sublayers left out whose code is kept: a search tries hundreds
+
+
 class LeanForward:
     """A captured model, run without its modules."""
 
@@ -155,6 +158,9 @@ class LeanForward:
             found = Variant(self.program.variant(results, instead), self.whole)
         else:
             found = Variant(written.run, Copies(written.made_of), written.alone)
+        tried = [key for key in self.variants if key[1].without]
+        if cut.without and len(tried) >= CUTS:
+            del self.variants[tried[0]]
         self.variants[taps, cut, way, entered] = found
         return found
 
@@ -166,7 +172,8 @@ class LeanForward:
         """Read again what was written to in place since the last call."""
         for site in self.sites:
             parts = site.parts if isinstance(site, Merged) else (site,)
-            if any(part.watched._version != part.version for part in parts):
+            biased = isinstance(site, Merged) and site.bias is not None  # which nobody watches
+            if biased or any(part.watched._version != part.version for part in parts):
                 site.renew()
         self.settle()
 

@@ -120,8 +120,9 @@ class Merged:
             return True
         size = torch.int16 if self.dtype is torch.bfloat16 else torch.int32  # NaN equals NaN so
         with torch.no_grad():
-            matrix, _ = self.dense()
-            return torch.equal(self.packed.to_dense().view(size), matrix.view(size))
+            matrix, bias = self.dense()
+            same = bias is None or self.bias is None or torch.equal(bias, self.bias)
+            return same and torch.equal(self.packed.to_dense().view(size), matrix.view(size))
 
     def nbytes(self) -> int:
         return sum(part.nbytes() for part in self.parts)

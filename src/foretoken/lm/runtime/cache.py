@@ -373,7 +373,8 @@ class SlotCache(Cache):
         if source >= self.slots:
             return  # nothing was fed to that row yet
         columns = self.filled[source]
-        if self.filled[target] > columns + FEW:
+        stays = self.exact or not all(group.pages for group in self.groups)
+        if self.filled[target] > columns + (0 if stays else FEW):
             self.vacate(target, columns)
         self.filled[target] = max(self.filled[target], columns)
         for group in self.groups:
@@ -381,12 +382,15 @@ class SlotCache(Cache):
                 buffer[:, target, :, :columns] = buffer[:, source, :, :columns]
 
     def vacate(self, slot: int, columns: int = 0) -> None:
-        """Give back the memory of a slot without a row, or whose row has so many columns, unless
-        its size was granted."""
+        """Give back a slot's memory but for that of so many columns, or zero it where it stays."""
         if slot >= len(self.filled) or self.filled[slot] <= columns:
             return
-        self.filled[slot] = columns
-        for group in () if self.exact else self.groups:
+        held, self.filled[slot] = self.filled[slot], columns
+        for group in self.groups:
+            if self.exact or not group.pages:  # whatever failed there would spoil who comes next
+                for buffer in (group.keys, group.values):
+                    buffer[:, slot : slot + 1, :, columns:held] = 0
+                continue
             for layer in range(len(group.layers)) if slot < group.keys.shape[1] else ():
                 group.give_back(layer, slot, columns)
 

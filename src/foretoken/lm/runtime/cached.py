@@ -95,7 +95,7 @@ class CachedLM(BatchForward):
         The look takes about a millisecond; `full` compares every number that was copied.
         """
         found = self.borrowing.refresh(full, self.structure.check)
-        if (found.weights or found.patched) and self.prefixes is not None:
+        if (full or found.weights or found.patched) and self.prefixes is not None:
             self.prefixes.clear()
             for memory in self._rows.values():
                 memory.stale = True

@@ -39,14 +39,18 @@ def exclusive(method: Callable[P, R]) -> Callable[P, R]:
     """`method` under its model's lock, in inference mode: several threads may use one model.
 
     The engine is in that mode already: entering again costs more than some of the calls themselves.
+    Numbers are of the model's own type even where a caller trains with others (autocast): kernels
+    and caches are made for it.
     """
 
     @wraps(method)
     def call(*given: P.args, **named: P.kwargs) -> R:
-        with given[0].lock:  # type: ignore[attr-defined]
-            if torch.is_inference_mode_enabled():
+        me: Any = given[0]
+        with me.lock:
+            plain = not torch.is_autocast_enabled(me.device.type)
+            if plain and torch.is_inference_mode_enabled():
                 return method(*given, **named)
-            with torch.inference_mode():
+            with torch.inference_mode(), torch.autocast(me.device.type, enabled=False):
                 return method(*given, **named)
 
     return call

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import chain
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ class InSlots:
         self.reach = 0
         self.layers: list[tuple[int, int, tuple[int, ...]]] = []  # addresses, sizes and steps
         self.layouts: dict[Any, _Layout] = {}
-        self.tables: dict[Asks, Any] = {}
+        self.tables: WeakKeyDictionary[Asks, Any] = WeakKeyDictionary()  # askers hold weights
 
     def always(self) -> None:
         """From now on for any number of tokens, whatever was measured."""
@@ -158,7 +159,8 @@ class InSlots:
     def read_buffers(self) -> None:
         """Addresses and steps of every layer's buffers, and how many tokens a row may bring."""
         slots = self.slots
-        self.known, self.reach, self.layouts, self.tables = slots.made, 0, {}, {}
+        self.known, self.reach, self.layouts = slots.made, 0, {}
+        self.tables.clear()
         first = slots.groups[0].keys
         widths = [
             buffer.shape[4] for group in slots.groups for buffer in (group.keys, group.values)
@@ -181,8 +183,6 @@ class InSlots:
     def layers_of(self, asker: Asks) -> int:
         """Address of a table of all layers, for somebody who asks for attention of several."""
         if asker not in self.tables:
-            if len(self.tables) > 256:
-                self.tables = {}
             table = (_Cached * len(self.layers))()
             kept = []
             for layer, form in asker.forms.items():

@@ -187,7 +187,7 @@ def nothing_kept(config: DataConfig, prompts: int) -> ConfigError:
         f"a shard of {config.shard} training texts was asked for.",
         f"{prompts} prompts were new, short enough and not repeating themselves, and every answer "
         f"to them was empty, or repeated more than {config.repeated:.0%} of its 4-grams.",
-        "look at what this target writes (foretoken write); give prompts with --data, or raise "
+        "look at what this target writes (foretoken generate); give prompts with --data, or raise "
         "repeated.",
     )
 
@@ -228,6 +228,7 @@ def make_data(
     chats in `texts`: files, folders and data sets of text. `writer` answers in the target's place.
     Returns the notes of the card.
     """
+    from rich.console import Console
     from rich.progress import Progress
 
     read = Read.of(session, config, texts)
@@ -238,7 +239,7 @@ def make_data(
     plan = {"target": source, "given": told_of(given), "text": read.name, **asdict(config)}
     same_plan(folder, plan, given)
     held_out = read.held_out(config.held_out, config.seed)
-    with Progress(disable=not show) as bar:
+    with Progress(console=Console(stderr=True), disable=not show) as bar:
         count = -(-len(read.windows) // config.shard)
         for index in bar.track(range(count), description="ordinary text, shards"):
             if not shard_path(folder, "train", index, TEXT).is_file():

@@ -62,7 +62,7 @@ def files_of(folder: Path) -> list[Path]:
 def read_file(source: str, path: Path) -> Iterator[Record]:
     """A text file as one record, or the records of JSON lines."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise bad(str(path), f"the file cannot be read ({error})", "text is UTF-8") from error
     if path.suffix not in LINES:

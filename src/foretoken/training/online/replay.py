@@ -94,10 +94,11 @@ class Replay:
 
     def run(self, prompts: Sequence[list[int]], show: bool) -> None:
         """Replay what was not replayed yet; a killed run goes on at its last state."""
+        from rich.console import Console
         from rich.progress import Progress
 
         done = len(self.fared["frozen"])
-        with Progress(disable=not show) as bar:
+        with Progress(console=Console(stderr=True), disable=not show) as bar:
             task = bar.add_task("requests", total=len(prompts), completed=done)
             for at, prompt in enumerate(prompts[done:], done):
                 self.one(at, prompt)
