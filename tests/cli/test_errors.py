@@ -263,6 +263,7 @@ def test_prompts_of_other_programs_are_read_as_they_are(tmp_path):
     path.write_text("\r\n".join(lines), encoding="utf-8-sig")
     assert [task.turns[0] for task in load_file(path)] == ["one\u2028two\u0085three", "four"]
     assert prompts(path, "all", 9) == ["one\u2028two\u0085three", "four"]
+    assert len(prompts(None, "all", 9)) == 9, "of the six families"
     assert prompts(path, "train", 9) + prompts(path, "valid", 9) == prompts(path, "all", 9)
 
 

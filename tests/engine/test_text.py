@@ -1,5 +1,7 @@
 """Tokens to text: pieces join to the whole, no half characters, stop texts cut to the character."""
 
+from itertools import pairwise
+
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
@@ -161,3 +163,17 @@ def test_long_stop_texts_hold_back_what_may_become_one_and_no_more():
     assert row.feed(ord("c")) is None and row.take() == "bc"
     assert row.feed(ord("b")) is None and row.take() == ""
     assert row.feed(ord("x")) == "bx" and row.close() == ""
+
+
+def test_characters_that_end_in_the_next_token_are_never_told_broken():
+    """Each token holds the end of one character and the beginning of the next."""
+    text = "ー日本語" * 8
+    data = text.encode()
+    cuts = [0, *range(1, len(data), 3), len(data)]
+    pieces = [data[a:b] for a, b in pairwise(cuts)]
+
+    def decode(tokens):
+        return b"".join(pieces[token] for token in tokens).decode(errors="replace")
+
+    row = RowText(decode)
+    assert "".join(told(row, range(len(pieces)))) == text

@@ -240,6 +240,10 @@ def test_more_given_prompts_are_welcome_and_others_refused(session, tmp_path):
     after = contents(tmp_path)
     assert before.items() <= after.items() and len(after) > len(before)
     make_data(session, config, tmp_path, given[:8], show=False)
+    make_data(session, replace(config, chats=16), tmp_path, given, show=False)
+    with pytest.raises(ConfigError, match="another given"):  # its last shard would have room
+        make_data(session, replace(config, chats=6), tmp_path / "six", given[:6], show=False)
+        make_data(session, replace(config, chats=8), tmp_path / "six", given[:8], show=False)
     for others in ([*given[:7], "another", *given[8:]], []):
         with pytest.raises(ConfigError, match="another given"):
             make_data(session, replace(config, chats=16), tmp_path, others, show=False)

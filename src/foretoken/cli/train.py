@@ -261,6 +261,7 @@ def prompts(data: Path | None, split: str, count: int, seed: int = 0) -> list[st
         return _passages(data, split)[:count]
     from foretoken.minis import tasks
 
+    split = "train" if split == "all" else split
     each = -(-count // len(tasks.FAMILIES))
     drawn = [tasks.examples(family, split, each, seed) for family in tasks.FAMILIES]
     return [example.prompt for turn in zip(*drawn, strict=True) for example in turn][:count]

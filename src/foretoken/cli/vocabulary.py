@@ -99,7 +99,7 @@ def placed(out: Path) -> Path:
     from foretoken.bench.files import writable
     from foretoken.lm.draft_vocabulary import NAME
 
-    place = out if out.suffix == ".json" and not out.is_dir() else out / NAME
+    place = out / NAME if out.is_dir() or not out.suffix else out
     writable(place.parent)
     return place
 

@@ -86,6 +86,6 @@ def _message(one: Any, number: int, last: bool) -> dict[str, Any]:
     keys = keys[:MOST_TOLD]
     raise ConfigError(
         f"message {number} of a chat has the fields {keys or 'none'}, and no role or no content.",
-        "a message has a role (a text such as user) and a content, which the last one's words are.",
+        "a message has a role (a text such as user) and a content; the last one's is not empty.",
         f"write it as in {EXAMPLE}.",
     )

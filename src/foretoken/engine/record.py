@@ -136,13 +136,14 @@ class Stats:
 def trace_of(step: Step, at: int) -> StepTrace:
     """What a step did to the row at a place."""
     tree, emitted, path = step.drafts[at].tree, step.emitted[at], step.verdicts[at].path
-    last = path[-1] if path else 0
+    last, own = path[-1] if path else 0, len(emitted) > len(path)
+    guessed = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == last]
     return StepTrace(
         drafted=len(tree) - 1,
         depth=len(tree) - 1 if tree.is_chain else max(tree.depths()),
         accepted=min(len(path), len(emitted)),  # a stop can cut the path short
         emitted=tuple(emitted),
-        corrected=len(emitted) > len(path) and last in tree.parents[1:],
+        corrected=own and bool(guessed) and emitted[-1] not in guessed,
     )
 
 

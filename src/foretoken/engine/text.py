@@ -14,7 +14,8 @@ UNDECIDED = "\ufffd"  # what decoders put where bytes do not (yet) make a charac
 
 
 LONGEST = 4  # tokens, each at least a byte, that a character may still be made of
-PENDING = 2 * LONGEST  # tokens without a whole character from which on the first ones make none
+PENDING = 2 * LONGEST  # tokens that are not told from which on some of them may be
+BROKEN = (LONGEST + 1) * UNDECIDED  # no beginning of a character looks like that
 
 
 def check_text(text: str, which: str) -> None:
@@ -93,9 +94,10 @@ class RowText:
         self._window.append(token)
         whole = self.decode(self._window)
         new = whole[len(self._shown) :]
-        if whole.endswith(UNDECIDED) and len(self._window) - self._read > PENDING:
-            whole = self.decode(self._window[:-LONGEST])  # a loop of broken bytes: not all of it
-            return self._decide(whole[len(self._shown) :], LONGEST)  # again and again
+        if whole.endswith(BROKEN) and len(self._window) - self._read > PENDING:
+            told = self.decode(self._window[:-LONGEST])  # a loop of broken bytes: not all of it
+            if whole.startswith(told):  # again and again
+                return self._decide(told[len(self._shown) :], LONGEST)
         if whole.endswith(UNDECIDED):  # the next token may change its end, but not what precedes
             return self._cut_at_stop(self.text + new.rstrip(UNDECIDED)) if self.stops else None
         return self._decide(new)

@@ -90,6 +90,8 @@ class Answer:
     def leave(self) -> None:
         """Nobody reads it any more."""
         self.gone = True
+        if self.left and self.refusal is None:
+            self.account.facts["error"] = "client_left"
         self._cancel()
 
     def _cancel(self) -> None:
@@ -123,10 +125,8 @@ class Answer:
 
     def close(self) -> None:
         """Free what is left, and remember what became of it."""
-        if self.left and self.refusal is None:
-            self.gone = True  # rows that are being made just now end, too
-            self.account.facts["error"] = "client_left"
         if self.left:
+            self.gone = True  # rows that are being made just now end, too
             self._cancel()
         self.account.facts |= self.facts()
 

@@ -139,12 +139,13 @@ def _same_run(folder: Path, split: str, prompts: Sequence[Any], capture: Capture
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}.json"
     plan = {"capture": type(capture).__name__, **asdict(capture)}
-    told = json.dumps({"plan": plan, "prompts": list(prompts), "of": of}, default=asdict)
+    told = json.dumps({"plan": plan, "prompts": list(prompts)}, default=asdict)
+    whole = {**json.loads(told), "of": of}
     if not path.is_file():
         partial = path.with_suffix(".partial")
-        partial.write_text(told, encoding="utf-8")
+        partial.write_text(json.dumps(whole), encoding="utf-8")
         os.replace(partial, path)
-    elif path.read_text(encoding="utf-8") != told:
+    elif {"of": of, **json.loads(path.read_text(encoding="utf-8"))} != whole:  # once without it
         raise CheckpointError(
             f"going on with the collection in {folder} was asked for.",
             "it was begun with another target or draft, other prompts or other options.",

@@ -12,7 +12,8 @@ SAMPLE = 256  # numbers of each weight: training moves all of them
 
 @torch.no_grad()
 def identity(*models: Any, told: object = None) -> str:
-    """A digest of some numbers of every weight of models, whatever type they are read as.
+    """A digest of some numbers of every weight of models; of weights that were kept in bfloat16
+    whatever type they are read as.
 
     `told` is what else makes a difference.
     """

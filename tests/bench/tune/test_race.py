@@ -171,7 +171,7 @@ def test_a_prompt_that_plain_cannot_write_is_passed_over() -> None:
 
         row.write = writes
     run.run(list(SPEEDS), 1.0)
-    assert list(run.prompts.skipped) == ["4: 4"] and not run.dropped
+    assert run.prompts.skipped == {"4: 4": "RuntimeError: out of memory"} and not run.dropped
     assert len(run.gains["fast"]) >= 4 and "4: 4" not in run.gains["plain"]
 
     def never(prompt, params):

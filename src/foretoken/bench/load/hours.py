@@ -34,7 +34,7 @@ def by_hour(blocks: Sequence[Block], promise: Promise) -> list[dict[str, Any]]:
                 "arrivals_per_second": len(inside) / seconds,
                 "tokens_per_second": tokens / seconds,
                 "good_share": mean([promise.kept(record) for record in inside]),
-                **waits([r.ttft for r in inside if r.ok and r.ttft is not None]),
+                **waits([r.ttft for r in inside if r.waited and r.ttft is not None]),
             }
         )
     return found

@@ -26,7 +26,7 @@ class PromptsInTurn:
         self.tasks, self.tokenizer = in_turn(tasks), tokenizer
         self.max_new_tokens, self.max_length = max_new_tokens, max_length
         self.passes = 0  # walks begun: from the second on, answers have been seen before
-        self.skipped: dict[str, None] = {}  # too long for the context
+        self.skipped: dict[str, str] = {}  # prompts that nobody could write -> why
         self.answers: dict[str, list[int]] = {}
         self.walk = self._walk()
 
@@ -68,7 +68,7 @@ class PromptsInTurn:
             name = f"{number}: {task.id}" + (f", turn {turn + 1}" if turn else "")
             ids = encode(task, turn, said, self.tokenizer)
             if self.max_length is not None and len(ids) + cap > self.max_length:
-                self.skipped[name] = None
+                self.skipped[name] = "too long for the context"
                 return
             yield TimedPrompt(id=name, family=task.family, ids=tuple(ids), max_new_tokens=cap)
             if turn + 1 < len(task.turns):

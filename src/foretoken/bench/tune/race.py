@@ -120,7 +120,10 @@ class Race:
         """Prompt after prompt until the round's time is spent; how many were finished by all."""
         done = 0
         self.bar.begin(f"round {len(self.rounds) + 1} of candidates", len(alive))
+        asked = share
         while self.clock.spent < until or done < LEAST:
+            # Without a first prompt nothing is known: it gets nearly all the time there is.
+            share = asked if self.records else max(asked, FIRST)
             whole = sum(self.usual(label) for label in together(alive))
             if not self.clock.fits(whole, share):
                 break
@@ -139,11 +142,9 @@ class Race:
     def prompt(self, alive: Sequence[str], share: float) -> bool:
         """The next prompt, written by all; False where the time was over before.
 
-        A prompt that plain decoding cannot write is nobody's fault, and told of nowhere else. The
-        first one gets nearly all the time there is: without it nothing is known, and whoever did
-        not write it by then is left out.
+        A prompt that plain decoding cannot write is nobody's fault, and passed over. Whoever had no
+        time for the first one is left out.
         """
-        share = share if self.records else max(share, FIRST)
         passes = self.prompts.passes
         prompt = self.prompts.take()
         if self.prompts.passes > max(passes, 1):
@@ -165,7 +166,7 @@ class Race:
         if PLAIN in failed:
             if not self.records:
                 raise failed[PLAIN]
-            self.prompts.skipped[prompt.id] = None
+            self.prompts.skipped[prompt.id] = reason(failed[PLAIN])
             return True
         for label, problem in failed.items():
             self.drop(label, f"{reason(problem)} (prompt {prompt.id})")

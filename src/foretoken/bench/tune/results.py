@@ -39,7 +39,7 @@ def results_of(search: Search, config: TuneConfig, tasks: Sequence[Task]) -> dic
             "digest": digest(tasks),
             "given": len(tasks),
             "families": list(dict.fromkeys(task.family for task in tasks)),
-            "skipped": list(search.prompts.skipped),
+            "skipped": dict(search.prompts.skipped),
         },
         "chosen": chosen,
         "fastest": search.choice.fastest,

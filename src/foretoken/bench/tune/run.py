@@ -32,7 +32,6 @@ def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -
     check_datastores(config.datastores)
     out = writable(config.out)
     started = environment.describe()
-    warnings = warned(started, few(tasks), config.quiet)
     models = Models(
         config.target,
         device=config.device,
@@ -41,7 +40,8 @@ def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -
         trust_remote_code=config.trust_remote_code,
     )
     target = models.own("target")
-    warnings += sampled_by_default(target.model, config)
+    told = [*few(tasks), *sampled_by_default(target.model, config)]
+    warnings = warned(started, told, config.quiet)
     most = target.max_length
     prompts = PromptsInTurn(tasks, models.tokenizer, config.max_new_tokens, most)
     with shown(config.quiet) as bar, settled_heap():

@@ -56,11 +56,11 @@ class Search:
         target = self.models.own("target")
         self.scoring = scoring_costs(target, first.ids, NODES, COST_SECONDS)
         self.race = self.raced(self.prepared(first))
-        alive = self.race.run(list(self.race.rows), RACING)
+        alive = self.race.run(list(self.race.rows), RACING) or [PLAIN]
         self.check_time()
         if not self.race.stopped and not self.settled(alive):
-            alive = self.race.run(alive, LAST)
-        self.choice = choose(self.race.gains, alive or [PLAIN], simplest(list(self.specs.values())))
+            alive = self.race.run(alive, LAST) or [PLAIN]
+        self.choice = choose(self.race.gains, alive, simplest(list(self.specs.values())))
         try:
             if not self.race.stopped and self.choice.label != PLAIN:
                 self.refine(self.choice.label)
@@ -158,7 +158,10 @@ class Search:
             self.sized.forget()
             alive = self.sized.run(sized, LAST)
         except FAILURES as problem:  # what was found before stands
-            self.left_out["other sizes of the fastest"] = f"cannot run: {reason(problem)}"
+            others = (label for label in sized if label != winner)
+            self.left_out |= dict.fromkeys(others, f"cannot run: {reason(problem)}")
+            return
+        if not alive:
             return
         gains = {label: found for label, found in self.sized.gains.items() if label != PLAIN}
         best = clearly_faster(gains, alive, winner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -118,12 +119,13 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
         for role, name in results["models"].items()
         if name is not None
     }
-    left_out = len(prompts["skipped"])
+    left_out = Counter(prompts["skipped"].values())
+    skipped = "".join(f"; {count} left out: {why}" for why, count in left_out.items())
     return {
         **models,
         "numbers": f"{results['dtype']} on {results['device']}",
         "prompts": f"{prompts['given']} given, of {', '.join(prompts['families'])}; "
-        f"{prompts['digest'][:19]}" + (f"; {left_out} too long for the context" * bool(left_out)),
+        f"{prompts['digest'][:19]}{skipped}",
         "writing": f"at most {writing['max_new_tokens']} new tokens, temperature "
         f"{writing['temperature']:g}, seed {writing['seed']}",
         "time": f"{minutes['spent']:.1f} of {minutes['limit']:g} minutes",

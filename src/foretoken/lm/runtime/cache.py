@@ -372,13 +372,13 @@ class SlotCache(Cache):
         """Copy a row into another slot, with columns that only some layers have filled."""
         if source >= self.slots:
             return  # nothing was fed to that row yet
-        columns = self.filled[source]
-        stays = self.exact or not all(group.pages for group in self.groups)
-        if self.filled[target] > columns + (0 if stays else FEW):
+        columns, held = self.filled[source], self.filled[target]
+        if held > columns + FEW:
             self.vacate(target, columns)
         self.filled[target] = max(self.filled[target], columns)
         for group in self.groups:
             for buffer in (group.keys, group.values):
+                buffer[:, target, :, columns : min(held, columns + FEW)] = 0
                 buffer[:, target, :, :columns] = buffer[:, source, :, :columns]
 
     def vacate(self, slot: int, columns: int = 0) -> None:

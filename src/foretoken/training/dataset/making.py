@@ -288,13 +288,16 @@ def told_of(given: Sequence[Any]) -> dict[str, Any]:
     return {"count": len(given), "digest": hashlib.sha256(json.dumps(given).encode()).hexdigest()}
 
 
-def same_prompts(before: Any, given: Sequence[Any]) -> bool:
-    """Whether prompts begin as those of a folder do; more of them, or fewer, are welcome."""
+def same_prompts(before: Any, given: Sequence[Any], shard: int) -> bool:
+    """Whether prompts begin as those of a folder do; more of them, or fewer, are welcome, unless
+    its last shard, which is not made again, has room for more."""
     count = before if isinstance(before, int) else before["count"]  # once a mere number
     if not count or not given:
         return not count and not given
-    if isinstance(before, int) or count > len(given):
-        return True  # nothing is there to compare, or nothing new would be made
+    if count > len(given):
+        return True  # nothing new would be made
+    if isinstance(before, int) or (count < len(given) and count % shard):
+        return bool(count == len(given))
     return bool(before["digest"] == told_of(given[:count])["digest"])
 
 
@@ -312,7 +315,7 @@ def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any] = ()) -> 
             for name in asked
             if name not in FREE
             and not (
-                same_prompts(before[name], given)
+                same_prompts(before[name], given, plan["shard"])
                 if name == "given"
                 else asked[name] == before[name]
             )
@@ -323,4 +326,7 @@ def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any] = ()) -> 
                 f"the folder holds some that were made with another {', '.join(other)}.",
                 "pass the options they were made with, or another --out.",
             )
+        known = before.get("given")
+        if isinstance(known, dict) and known["count"] > len(given):
+            asked["given"] = known  # of all that are there
     replace_text(path, json.dumps(asked, indent=2) + "\n")

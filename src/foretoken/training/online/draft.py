@@ -311,7 +311,7 @@ class OnlineDraft:
                 "requests": self.requests,
                 "recent": list(self.recent),
                 "topics": self.topic_of.state() if isinstance(self.topic_of, Centroids) else None,
-                "of": self.begun_as,
+                "begun_as": self.begun_as,
             }
             return checkpoint.save(folder, self.requests, state, best=False)
 
@@ -321,7 +321,7 @@ class OnlineDraft:
         if path is None:
             return False
         state = checkpoint.load(path)
-        if "learners" not in state or state.get("of", self.begun_as) != self.begun_as:
+        if "learners" not in state or state.get("begun_as", self.begun_as) != self.begun_as:
             raise ConfigError(
                 f"going on from {path} was asked for.",
                 "another draft learned there, or other parts of it did (`tables`).",
