@@ -257,4 +257,4 @@ def load_tasks(prompts: Path | None, count: int, seed: int) -> Sequence[Task]:
 
 def first_of(keys: str | None) -> str | None:
     """One of the keys that a server was given between commas."""
-    return None if keys is None else keys.split(",")[0].strip()
+    return next(iter(listed(keys)), None)

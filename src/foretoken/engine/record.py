@@ -136,14 +136,16 @@ class Stats:
 def trace_of(step: Step, at: int) -> StepTrace:
     """What a step did to the row at a place."""
     tree, emitted, path = step.drafts[at].tree, step.emitted[at], step.verdicts[at].path
-    last, own = path[-1] if path else 0, len(emitted) > len(path)
-    guessed = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == last]
+    guessed: set[int] = set()  # in place of the target's own token, where there is one
+    if len(emitted) > len(path):
+        last = path[-1] if path else 0
+        guessed = {t for t, of in zip(tree.tokens, tree.parents, strict=True) if of == last}
     return StepTrace(
         drafted=len(tree) - 1,
         depth=len(tree) - 1 if tree.is_chain else max(tree.depths()),
         accepted=min(len(path), len(emitted)),  # a stop can cut the path short
         emitted=tuple(emitted),
-        corrected=own and bool(guessed) and emitted[-1] not in guessed,
+        corrected=bool(guessed) and emitted[-1] not in guessed,
     )
 
 

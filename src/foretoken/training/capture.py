@@ -8,7 +8,6 @@ files, complete or absent, and follow from the seed alone: a killed collection g
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,7 +22,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
 from foretoken.lm.views.view import innermost
 from foretoken.row import make_row
-from foretoken.training.dataset.records import Chat, replace_tensors
+from foretoken.training.dataset.records import Chat, replace_tensors, replace_text
 from foretoken.training.features import Features
 from foretoken.training.identity import identity
 from foretoken.types import DecodeState
@@ -139,13 +138,12 @@ def _same_run(folder: Path, split: str, prompts: Sequence[Any], capture: Capture
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}.json"
     plan = {"capture": type(capture).__name__, **asdict(capture)}
-    told = json.dumps({"plan": plan, "prompts": list(prompts)}, default=asdict)
-    whole = {**json.loads(told), "of": of}
+    told = json.dumps({"plan": plan, "prompts": list(prompts), "of": of}, default=asdict)
     if not path.is_file():
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(whole), encoding="utf-8")
-        os.replace(partial, path)
-    elif {"of": of, **json.loads(path.read_text(encoding="utf-8"))} != whole:  # once without it
+        replace_text(path, told)
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if {"of": of, **found} != json.loads(told):  # once it was not there
         raise CheckpointError(
             f"going on with the collection in {folder} was asked for.",
             "it was begun with another target or draft, other prompts or other options.",

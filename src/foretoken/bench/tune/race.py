@@ -120,15 +120,14 @@ class Race:
         """Prompt after prompt until the round's time is spent; how many were finished by all."""
         done = 0
         self.bar.begin(f"round {len(self.rounds) + 1} of candidates", len(alive))
-        asked = share
         while self.clock.spent < until or done < LEAST:
             # Without a first prompt nothing is known: it gets nearly all the time there is.
-            share = asked if self.records else max(asked, FIRST)
+            within = share if self.records else max(share, FIRST)
             whole = sum(self.usual(label) for label in together(alive))
-            if not self.clock.fits(whole, share):
+            if not self.clock.fits(whole, within):
                 break
             try:
-                if not self.prompt(alive, share):
+                if not self.prompt(alive, within):
                     break
             except KeyboardInterrupt:
                 self.stopped = True

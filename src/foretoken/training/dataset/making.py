@@ -7,7 +7,6 @@ hidden states are kept in the same pass.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ from foretoken.training.dataset.records import (
     write_shard,
 )
 from foretoken.training.dataset.states import States
-from foretoken.training.dataset.windows import Read, laws_along, scored
+from foretoken.training.dataset.windows import Read, digest, laws_along, scored
 from foretoken.training.recipes import Order
 from foretoken.types import DecodeState, Step
 
@@ -116,7 +115,6 @@ class Maker:
     def shard(self, index: int) -> None:
         """Make the shard with this number."""
         rng = random.Random(f"{self.config.seed}/{index}")
-        before = set(self.prompts.seen)
         prompts = self.prompts.of_shard(rng, index)
         parts: dict[str, list[Told]] = {"train": [], "valid": []}
         for chat, laws in self.answers(prompts, index):
@@ -126,8 +124,8 @@ class Maker:
         if index == 0 and self.config.shard >= ENOUGH and not any(parts.values()):
             raise nothing_kept(self.config, len(prompts))
         write_shard(self.folder, index, parts)
-        self.prompts.seen = before  # and what was kept: all that a run that goes on knows of
-        self.prompts.known(index)
+        for told in parts.values():  # all that a run that goes on would know of
+            self.prompts.remember(chat.prompt for chat, _ in told)
 
     @torch.inference_mode()
     def text_shard(self, index: int, windows: Sequence[list[int]], held_out: set[int]) -> None:
@@ -285,7 +283,7 @@ def run(order: Order) -> dict[str, Any]:
 
 def told_of(given: Sequence[Any]) -> dict[str, Any]:
     """Of given prompts, in a plan."""
-    return {"count": len(given), "digest": hashlib.sha256(json.dumps(given).encode()).hexdigest()}
+    return {"count": len(given), "digest": digest(list(given))}
 
 
 def same_prompts(before: Any, given: Sequence[Any], shard: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,12 @@ class Prompts:
     def known(self, index: int) -> None:
         """Take in the prompts of a shard that is on disk."""
         for split in ("train", "valid"):
-            self.fresh(
-                [(c.kind, c.prompt) for c in read_chats(shard_path(self.folder, split, index))]
-            )
+            shard = read_chats(shard_path(self.folder, split, index))
+            self.remember(chat.prompt for chat in shard)
+
+    def remember(self, prompts: Iterable[list[int]]) -> None:
+        """Prompts whose answers were kept: they do not come again."""
+        self.seen.update(map(named, prompts))
 
     def earlier(self, index: int) -> list[str]:
         """Texts of the shard before this one, for prompts that give one."""
@@ -125,16 +128,17 @@ class Prompts:
     def fresh(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Prompts that were not there yet, short enough and not repeating themselves."""
         kept = []
+        here: set[bytes] = set()
         for kind, ids in prompts:
-            name = hashlib.sha256(json.dumps(ids).encode()).digest()
-            again = name in self.seen and kind != DOCUMENT
+            name = named(ids)
+            again = (name in self.seen or name in here) and kind != DOCUMENT
             if (
                 not again
                 and len(ids) <= self.config.longest
                 and repetition(ids) <= self.config.repeated
             ):
                 kept.append((kind, ids))
-            self.seen.add(name)
+            here.add(name)
         return kept
 
     def ids(self, prompt: Any) -> list[int]:
@@ -157,3 +161,8 @@ class Prompts:
                 "pass prompts with --data FILE, or --set chats=0 for ordinary text alone.",
             )
         return int(found)
+
+
+def named(ids: list[int]) -> bytes:
+    """A digest of a prompt."""
+    return hashlib.sha256(json.dumps(ids).encode()).digest()

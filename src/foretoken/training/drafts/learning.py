@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from foretoken.errors import check_values
+from foretoken.heads.files import digest
 from foretoken.training import checkpoint
 from foretoken.training.attention import hurried, hurry
 from foretoken.training.config import check_types
@@ -148,12 +149,6 @@ def beginning(chat: Chat) -> list[int]:
     """What a text begins with: documents have no prompt, and would all be the same one."""
     ids = chat.prompt + chat.answer
     return ids[: min(BEGINNING, len(ids) // 2)]
-
-
-def digest(path: Path) -> str:
-    """Of a file's content."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def run_folder(out: Path, config: Any, data: Folders | None, *others: object) -> Path:
