@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_models import FAMILIES, flat_above, small
 
-from foretoken.drafters.dynamic_exit import Counts, DynamicExit
+from foretoken.drafters.dynamic_exit import Counts, DynamicExit, considered
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError
@@ -303,6 +303,35 @@ def test_exits_that_are_right_now_and_then_are_not_given_up(row):
     assert drafter.exits.evidence.complete and not drafter.hopeless
 
 
+def test_an_exit_has_to_be_right_as_often_as_it_costs_itself(row):
+    """All exits are right in three of ten places: the first one pays so, the last one alone not."""
+    target = TableLM.random(4, layers=8)
+    deep = DynamicExit(target, DynamicExit.Config(candidates=(4,)))
+    shown(row, deep, right=0.3)
+    assert deep.exits.prices == [0.5] and deep.hopeless
+    every = DynamicExit(target)
+    shown(row, every, right=0.3)
+    assert every.exits.prices[0] == 0.125 and not every.hopeless, "of these exits nothing was known"
+
+
+def test_few_exits_of_the_first_half_are_considered_by_default():
+    assert considered(28, False) == (4, 7, 11, 14) and considered(12, False) == (2, 3, 5, 6)
+    assert considered(6, False) == (1, 2, 3) and considered(1, False) == considered(1, True) == (1,)
+    assert considered(6, True) == (1, 2, 3, 4, 5)
+
+
+def test_the_end_of_a_prompt_is_read_in_about_a_plain_step():
+    """A head as dear as eight layers, as of small models with large vocabularies."""
+    lm = open_lm(small("llama"), kernels="dense")
+    exits, head = DynamicExit(lm).exits, early_exits(lm, (1,)).head
+    rows = exits.looked_back * len(exits.taps) * head
+    assert rows <= 8 * (4 + head) or exits.looked_back == 1
+    assert (
+        exits.context >= 24
+        and DynamicExit(lm, DynamicExit.Config(look_back=3)).exits.looked_back == 3
+    )
+
+
 def test_the_papers_setting_drafts_behind_any_exit(row):
     target = TableLM.random(4, layers=8)
     drafter = DynamicExit(target)
@@ -324,4 +353,4 @@ def test_one_look_at_a_few_places_decides(row):
     drafter.exits.view.predictions = watched
     for _ in range(3):
         shown(row, drafter, right=0.5)
-    assert looks == [[(24, 2)]], "the deepest exit and the last layer, of the first prompt"
+    assert looks == [[(24, 5)]], "all exits and the last layer, of the first prompt"

@@ -8,9 +8,9 @@ decided from past rounds and tokens already drawn, so the law of the text stays 
 
 Where we differ: the paper counts layers, as if scoring more tokens were free. Under a budget with
 prices the exit, the length and the end of a draft follow what they cost on this machine. It looks
-at every layer in every round; here half of them are looked at every few rounds, which is cheaper
-than what it loses (`every_exit` and `look_every` are the paper's), and a model whose exits can
-never pay (`parts.exit_evidence`) is not looked at any more.
+at every layer in every round; here a few of the first half are looked at every few rounds, which is
+cheaper than what it loses (`every_exit` and `look_every` are the paper's), and a model whose exits
+can never pay (`parts.exit_evidence`) is not looked at any more.
 """
 
 from __future__ import annotations
@@ -70,6 +70,11 @@ class ExitGrowth(ChainGrowth):
         return replace(super().draft(), chances=tuple(self.chances))
 
 
+EXITS = 4  # of the first half, evenly spaced: behind more even perfect drafts save too little
+MOST_READ = 32  # tokens at the end of a prompt
+AT_ONCE = 8.0  # rows of a product that take about as long as one
+
+
 class DynamicExit(Grower):
     """A chain behind the layer that promises most tokens per layer run, or above their price."""
 
@@ -78,10 +83,12 @@ class DynamicExit(Grower):
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         candidates: tuple[int, ...] | None = None  # exits considered; None: as `every_exit` says
-        every_exit: bool = False  # behind every layer, as in the paper; False: of the first half
+        every_exit: bool = False  # behind every layer, as in the paper; False: some of one half
         decay: float = 0.95  # of all counts, per round
         most: int = 18  # tokens of the longest draft
-        look_back: int = 32  # tokens at the prompt's end that the first counts are made of
+        # tokens at the prompt's end that the first counts are made of; None: as many as the head
+        # reads, behind all exits, in about a plain step
+        look_back: int | None = None
         confident: bool = True  # stop a draft at low confidence; False: at the best fixed length
         look_every: int = 4  # rounds between looks at all layers, at the head's price; paper 1
 
@@ -93,8 +100,8 @@ class DynamicExit(Grower):
 
     @property
     def hopeless(self) -> bool:
-        """Whether no exit of this model is right as often as even the shallowest costs."""
-        return self.exits.evidence.hopeless(self.exits.cheapest)
+        """Whether every exit of this model is right less often than it costs of a forward."""
+        return self.exits.evidence.hopeless(self.exits.prices)
 
     def reading(self) -> Taps:
         return self.traits.taps if self.exits.look_due else ()
@@ -121,17 +128,18 @@ class ChosenLayers(EarlyExitModel):
     """As many of the target's first layers as each text's counts choose."""
 
     def __init__(self, target: LanguageModel, config: DynamicExit.Config) -> None:
-        layers, considered = layers_of(target), config.candidates
-        if considered is None:  # behind half of them even perfect drafts save less than half
-            deepest = layers - 1 if config.every_exit else max(layers // 2, 1)
-            considered = tuple(range(1, deepest + 1))
-        marks = (*sorted(considered), layers)
-        super().__init__(target, considered)
-        self.taps, self.context = tuple(Layer(mark - 1) for mark in marks), config.look_back
+        layers = layers_of(target)
+        exits = tuple(sorted(config.candidates or considered(layers, config.every_exit)))
+        super().__init__(target, exits)
+        self.taps = tuple(Layer(depth - 1) for depth in (*exits, layers))
         self.config = config
-        self.evidence = evidence_of(target)
         head: float = self.view.head
-        self.cheapest = (marks[0] + head) / (layers + head)  # of a forward, for one token
+        # of a forward, for one token behind each exit
+        self.prices = [(depth + head) / (layers + head) for depth in exits]
+        free = AT_ONCE * (layers + head) / (len(self.taps) * max(head, 1e-9))
+        self.looked_back = config.look_back or int(min(max(free, 1.0), MOST_READ))
+        self.context = max(self.looked_back, ENOUGH)
+        self.evidence = evidence_of(target, exits)
         self.look_due = False  # in the step under way
 
     def counts(self, row: DecodeState) -> Counts:
@@ -157,13 +165,12 @@ class ChosenLayers(EarlyExitModel):
         """Take the text for evidence. It chooses its exits, so its guesses tell of few of them."""
         if seen is not None:
             self.witness(seen)
-        self.hopeless = self.evidence.hopeless(self.cheapest)
+        self.hopeless = self.evidence.hopeless(self.prices)
 
     def witness(self, states: Features) -> None:
         """Take a text's end for evidence, as long as that is wanted."""
         if not self.evidence.complete:
-            ends = states[-ENOUGH:, -2:]  # of the deepest exit and the last layer
-            self.evidence.add(self.view.predictions([ends])[0].tokens)
+            self.evidence.add(self.view.predictions([states[-ENOUGH:]])[0].tokens)
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if not super().open(row, features):
@@ -171,10 +178,11 @@ class ChosenLayers(EarlyExitModel):
         row.private[self] = counts = Counts(self.view, self.config)
         if features is None or not len(features):
             return True
+        end = features[-self.looked_back :]
         if row.rehearsal:
-            counts.learn(self.view.predictions([features])[0])
+            counts.learn(self.view.predictions([end])[0])
             return True
-        counts.prompt = features
+        counts.prompt = end
         self.witness(features)
         return True
 
@@ -287,12 +295,21 @@ class Counts:
         return reached * float(self.share[self.index]) >= price
 
 
+def considered(layers: int, every: bool) -> tuple[int, ...]:
+    """The exits of a model of so many layers, as layers run; at least one."""
+    if every:
+        return tuple(range(1, max(layers, 2)))
+    half = max(layers // 2, 1)
+    count = min(EXITS, half)
+    return tuple(-(-half * place // count) for place in range(1, count + 1))
+
+
 def check(config: DynamicExit.Config) -> None:
     """ConfigError for numbers that make no sense."""
     check_values(
         config,
         ("decay", 0.0 < config.decay <= 1.0, "above 0, at most 1"),
         ("most", config.most >= 1, "1 or more"),
-        ("look_back", config.look_back >= 1, "1 or more"),
+        ("look_back", config.look_back is None or config.look_back >= 1, "1 or more"),
         ("look_every", config.look_every >= 1, "1 or more"),
     )

@@ -20,6 +20,7 @@ PRIOR = 4.0  # steps in a text that the pace in all texts counts as
 EXPLORED = 0.01  # share of time that trials may lose
 PURSE = 4.0  # plain steps that the first trials may lose, and the most that is saved up
 GUESS = 0.5  # plain steps that a trial of a new arm is expected to lose
+RESTS = 8  # steps in which an arm that would not draft is not asked again
 PAUSE = 8.0  # plain steps that a step counts as at most: a longer one was disturbed
 
 
@@ -36,6 +37,7 @@ class Bandit:
         self.tried = [0] * arms
         self.waited = [0] * arms
         self.every = [FIRST] * arms
+        self.resting = [0] * arms  # steps left
         self.arms = set(range(arms))  # that may be chosen at all
         self.purse = PURSE
 
@@ -46,7 +48,8 @@ class Bandit:
         due = self.due(speed)
         if due is not None:
             return due, inf
-        gains = {arm: self.gain(arm, texts, speed) + speed - 1.0 for arm in sorted(self.arms)}
+        awake = [arm for arm in sorted(self.arms) if not self.resting[arm]]
+        gains = {arm: self.gain(arm, texts, speed) + speed - 1.0 for arm in awake}
         arm = max(gains, key=gains.__getitem__, default=None)
         return (arm, gains[arm]) if arm is not None and gains[arm] > 0.0 else (None, 0.0)
 
@@ -80,7 +83,8 @@ class Bandit:
         self.every[arm] = min(2 * self.every[arm], MOST)
 
     def declined(self, arm: int) -> None:
-        """An arm would not draft where it was asked to."""
+        """An arm would not draft where it was asked to: nor will it in the next steps."""
+        self.resting[arm] = RESTS
         if self.tried[arm] < ENOUGH:
             self.tried[arm] += 1
         self.put_off(arm)
@@ -98,6 +102,7 @@ class Bandit:
         drafted. One that was forced says nothing of how long the next trial may wait.
         """
         self.waited = [waited + 1 for waited in self.waited]
+        self.resting = [max(left - 1, 0) for left in self.resting]
         spent = min(spent, PAUSE)
         self.purse = min(self.purse + EXPLORED * spent, PURSE)
         if arm is None:

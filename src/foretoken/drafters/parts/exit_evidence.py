@@ -1,14 +1,16 @@
-"""Whether a model's early exits can ever pay: looked at once, on the first prompts, and remembered.
+"""Whether a model's early exits can ever pay: looked at once, on the first texts, and remembered.
 
 A model that was not trained for early exits says something else behind its first half than behind
-its last layer nearly everywhere. A few places tell: if the deepest exit considered names the
-model's own token in a smaller share of them than even the shallowest exit costs of a forward, no
-draft behind any exit is worth making. What was seen is kept by model for as long as it lives.
+its last layer nearly everywhere. A few places tell: a draft behind an exit that names the model's
+own token in a smaller share of them than it costs of a forward loses by every token, however long
+it is. Where that is so of all exits considered, none is worth making. What was seen is kept by
+model for as long as it lives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,28 +22,36 @@ from foretoken.lm.views.view import innermost
 ENOUGH = 24  # places after which nobody looks again
 CREDIT = 2.0  # hits that are believed beside those seen, so that few places condemn nobody
 
-_evidence: WeakKeyDictionary[Any, ExitEvidence] = WeakKeyDictionary()
+_evidence: WeakKeyDictionary[Any, dict[tuple[int, ...], ExitEvidence]] = WeakKeyDictionary()
 
 
 @dataclass(slots=True, eq=False)
 class ExitEvidence:
-    """How often the deepest exit of a model said what its last layer said."""
+    """How often some exits of a model, `depths` layers deep, said what its last layer said."""
 
-    right: int = 0
+    depths: tuple[int, ...]
+    right: list[int] = field(init=False)
     places: int = 0
+
+    def __post_init__(self) -> None:
+        self.right = [0] * len(self.depths)
 
     @property
     def complete(self) -> bool:
         return self.places >= ENOUGH
 
     def add(self, tokens: Tensor) -> None:
-        """Tokens [n, 2] of the deepest exit and of the last layer."""
-        self.right += int((tokens[:, 0] == tokens[:, 1]).sum())
+        """Tokens [n, E + 1] of the exits and of the last layer."""
+        fresh = (tokens[:, :-1] == tokens[:, -1:]).sum(0).tolist()
+        self.right = [old + new for old, new in zip(self.right, fresh, strict=True)]
         self.places += len(tokens)
 
-    def hopeless(self, price: float) -> bool:
-        """Whether exits are right too rarely for one that takes this share of a forward."""
-        return too_rare(self.right, self.places, price, CREDIT)
+    def hopeless(self, prices: Sequence[float]) -> bool:
+        """Whether every exit is right too rarely for the share of a forward that it takes."""
+        return all(
+            too_rare(right, self.places, price, CREDIT)
+            for right, price in zip(self.right, prices, strict=True)
+        )
 
 
 def too_rare(right: int, asked: int, price: float, credit: float) -> bool:
@@ -51,7 +61,8 @@ def too_rare(right: int, asked: int, price: float, credit: float) -> bool:
     return asked >= ENOUGH and (right + credit) / (asked + credit) < price
 
 
-def evidence_of(target: LanguageModel) -> ExitEvidence:
-    """What is known of the exits of the model below all views."""
-    lm = innermost(target)
-    return _evidence.setdefault(getattr(lm, "model", lm), ExitEvidence())
+def evidence_of(target: LanguageModel, depths: Sequence[int]) -> ExitEvidence:
+    """What is known of these exits of the model below all views."""
+    lm, exits = innermost(target), tuple(depths)
+    known = _evidence.setdefault(getattr(lm, "model", lm), {})
+    return known.setdefault(exits, ExitEvidence(exits))
