@@ -68,9 +68,9 @@ def speed(results: Mapping[str, Any], label: str, *, whole: bool = False) -> flo
 
     Medians of two rows can be of different prompts; all tokens over all seconds cannot.
     """
-    row = results["rows"].get(label, {})
-    if "tokens_per_second" not in row:
-        return None
+    row = results["rows"].get(label, {"failed": "not asked for"})
+    if row["failed"] or "tokens_per_second" not in row:
+        return None  # what it wrote before it failed is of fewer prompts than others wrote
     return row["total_tokens_per_second"] if whole else row["tokens_per_second"]["value"]
 
 

@@ -32,6 +32,7 @@ from foretoken import minis
 from foretoken.bench import report
 from foretoken.bench.files import replace
 from foretoken.bench.plots import draw
+from foretoken.bench.rows import parse_methods
 from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.svg import standalone
 from foretoken.errors import ConfigError
@@ -126,10 +127,11 @@ def told(results: dict[str, Any], label: str) -> dict[str, Any]:
     row = results["rows"][label]
     seconds_per_token = 1.0 / row["total_tokens_per_second"]
     length = row["accepted_length"]["emitted_per_forward"]
+    share = (row["shares"] or {}).get("draft") if length else None  # other engines tell neither
     return {
         "accepted": length,
         "kept_by_depth": row["acceptance"]["conditional"][:6],
-        "draft_ms": 1000.0 * row["shares"]["draft"] * seconds_per_token * length,
+        "draft_ms": 1000.0 * share * seconds_per_token * length if share is not None else None,
         "speed": (row["speedup"].get("plain") or {}).get("total"),
         "interval": (row["speedup"].get("plain") or {}).get("interval"),
     }
@@ -154,13 +156,17 @@ def markdown(results: dict[str, Any], heads: dict[str, dict[str, Any]]) -> str:
             f"{head['bytes'] / 2**20:.1f}" if head else "-",
             f"{head['steps']} steps{minutes}" if head else "-",
             " ".join(f"{value:.2f}" for value in head.get("right_by_depth", {}).values()) or "-",
-            f"{found['accepted']:.2f}",
+            number(found["accepted"]),
             " ".join(f"{value:.2f}" for value in found["kept_by_depth"]) or "-",
-            f"{found['draft_ms']:.2f}",
-            f"{found['speed']:.2f}" if found["speed"] else "-",
+            number(found["draft_ms"]),
+            number(found["speed"]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def fastest(results: dict[str, Any], labels: Sequence[str]) -> str | None:
@@ -185,7 +191,7 @@ def verdicts(
 ) -> list[gates.Gate]:
     """The papers' orderings, and the best head against all that needs none."""
     found = []
-    named = {short(label): label for label in heads}
+    named = {short(label): label for label in heads if not results["rows"][label]["failed"]}
     for above, below, figure in PAPERS:
         if above in named and below in named:
             values = [told(results, named[name])[figure] for name in (above, below)]
@@ -266,9 +272,10 @@ def measure(asked: argparse.Namespace, models: Any, folders: Sequence[Path], nam
     number = 1 if asked.quick else asked.per_category
     chosen = tasks(asked.tasks, number, asked.turns) if asked.tasks else prompts(number)
     results = run_bench(config, chosen)
-    labels = dict(zip(rows, results["rows"], strict=True))  # a report's labels name no paths
-    heads = {
-        labels[row]: sizes(folder) for folder in folders for row in rows_of(folder, asked.paper)
+    heads = {  # by a report's labels, which name no paths
+        parse_methods(row)[0].label: sizes(folder)
+        for folder in folders
+        for row in rows_of(folder, asked.paper)
     }
     found = verdicts(results, heads, asked)
     results |= {"heads": heads, "gates": [gate.to_dict() for gate in found]}

@@ -30,7 +30,7 @@ class Written:
     forwards: int
 
 
-Texts = Mapping[str, Sequence[Written]]  # by row, prompt by prompt
+Texts = Mapping[str, Sequence[Sequence[Written]]]  # by row, prompt by prompt, every repetition
 
 
 def prompts_of(tasks: Sequence[Task], tokenizer: Any) -> list[tuple[str, list[int]]]:
@@ -53,45 +53,44 @@ def in_turn(
     params: SamplingParams,
     repetitions: int,
     told: Callable[[str], None] = lambda text: None,
-) -> dict[str, list[Written]]:
+) -> dict[str, list[list[Written]]]:
     """Every prompt by every row, whose order rotates; repetitions follow each other."""
     labels = list(engines)
-    found: dict[str, list[Written]] = {label: [] for label in labels}
+    found: dict[str, list[list[Written]]] = {label: [[] for _ in prompts] for label in labels}
     for turn in range(repetitions):
         for at, (family, ids) in enumerate(prompts):
             first = (turn + at) % len(labels)
             for label in labels[first:] + labels[:first]:
                 told(f"{family} {at + 1}/{len(prompts)}: {label}")
                 written = write(engines[label], ids, params, 1000 * turn + at)
-                found[label].append(written)
+                found[label][at].append(written)
     return found
 
 
-def rate(texts: Iterable[Written]) -> float:
+def rate(prompts: Iterable[Iterable[Written]]) -> float:
     """All tokens over all seconds."""
-    texts = list(texts)
+    texts = [one for texts in prompts for one in texts]
     return sum(one.tokens for one in texts) / sum(one.seconds for one in texts)
 
 
 def over(
     texts: Texts, above: str, below: str, places: Sequence[int] | None = None
-) -> tuple[float, float, float]:
-    """How many times faster one row is than another, with the interval over prompts."""
+) -> tuple[float, tuple[float, float] | None]:
+    """How many times faster one row is than another, with the interval over prompts; of fewer than
+    three there is none.
+    """
     places = range(len(texts[above])) if places is None else places
 
     def ratio(at: Sequence[int]) -> float:
         chosen = [places[i] for i in at]
         return rate(texts[above][i] for i in chosen) / rate(texts[below][i] for i in chosen)
 
-    value = ratio(range(len(places)))
-    low, high = interval(ratio, len(places)) or (value, value)
-    return value, low, high
+    return ratio(range(len(places))), interval(ratio, len(places))
 
 
-def by_family(prompts: Sequence[tuple[str, list[int]]], repetitions: int) -> dict[str, list[int]]:
-    """The places of every family's texts."""
+def by_family(prompts: Sequence[tuple[str, list[int]]]) -> dict[str, list[int]]:
+    """The numbers of every family's prompts."""
     found: dict[str, list[int]] = {}
-    for turn in range(repetitions):
-        for at, (family, _) in enumerate(prompts):
-            found.setdefault(family, []).append(turn * len(prompts) + at)
+    for at, (family, _) in enumerate(prompts):
+        found.setdefault(family, []).append(at)
     return found

@@ -16,7 +16,7 @@ from typing import Any
 
 import gates
 import torch
-from in_turn import Texts, by_family, in_turn, over, prompts_of, rate
+from in_turn import Texts, Written, by_family, in_turn, over, prompts_of, rate
 from pair import WORK, console, main, pair, parser, prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -140,16 +140,17 @@ def defaults(asked: argparse.Namespace) -> tuple[list[gates.Gate], dict[str, Any
     tasks = real_tasks(asked)
     with pair(asked.target, asked.draft, asked.params) as where:
         models = Models(where.target, dtype=asked.dtype, allow_pickle=False)
-        engines = engines_of(models, asked.methods)
         given = prompts_of(tasks, models.tokenizer)
         repetitions = 1 if asked.quick else asked.repetitions
-        families = by_family(given, repetitions)
+        families = by_family(given)
         for kind, temperature in KINDS.items():
             params = SamplingParams(
                 max_new_tokens=24 if asked.quick else asked.tokens,
                 temperature=temperature,
                 eos=models.eos,
             )
+            # Anew for each kind: who remembers texts knows an answer to each of these prompts.
+            engines = engines_of(models, asked.methods)
             with console.status(kind) as status:
                 texts = in_turn(engines, given, params, repetitions, status.update)
             found += kept(kind, texts, families)
@@ -200,10 +201,14 @@ def kept(kind: str, texts: Texts, families: dict[str, list[int]]) -> list[gates.
     return found
 
 
-def gate(claim: str, found: tuple[float, float, float]) -> gates.Gate:
+def gate(claim: str, found: tuple[float, tuple[float, float] | None]) -> gates.Gate:
     """A claim with its ratio and the interval of that over prompts."""
-    value, low, high = found
-    return gates.Gate(f"{claim} ({low:.3f} to {high:.3f})", value, 0.97, unit="x")
+    value, span = found
+    return gates.Gate(f"{claim} ({spanned(span)})", value, 0.97, unit="x")
+
+
+def spanned(span: tuple[float, float] | None) -> str:
+    return "too few prompts for an interval" if span is None else f"{span[0]:.3f} to {span[1]:.3f}"
 
 
 def told(texts: Texts, families: dict[str, list[int]]) -> dict[str, Any]:
@@ -211,7 +216,7 @@ def told(texts: Texts, families: dict[str, list[int]]) -> dict[str, Any]:
     return {
         label: {
             "tokens_per_second": rate(own),
-            "tokens_per_forward": sum(t.tokens for t in own) / sum(t.forwards for t in own),
+            "tokens_per_forward": per_forward(own),
             "over_plain": over(texts, label, "plain"),
             "by_family": {
                 family: over(texts, label, "plain", at)[0] for family, at in families.items()
@@ -219,6 +224,11 @@ def told(texts: Texts, families: dict[str, list[int]]) -> dict[str, Any]:
         }
         for label, own in texts.items()
     }
+
+
+def per_forward(prompts: Sequence[Sequence[Written]]) -> float:
+    texts = [one for texts in prompts for one in texts]
+    return sum(one.tokens for one in texts) / sum(one.forwards for one in texts)
 
 
 def page(texts: Texts, families: dict[str, list[int]]) -> str:
@@ -229,9 +239,9 @@ def page(texts: Texts, families: dict[str, list[int]]) -> str:
     ]
     rows = told(texts, families)
     for label, row in rows.items():
-        value, low, high = row["over_plain"]
+        value, span = row["over_plain"]
         lines.append(
-            f"| {label} | {row['tokens_per_second']:.1f} | {value:.3f} | {low:.3f} to {high:.3f} "
+            f"| {label} | {row['tokens_per_second']:.1f} | {value:.3f} | {spanned(span)} "
             f"| {row['tokens_per_forward']:.2f} |"
         )
     lines += ["", f"| over plain | {' | '.join(families)} |", "|---|" + "---:|" * len(families)]

@@ -35,6 +35,7 @@ from rich.markup import escape
 
 import foretoken
 from foretoken.bench import environment
+from foretoken.bench.identity import model_contents, shortened
 from foretoken.bench.intervals import interval
 from foretoken.bench.progress import Bar, shown
 from foretoken.bench.rows import RowSpec, parse_methods
@@ -136,7 +137,9 @@ def counted(session: Any, spec: RowSpec, tasks: Sequence[Any], asked: Any, bar: 
 def collect(asked: Any, specs: Sequence[RowSpec]) -> dict[str, list[Count]]:
     """Counts of every row; with `--resume` those that an earlier run has finished are read."""
     tasks = prompts(1 if asked.quick else asked.per_family, seed=asked.seed)
-    setting = f"{len(tasks)}-{asked.max_new_tokens}-{asked.temperature}-{asked.seed}"
+    pairing = [model_contents(one) or one for one in (asked.target, asked.draft)]
+    setting = f"{shortened(*map(str, pairing))}-{len(tasks)}-{asked.max_new_tokens}"
+    setting += f"-{asked.temperature}-{asked.seed}"
     setting += f"-{asked.noise:g}" if asked.noise else ""
     work = WORK / ("orderings-quick" if asked.quick else "orderings") / setting
     work.mkdir(parents=True, exist_ok=True)

@@ -35,12 +35,12 @@ def difference(gap: Gap, prompts: Sequence[int]) -> dict[str, Any]:
     """The difference over some prompts; it fails if its whole interval is below zero."""
     value = gap(prompts)
     span = interval(lambda at: gap([prompts[i] for i in at]), len(prompts))
-    low, high = span or (value, value)
+    low, high = span or (None, None)
     return {
         "difference": value,
-        "interval": [low, high],
-        "holds": high >= 0.0,
-        "clear": low > 0.0,
+        "interval": [low, high],  # none of fewer than three prompts
+        "holds": (value if high is None else high) >= 0.0,
+        "clear": low is not None and low > 0.0,
     }
 
 
@@ -56,8 +56,9 @@ def table(compared: Sequence[Mapping[str, Any]]) -> list[str]:
     ]  # fmt: skip
     for one in compared:
         low, high = one["interval"]
+        span = "-" if low is None else f"{low:+.4f} to {high:+.4f}"
         lines.append(
-            f"| {one['claim']} | {one['difference']:+.4f} | {low:+.4f} to {high:+.4f} "
+            f"| {one['claim']} | {one['difference']:+.4f} | {span} "
             f"| {verdict(one)} | {', '.join(one['fails_in']) or '-'} |"
         )
     return lines

@@ -39,7 +39,7 @@ def written(
     ids = models.tokenizer(prompt)["input_ids"]
     row = models.row(spec)
     if spec.peer:
-        row.tune([ids], SamplingParams(max_new_tokens=8), None, lambda _: None)  # type: ignore[union-attr]
+        row.tune([[ids]], SamplingParams(max_new_tokens=8), None, lambda _: None)  # type: ignore[union-attr]
     loading = high_water()
     with Peak() as peak:
         text = row.write(ids, SamplingParams(max_new_tokens=tokens, eos=models.eos))

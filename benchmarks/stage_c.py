@@ -106,7 +106,7 @@ def by_clock(results: dict[str, Any]) -> Speeds:
         family: {
             name: results["rows"][name]["families"][family]["speedup"]["total"]
             for name in rivals(results)
-            if family in results["rows"][name]["families"]
+            if (results["rows"][name]["families"].get(family) or {}).get("speedup")
         }
         for family in results["families"]
     }

@@ -4,16 +4,19 @@ import copy
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from foretoken import minis
 from foretoken.bench import plots
 from foretoken.bench import run as bench_run
 from foretoken.bench.journal import read_journal
+from foretoken.bench.metrics import _fastest as fastest_row
 from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import Task, single
 from foretoken.errors import ConfigError
@@ -312,3 +315,70 @@ def test_rows_with_drafts_of_several_vocabularies(pair_folders, tmp_path) -> Non
     words.write_text(words.read_text().replace("[0, ", "["))
     with pytest.raises(ConfigError):  # another list makes other rows: there is nothing to go on
         run_bench(config(pair_folders, tmp_path / "out", resume=True, **options), tasks(2))
+
+
+def changed_draft(folders: tuple[Path, Path], place: Path) -> tuple[Path, Path]:
+    """The pair with a copy of the draft, whose weights can be written over."""
+    return folders[0], Path(shutil.copytree(folders[1], place / "draft"))
+
+
+@pytest.mark.parametrize("what", ["draft", "named draft", "prompts"])
+def test_a_bench_of_other_weights_or_prompts_is_not_gone_on_with(
+    what, pair_folders, tmp_path
+) -> None:
+    """Names stay the same where a draft is trained anew in its folder, or a file is edited."""
+    pair = changed_draft(pair_folders, tmp_path)
+    methods = f"plain,chain[draft={pair[1]}]" if what == "named draft" else "plain,chain"
+    pair = pair_folders if what == "named draft" else pair
+    asked = config(pair, tmp_path / "out", methods=methods)
+    run_bench(asked, tasks(1))
+    given = tasks(1)
+    if what == "prompts":
+        given = [dataclasses.replace(one, turns=("another pen",)) for one in given]
+    else:
+        path = tmp_path / "draft" / "model.safetensors"
+        weights = {name: -weight for name, weight in load_file(path).items()}
+        save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="going on with the bench"):
+        run_bench(dataclasses.replace(asked, resume=True), given)
+
+
+def test_rows_that_had_forgotten_their_texts_when_a_bench_went_on_are_named(
+    pair_folders, tmp_path, monkeypatch
+) -> None:
+    asked = config(pair_folders, tmp_path, methods="plain,suffix")
+    written, measured = [], bench_run.measure_cell
+
+    def stopped(row, *given):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        written.append(row.spec.label)
+        return measured(row, *given)
+
+    monkeypatch.setattr(bench_run, "measure_cell", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(asked, tasks())
+    monkeypatch.setattr(bench_run, "measure_cell", measured)
+    results = run_bench(dataclasses.replace(asked, resume=True), tasks())
+    [warning] = [text for text in results["warnings"] if "interrupted" in text]
+    assert warning.startswith("suffix:") and "plain" not in warning
+    assert warning in (tmp_path / "report.md").read_text()
+
+
+def test_a_lossy_row_is_not_called_the_fastest_of_ours() -> None:
+    rows = {
+        label: {"peer": False, "failed": None, "lossless": lossless, "beams": None,
+                "tokens_per_second": {"value": speed}}
+        for label, lossless, speed in (("plain", True, 1.0), ("chain", True, 2.0),
+                                       ("specee", False, 3.0))
+    }  # fmt: skip
+    assert fastest_row(rows, peers=False) == "chain"
+    assert fastest_row({"specee": rows["specee"]}, peers=False) == "specee"
+
+
+def test_several_texts_at_once_are_not_held_against_one_forwards_limit(
+    pair_folders, tmp_path
+) -> None:
+    results = run_bench(config(pair_folders, tmp_path, methods="plain", requests=3), tasks())
+    assert "over_limit" not in results["rows"]["plain"]
+    assert "forward/limit" not in (tmp_path / "report.md").read_text()

@@ -7,6 +7,7 @@ asked; going on with other models, prompts or sampling would mix what cannot be 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,24 @@ class Journal:
     def fail(self, row: str, why: str) -> None:
         self.failed[row] = why
         self._write({"kind": "failed", "row": row, "why": why})
+
+    def begun(self, row: str, whole: int) -> bool:
+        """Whether a repetition of a row has cells, but fewer than `whole`."""
+        written = Counter(cell.repetition for cell in self.cells if cell.row == row)
+        return any(count < whole for count in written.values())
+
+    def same(self, row: str, contents: dict[str, str]) -> None:
+        """ConfigError where a row's cells were written with other files than it has now."""
+        known = self.notes.get("contents", {}).get(row, contents)
+        if known != contents and any(cell.row == row for cell in self.cells):
+            differ = [key for key in {**known, **contents} if known.get(key) != contents.get(key)]
+            raise ConfigError(
+                f"going on with the bench in {self.path.parent}.",
+                f"what {', '.join(differ)} of the row {row} names has changed since it was begun.",
+                "begin anew in another --out, or leave the row out.",
+            )
+        if contents:
+            self.note("contents", row, contents)
 
     def note(self, kind: str, key: str, value: Any) -> None:
         """Something a later run must not find out anew: a turn's context, a peer's setting."""

@@ -68,11 +68,12 @@ def note_bandwidth(journal: Journal, size: int, device: torch.device) -> None:
 
 
 def hold_against_limit(
-    rows: Mapping[str, dict[str, Any]], journal: Journal, size: int
+    rows: Mapping[str, dict[str, Any]], journal: Journal, size: int, together: int = 1
 ) -> dict[str, float]:
     """The limit: what one forward takes, and what plain decoding writes at most.
 
-    Every row that wrote gets its distance from it.
+    Every row that wrote gets its distance from it; not those of several texts `together`, which
+    share their forwards.
     """
     bandwidth = journal.notes["bandwidth"]["read"]
     limit = {
@@ -82,7 +83,7 @@ def hold_against_limit(
         "tokens_per_second": bandwidth / size,
     }
     for label, row in rows.items():
-        if "tokens_per_second" in row:
+        if "tokens_per_second" in row and together == 1:
             mine = [cell for cell in journal.cells if cell.row == label]
             row["over_limit"] = distance(mine, row, limit)
     return limit

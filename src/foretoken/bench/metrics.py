@@ -314,10 +314,14 @@ def _method(label: str) -> str:
 
 
 def _fastest(rows: Mapping[str, Mapping[str, Any]], *, peers: bool) -> str | None:
-    """The fastest row of one text that did not fail; of beams only where nothing else is."""
-    speeds = {
-        label: (row["beams"] is None, row["tokens_per_second"]["value"])
-        for label, row in rows.items()
-        if row["peer"] == peers and not row["failed"]
-    }
-    return max(speeds, key=lambda label: speeds[label]) if speeds else None
+    """The fastest row of one text that did not fail; a lossy one or one of beams only where nothing
+    else is.
+    """
+
+    def rank(label: str) -> tuple[bool, bool, float]:
+        row = rows[label]
+        speed = row["tokens_per_second"]["value"]
+        return row["lossless"] is not False, row["beams"] is None, speed
+
+    known = [label for label, row in rows.items() if row["peer"] == peers and not row["failed"]]
+    return max(known, key=rank, default=None)

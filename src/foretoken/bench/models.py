@@ -79,10 +79,10 @@ class Models:
                 check_source(source, loading.get("allow_pickle", False))
         self._loading = loading
         self._draft_vocabulary = draft_vocabulary  # of rows that say nothing about it
-        self._sources = {"target": target, "draft": draft}
+        self.sources = {"target": target, "draft": draft}
         self._pristine = {  # a loaded model is copied before kernels change it
             role: copy.deepcopy(source)
-            for role, source in self._sources.items()
+            for role, source in self.sources.items()
             if source is not None and not isinstance(source, str | Path)
         }
         self._own: dict[tuple[Any, ...], Any] = {}
@@ -105,7 +105,7 @@ class Models:
 
     def row(self, spec: RowSpec) -> OwnRow | BeamsRow | PeerRow | EngineRow:
         """The row that `spec` asks for, with its models loaded."""
-        check_rows([spec], self._sources["draft"])
+        check_rows([spec], self.sources["draft"])
         if spec.engine is not None:
             return self._engine_row(spec, spec.engine)
         if spec.peer:
@@ -133,7 +133,7 @@ class Models:
             return "draft"
         if spec.draft not in self._named:
             role = self._named[spec.draft] = f"draft {len(self._named) + 2}"
-            self._sources[role] = spec.draft
+            self.sources[role] = spec.draft
         return self._named[spec.draft]
 
     def renew(self, row: Row) -> None:
@@ -141,7 +141,7 @@ class Models:
 
         Else it would read the answers of one repetition in the next.
         """
-        if isinstance(row, OwnRow) and row.engine.drafter.traits.memory is Memory.ENGINE:
+        if isinstance(row, OwnRow) and remembers(row):
             made = self.row(row.spec)
             assert isinstance(made, OwnRow)
             row.engine = made.engine
@@ -157,7 +157,7 @@ class Models:
         target = self.folder("target")
         draft = self.folder("draft") if spec.needs_draft else None
         if draft is not None:
-            check_tokenizers(self.tokenizer, self._sources["draft"], load_tokenizer)
+            check_tokenizers(self.tokenizer, self.sources["draft"], load_tokenizer)
         limit = self.own("target").max_length
         room = self.room + other_engines.SPARE
         handed = Handed(
@@ -189,7 +189,7 @@ class Models:
         return self._folders[role]
 
     def _folder(self, role: str) -> Path:
-        source = self._sources[role]
+        source = self.sources[role]
         where = None if role in self._pristine else locate(source, "model")
         if isinstance(where, Path) and next(where.glob("*.safetensors"), None):
             return where
@@ -216,7 +216,7 @@ class Models:
         width = self.own("target").vocab_size
         return opened_draft(
             self._take(role),
-            self._sources[role],
+            self.sources[role],
             words,
             tokenizer=self.tokenizer,
             width=width,
@@ -253,14 +253,19 @@ class Models:
         return model
 
     def _load(self, role: str) -> Any:
-        source = self._sources[role]
+        source = self.sources[role]
         if role in self._pristine:
             source = copy.deepcopy(self._pristine[role])
         return load_model(source, **self._loading)
 
     def names(self) -> dict[str, str | None]:
         """What the models are called: a folder's own name, never its path."""
-        return {role: _name(source) for role, source in self._sources.items()}
+        return {role: _name(source) for role, source in self.sources.items()}
+
+
+def remembers(row: Row) -> bool:
+    """Whether a row guesses better for the texts that it wrote before."""
+    return isinstance(row, OwnRow) and row.engine.drafter.traits.memory is Memory.ENGINE
 
 
 def _name(source: Any) -> str | None:

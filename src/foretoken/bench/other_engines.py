@@ -120,6 +120,9 @@ class EngineRow(TunedRow):
         )
         return found
 
+    def stop(self) -> None:
+        self.close()
+
     def close(self) -> None:
         """End the worker."""
         if self._worker is not None:
@@ -146,7 +149,8 @@ class LlamaLookup(LlamaPlain):
     """llama.cpp with llama-cpp-python's prompt look-up; the last is the package's default."""
 
     settings = tuple(
-        {"flash_attn": False, "max_ngram_size": size, "num_pred_tokens": tokens}
+        {"flash_attn": flash, "max_ngram_size": size, "num_pred_tokens": tokens}
+        for flash in (True, False)
         for size, tokens in ((2, 3), (3, 3), (2, 5), (3, 5), (2, 10))
     )
 
@@ -155,7 +159,8 @@ class LlamaDraft(LlamaPlain):
     """llama.cpp with the same draft model."""
 
     settings = tuple(
-        {"flash_attn": False, "num_pred_tokens": tokens, "p_min": sure}
+        {"flash_attn": flash, "num_pred_tokens": tokens, "p_min": sure}
+        for flash in (True, False)
         for tokens, sure in ((3, 0.0), (5, 0.0), (8, 0.0), (8, 0.4), (16, 0.75))
     )
 

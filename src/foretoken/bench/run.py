@@ -18,10 +18,11 @@ from rich.console import Console
 
 from foretoken.bench import catalogue, environment, memory
 from foretoken.bench.files import writable
+from foretoken.bench.identity import forgetful, header, row_contents
 from foretoken.bench.journal import Cell, Journal, cell_of, open_journal
 from foretoken.bench.limit import hold_against_limit, note_bandwidth
 from foretoken.bench.metrics import summarise
-from foretoken.bench.models import Models, check_rows
+from foretoken.bench.models import Models, check_rows, remembers
 from foretoken.bench.other_engines import present
 from foretoken.bench.own import Outcome, Row, Together
 from foretoken.bench.progress import Bar, shown
@@ -169,10 +170,12 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         greedy=config.temperature == 0,
     )
     results |= {
-        "memory_limit": hold_against_limit(results["rows"], journal, models.weights),
+        "memory_limit": hold_against_limit(
+            results["rows"], journal, models.weights, config.requests
+        ),
         "title": config.title,
         "environment": started,
-        "warnings": warnings,
+        "warnings": warnings + forgetful(journal),
         "setting": setting(config, specs, prompts, skipped, models),
         "notes": {label: journal.notes.get("row", {}).get(label, "") for label in results["rows"]},
         "scoring": scoring(config, models, prompts, journal),
@@ -194,19 +197,6 @@ def warned(started: dict[str, Any], missing: list[str], quiet: bool) -> list[str
     return found
 
 
-def header(config: BenchConfig, tasks: Sequence[Task], models: Models) -> dict[str, Any]:
-    """What a resumed run must share with the first; methods and repetitions may grow."""
-    return {
-        "models": models.names(),
-        "parameters": models.parameters["target"],
-        "dtype": models.dtype,
-        **models.asked_words(),
-        "tasks": [task.id for task in tasks],
-        **config.writing(),
-        "threads": torch.get_num_threads(),
-    }
-
-
 def prepare(
     specs: Sequence[RowSpec],
     models: Models,
@@ -221,6 +211,7 @@ def prepare(
     bar.begin("preparing", len(specs))
     for spec in specs:
         bar.say(f"preparing {spec.label}")
+        journal.same(spec.label, row_contents(spec))
         try:
             row = models.row(spec)
             if isinstance(row, TunedRow):
@@ -251,15 +242,17 @@ def tune(
     bar: Bar,
 ) -> None:
     """A peer's best setting, from prompts spread over all families."""
-    count = min(config.tuning_prompts, len(prompts))
-    some = [prompts[n * len(prompts) // count] for n in range(count)]
+    together = at_once(prompts, config.requests)
+    count = min(config.tuning_prompts, len(together))
+    some = [together[n * len(together) // count].prompts for n in range(count)]
     cap = min(config.tuning_tokens, config.max_new_tokens)
     known = journal.notes.get("setting", {}).get(row.spec.label)
     found = row.tune(
-        [prompt.ids for prompt in some],
+        [[prompt.ids for prompt in several] for several in some],
         config.params(cap, config.seed, models.eos),
         known,
         lambda text: bar.say(f"{row.spec.label}: {text}"),
+        FAILURES,
     )
     if found and found != known:
         journal.note("setting", row.spec.label, found)
@@ -274,9 +267,12 @@ def measure(
     bar: Bar,
 ) -> None:
     """Every cell that is not done yet."""
-    done = journal.done()
     alive = list(rows)
     asked = at_once(prompts, config.requests)
+    for row in filter(remembers, rows):
+        if journal.begun(row.spec.label, len(asked)):
+            journal.note("forgot", row.spec.label, True)
+    done = journal.done()
     bar.begin("measuring", len(rows) * len(asked) * config.repetitions)
     for repetition in range(config.repetitions):
         for row in alive:

@@ -21,7 +21,8 @@ def summary(results: Mapping[str, Any]) -> str:
     ours, peer = best["ours"], best["peer"]
     if ours is None:
         return "None of our rows finished."
-    text = f"Fastest of ours: **{ours}**, {rows[ours]['tokens_per_second']['value']:.1f} tokens/s"
+    speed = rows[ours]["tokens_per_second"]["value"]
+    text = f"Fastest of ours: **{titled(ours, rows[ours])}**, {speed:.1f} tokens/s"
     if over := rows[ours]["speedup"].get("plain"):
         text += f", {compared(over, 'plain')}"
     if equal := rows[ours]["text"]:

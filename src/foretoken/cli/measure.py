@@ -92,7 +92,10 @@ def bench(
     if methods is not None:
         parse_methods(methods)  # a misspelt row is refused before torch is imported
     asked = o.named_target(context, target, tuned)
-    whole, small, rows, dtype = compared(asked, draft, methods, dtype, tuned)
+    whole, small, rows, dtype = compared(
+        asked, draft, methods, dtype, tuned,
+        allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     from foretoken.bench.run import BenchConfig, run_bench
 
     config = BenchConfig(
@@ -110,7 +113,7 @@ def bench(
         allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     results = run_bench(config, bench_tasks(tasks, limit, seed))
-    show_results(results, out, json_)
+    show_results(results, out, json_, narrow)
     if any(row["failed"] for row in results["rows"].values()):
         raise typer.Exit(1)
 
@@ -121,6 +124,7 @@ def compared(
     methods: str | None,
     dtype: str | None,
     tuned: Path | None,
+    **trusted: bool,
 ) -> tuple[Any, Any, str | list[RowSpec] | None, str | None]:
     """Target, draft, rows and precision of a bench; a tuned row that was asked for comes once."""
     if tuned is None:
@@ -129,8 +133,9 @@ def compared(
     from foretoken.bench.rows import parse_methods, row_of
     from foretoken.engine.loading import complete
 
-    found = complete(tuned, {"target": target, "dtype": dtype})
-    options = {k: v for k, v in found.items() if k not in ("target", "method", "dtype", "draft")}
+    found = complete(tuned, {"target": target, "dtype": dtype, **trusted})
+    aside = ("target", "method", "dtype", "draft", *trusted)
+    options = {k: v for k, v in found.items() if k not in aside}
     named = {"draft": found["draft"]} if found["draft"] else {}
     mine = row_of(found["method"], named | options)
     rows = parse_methods(methods or "plain")
@@ -177,8 +182,15 @@ def narrow(results: dict[str, Any]) -> RenderableType:
     return found
 
 
-def show_results(results: dict[str, Any], out: Path, as_json: bool) -> None:
-    """The table on the terminal and where the rest lies."""
+def show_results(
+    results: dict[str, Any],
+    out: Path,
+    as_json: bool,
+    shortened: Callable[[dict[str, Any]], RenderableType] | None = None,
+) -> None:
+    """The table on the terminal, `shortened` where the whole would not fit, and where the rest
+    lies.
+    """
     if as_json:
         o.print_json(results)
         return
@@ -190,10 +202,11 @@ def show_results(results: dict[str, Any], out: Path, as_json: bool) -> None:
         lines = path.read_text(encoding="utf-8").splitlines()
         shown = [line for line in lines if not line.startswith("![")]
         rows = [line for line in shown if line.startswith("|")]
-        if console.is_terminal and max(map(len, rows), default=0) > console.width:
+        wide = console.is_terminal and max(map(len, rows), default=0) > console.width
+        if shortened is not None and wide:
             first = shown.index(rows[0])
             console.print("\n".join(shown[:first]), markup=False)
-            console.print(narrow(results))
+            console.print(shortened(results))
             console.print(f"all columns: {path}", style="dim")
             shown = [line for line in shown[first:] if not line.startswith("|")]
         console.print("\n".join(shown), markup=False)
@@ -241,10 +254,10 @@ def audit(
             )
         writable(out.parent)
     if acceptance:
-        if methods is not None or mutate:
+        if methods is not None or mutate or draft_vocabulary is not None:
             raise ConfigError(
-                "--acceptance was passed with --methods or --mutate.",
-                "--acceptance measures rules on laws, not methods, and injects no bugs.",
+                "--acceptance was passed with --methods, --mutate or --draft-vocabulary.",
+                "--acceptance measures rules on whole laws, not methods, and injects no bugs.",
                 "run the two audits one after the other.",
             )
         show_report(measured_acceptance(whole, small, quiet=hushed(json_)), out, json_)

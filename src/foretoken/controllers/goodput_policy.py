@@ -85,7 +85,8 @@ class Request:
 class Turn:
     """The step under way."""
 
-    cached: int = 0  # tokens of all rows that attention reads
+    cached: int = 0  # tokens of the rows that attention reads
+    beside: int = 0  # rows of the same forward that this policy does not decide for
     asked: int = 0  # rows
     lagging: bool = False  # a draft model first has to catch up
 
@@ -127,15 +128,15 @@ class GoodputPolicy:
             found = row.private[self] = Request(row.uid, Acceptance(self.goals.half_life))
         return found
 
-    def budgets(self, rows: Rows) -> list[Budget]:
-        """What each row may draft in this step."""
-        self.turn = Turn(sum([len(row.tokens) for row in rows]))
+    def budgets(self, rows: Rows, beside: Rows = ()) -> list[Budget]:
+        """What each row may draft in this step, whose forward has rows `beside` these."""
+        self.turn = Turn(sum([len(row.tokens) for row in (*rows, *beside)]), len(beside))
         if self.lull.goes_on(rows):
             return [NONE] * len(rows)
         self.waken()
         requests = [self.request(row) for row in rows]
         outline = self.shape(requests)
-        nodes = self.best(requests, outline).nodes
+        nodes = self.best(requests, outline).nodes[: len(requests)]
         chosen = [self.budget(outline, count) for count in nodes]
         self.probe(requests, chosen)
         for request, budget in zip(requests, chosen, strict=True):
@@ -181,12 +182,14 @@ class GoodputPolicy:
         """Nodes for every row: those of most tokens per second, over all rows."""
         offers = self.offers(requests, outline)
         count = sum([len(own) for own in offers])
+        offers += [[] for _ in range(self.turn.beside)]  # they wait for this step as well
         seconds = self.seconds(len(requests), count)
         share = self.finding if self.looks_up else 1.0
         return allot(offers, outline.deepest, seconds, self.goals.margin, share)
 
     def seconds(self, rows: int, most: int) -> Seconds:
-        """What this step costs, with up to so many nodes in all."""
+        """What this step costs with so many rows of this policy, and up to so many nodes in all."""
+        rows += self.turn.beside
         scoring = self.latency.scoring(rows, self.turn.cached, most)
         return Seconds(scoring, *self.latency.drafting(self.goals.max_depth))
 
@@ -251,7 +254,8 @@ class GoodputPolicy:
             [1.0] * (len(draft.tree) - 1) if all_of_it else self.promises(request, draft)
             for request, draft, all_of_it in zip(requests, drafts, whole, strict=True)
         ]
-        seconds = self.seconds(len(rows), sum([len(own) for own in promises]))
+        own_rows = len(rows) - self.turn.beside
+        seconds = self.seconds(own_rows, sum([len(own) for own in promises]))
         spent = seconds.levels[1] + seconds.row * self.turn.asked
         kept = cut(promises, seconds.scoring, spent)
         return [
@@ -297,6 +301,7 @@ class GoodputPolicy:
                 deepest, nodes = max(deepest, *tree.depths()), nodes + len(tree) - 1
             elif row.uid == self.probes.row:
                 self.probes.ended(False, False)  # nothing was found
+                self.request(row).idle = 0  # somebody else probes next
         if times is None:
             return
         self.clocked += 1

@@ -114,23 +114,24 @@ class Policy:
         self.rehearsals.add(costs.rows)
         self.lull = Lull()
 
-    def budgets(self, rows: Rows) -> list[Budget]:
-        """What each row may draft in this step."""
+    def budgets(self, rows: Rows, beside: Rows = ()) -> list[Budget]:
+        """What each row may draft in this step, whose forward has rows `beside` these."""
+        all_rows = len(rows) + len(beside)
         if self.lull.goes_on(rows):
-            self.round = Round(len(rows))
+            self.round = Round(all_rows)
             return [NONE] * len(rows)
         self.waken()
-        costs, records = self.costs_of(len(rows)), [self.record(row) for row in rows]
-        broke = self.ledger < -self.limits.allowance * costs.plain(len(rows))
+        costs, records = self.costs_of(all_rows), [self.record(row) for row in rows]
+        broke = self.ledger < -self.limits.allowance * costs.plain(all_rows)
         if broke:
             chosen = [NONE] * len(rows)
         elif self.priced:
-            chosen = self.offers(records, costs)
+            chosen = self.offers(records, costs, all_rows)
         elif self.branching:
-            chosen = [self.shapes.best(self.ranks, costs, len(rows))] * len(rows)
+            chosen = [self.shapes.best(self.ranks, costs, all_rows)] * len(rows)
         else:
-            chosen = [Budget(k, k) for k in self.lengths(records, costs)]
-        self.round = Round(len(rows))
+            chosen = [Budget(k, k) for k in self.lengths(records, costs, all_rows)]
+        self.round = Round(all_rows)
         self.probe(records, chosen, broke)
         self.round.asked = any(budget.depth for budget in chosen)
         for record, budget in zip(records, chosen, strict=True):
@@ -163,16 +164,16 @@ class Policy:
                 if not self.priced:
                     record.slots.fade(past.passed)
 
-    def offers(self, records: Sequence[Record], costs: StepCosts) -> list[Budget]:
+    def offers(self, records: Sequence[Record], costs: StepCosts, rows: int) -> list[Budget]:
         """Prices for a drafter that keeps to them, or nothing where it has not paid so far."""
-        resting = [self.rests(record, len(records)) for record in records]
+        resting = [self.rests(record, rows) for record in records]
         if all(resting):
             return [NONE] * len(records)
         speed = self.pricing.speed([record.pace for record in records])
         if speed < self.limits.margin and not self.cheap:
             return [NONE] * len(records)
         # Plain decoding's speed, at worst: it is always there to be had.
-        offer = self.pricing.offered(costs, len(records), max(speed, 1.0))
+        offer = self.pricing.offered(costs, rows, max(speed, 1.0))
         return [NONE if rests else offer for rests in resting]
 
     def rests(self, record: Record, rows: int) -> bool:
@@ -188,22 +189,24 @@ class Policy:
             record.resting = min(int(self.asking[self.size_of(rows)] / EXPLORED), LONGEST)
         return False
 
-    def lengths(self, records: Sequence[Record], costs: StepCosts) -> list[int]:
-        """Drafted tokens per row that let all rows get on fastest."""
-        rows, limit = len(records), self.limits.max_depth
+    def lengths(self, records: Sequence[Record], costs: StepCosts, rows: int) -> list[int]:
+        """Drafted tokens per row that let all `rows` of a step get on fastest."""
+        limit = self.limits.max_depth
         prior = self.slots.chained(limit, BELIEF, 2.0)
-        offers = []
+        offers: list[list[float]] = []
         for record in records:
             survivals = accumulate(record.slots.rates(limit, prior, 4.0), mul)
             offers.append([one for one in survivals if one >= HOPELESS])
         nodes = sum(map(len, offers))
+        offers += [[] for _ in range(rows - len(offers))]  # they wait for this step as well
         scores, score_drift = costs.rest.reach(rows + nodes)
         drafts, draft_drift = costs.draft.reach(limit)
         seconds = Seconds(
             [score * score_drift for score in scores[rows : rows + nodes + 1]],
             [0.0, *[draft * draft_drift for draft in drafts[1 : limit + 1]]],
         )
-        return allot(offers, range(1, limit + 1), seconds, self.limits.margin).nodes
+        found = allot(offers, range(1, limit + 1), seconds, self.limits.margin)
+        return found.nodes[: len(records)]
 
     def observe(
         self,
@@ -224,7 +227,7 @@ class Policy:
         for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
             self.outcome(row, draft, verdict)
         if times is not None or self.counted:
-            self.timed(rows, times, share)
+            self.timed(times, share)
 
     def outcome(self, row: DecodeState, draft: Draft, verdict: Verdict) -> None:
         """What became of one row's draft."""
@@ -239,6 +242,7 @@ class Policy:
         if len(tree) == 1:
             if row.uid == self.probes.row:
                 self.probes.ended(False, False)  # a draft was looked for, and nothing paid
+                record.idle = 0  # somebody else probes next
             if record.asked and not self.priced:
                 record.slots.update(0, 1)  # none is made for this row
             return
@@ -272,9 +276,9 @@ class Policy:
         if self.branching:
             self.ranks.scale(FORGET)
 
-    def timed(self, rows: Rows, times: StepTimes | None, share: float) -> None:
+    def timed(self, times: StepTimes | None, share: float) -> None:
         """Take in how long the step took; without a clock, what the table says it should have."""
-        step, count = self.round, len(rows)
+        step, count = self.round, self.round.rows
         costs = self.costs_of(count)
         plain = costs.plain(count)
         expected = costs.drafted(count, step.depth, step.nodes) if step.depth else plain
@@ -350,5 +354,6 @@ class Policy:
         nodes = min(2 * depth, self.limits.max_nodes) if self.branching else depth
         chosen[at] = Budget(depth, nodes)
         if self.priced:  # at the speed of plain decoding a draft has most to offer
-            costs, rows = self.costs_of(len(records)), len(records)
+            rows = self.round.rows
+            costs = self.costs_of(rows)
             chosen[at] = replace(self.pricing.offer(costs, rows, 1.0), depth=depth)

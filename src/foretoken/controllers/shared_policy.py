@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Generic, Protocol, TypeVar
 
 from foretoken.contract import StoppingRule
@@ -31,7 +32,10 @@ class Decides(Protocol):
 
     def learn(self, costs: CostTable) -> None: ...
     def lacks(self, rows: int) -> bool: ...
-    def budgets(self, rows: Rows) -> list[Budget]: ...
+    def budgets(self, rows: Rows, beside: Rows = ()) -> list[Budget]:
+        """What each row may draft in a step that it shares with rows `beside` these."""
+        ...
+
     def observe(
         self,
         rows: Rows,
@@ -48,6 +52,7 @@ class Decides(Protocol):
 
 
 P = TypeVar("P", bound=Decides)
+NONE = Budget(0, 0)
 
 
 class SharedPolicy(ABC, Generic[P]):
@@ -60,6 +65,7 @@ class SharedPolicy(ABC, Generic[P]):
 
     def __init__(self) -> None:
         self.traits = Traits()
+        self.silent: frozenset[int] = frozenset()  # rows of the step that may not draft, by uid
 
     @abstractmethod
     def policy(self, counted: bool = False) -> P:
@@ -88,12 +94,21 @@ class SharedPolicy(ABC, Generic[P]):
         return found
 
     def budgets(self, rows: Rows) -> list[Budget]:
-        own = [self.alone(row) for row in rows]
-        together = [row for row, alone in zip(rows, own, strict=True) if alone is None]
-        shared = iter(self.shared.budgets(together) if together else ())
-        return [
-            next(shared) if alone is None else alone.budget(row)
+        """Rows that may not draft are nobody's: what became of no draft would tell of no drafter,
+        and who probes with them learns nothing.
+        """
+        self.silent = frozenset(row.uid for row in rows if row.guesses == 0 or row.room <= 1)
+        own = [None if row.uid in self.silent else self.alone(row) for row in rows]
+        shares = [
+            alone is None and row.uid not in self.silent
             for row, alone in zip(rows, own, strict=True)
+        ]
+        together = list(compress(rows, shares))
+        beside = [row for row, mine in zip(rows, shares, strict=True) if not mine]
+        shared = iter(self.shared.budgets(together, beside) if together else ())
+        return [
+            next(shared) if one_of_many else NONE if alone is None else alone.budget(row)
+            for row, alone, one_of_many in zip(rows, own, shares, strict=True)
         ]
 
     def admit(self, rows: Rows, drafts: Sequence[Draft]) -> Sequence[Draft]:
@@ -102,17 +117,17 @@ class SharedPolicy(ABC, Generic[P]):
     def observe(self, step: Step) -> None:
         places: list[int] = []
         for at, row in enumerate(step.rows):
+            if row.uid in self.silent:
+                continue
             alone = self.alone(row)
             if alone is None:
                 places.append(at)
             else:
                 alone.given = None
                 alone.policy.observe(*of_rows(step, [at]), None)
-        if len(places) == len(step.rows):
+        if places:
             share = sum([score.share for score in step.scores]) / len(step.scores)
-            self.shared.observe(step.rows, step.drafts, step.verdicts, step.times, share)
-        elif places:  # the clock of a step of both kinds tells of neither
-            self.shared.observe(*of_rows(step, places), None)
+            self.shared.observe(*of_rows(step, places), step.times, share)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 import foretoken
 from foretoken.bench.models import Models
@@ -22,6 +23,7 @@ from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.bench.tune.race import Clock
 from foretoken.bench.tune.run import run_tune
 from foretoken.bench.tune.search import Search
+from foretoken.cli.measure import show_results
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.engine.tuned import NAME, read_tuned
@@ -68,6 +70,16 @@ def test_everything_was_tried_and_one_is_chosen(finished) -> None:
     assert chosen["failed"] is None and chosen["tokens_per_second"] > 0
     assert chosen["same_text"]["equal"] == chosen["same_text"]["of"]
     assert results["rounds"][0]["prompts"] >= 1 and "plain" in results["rounds"][0]["standings"]
+
+
+def test_the_choice_is_shown_in_a_narrow_terminal(finished, monkeypatch, capsys) -> None:
+    """Its tables are as wide as they are; the columns of a bench are others."""
+    results, out = finished
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert Console().is_terminal and Console().width == 80
+    show_results(results, out, as_json=False)
+    assert results["chosen"] in capsys.readouterr().out
 
 
 def test_a_draft_of_another_vocabulary_is_noted_and_left_out(

@@ -1,0 +1,88 @@
+"""What a resumed bench must share with the run it goes on: models, prompts, device, versions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import foretoken
+from foretoken.bench.journal import Journal
+from foretoken.bench.rows import RowSpec
+from foretoken.bench.tasks import Task
+from foretoken.lm.load import locate
+
+if TYPE_CHECKING:
+    from foretoken.bench.models import Models
+    from foretoken.bench.run import BenchConfig
+
+PIECE = 1 << 20  # bytes read at the beginning, in the middle and at the end of a file
+
+
+def header(config: BenchConfig, tasks: Sequence[Task], models: Models) -> dict[str, Any]:
+    """What a resumed run must share with the first; methods and repetitions may grow."""
+    return {
+        "models": models.names(),
+        "contents": {role: model_contents(one) for role, one in models.sources.items()},
+        "parameters": models.parameters["target"],
+        "dtype": models.dtype,
+        "device": models.device.type,
+        **models.asked_words(),
+        "tasks": [task.id for task in tasks],
+        "prompts": shortened(json.dumps([task.turns for task in tasks])),
+        **config.writing(),
+        "threads": torch.get_num_threads(),
+        "version": foretoken.__version__,
+    }
+
+
+def forgetful(journal: Journal) -> list[str]:
+    """A warning of rows that were interrupted in the middle of the texts they learn from."""
+    rows = ", ".join(journal.notes.get("forgot", {}))
+    words = (
+        "interrupted; going on they knew nothing of the texts before, and may be faster than told"
+    )
+    return [f"{rows}: {words}"] if rows else []
+
+
+def row_contents(spec: RowSpec) -> dict[str, str]:
+    """What lies in the files and folders that a row's options name, by option."""
+    named = {key: Path(value) for key, value in spec.options.items() if isinstance(value, str)}
+    return {key: contents(path) for key, path in named.items() if path.exists()}
+
+
+def model_contents(source: Any) -> str | None:
+    """A short name for what lies in a model's folder; None of one that is in memory alone."""
+    if not isinstance(source, str | Path):
+        return None
+    where = locate(source, "model")
+    return contents(where) if isinstance(where, Path) else None
+
+
+def contents(path: Path) -> str:
+    """A short name for a file or for all files of a folder: their sizes, and pieces of each."""
+    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    return shortened(*(word for file in files for word in (file.name, *pieces(file))))
+
+
+def pieces(path: Path) -> list[str | bytes]:
+    """A file's size and some of its bytes: weights that were trained anew differ everywhere."""
+    size = path.stat().st_size
+    found: list[str | bytes] = [str(size)]
+    with open(path, "rb") as file:
+        for start in sorted({0, max(size // 2 - PIECE // 2, 0), max(size - PIECE, 0)}):
+            file.seek(start)
+            found.append(file.read(PIECE))
+    return found
+
+
+def shortened(*words: str | bytes) -> str:
+    found = hashlib.sha256()
+    for word in words:
+        found.update(word.encode() if isinstance(word, str) else word)
+        found.update(b"\0")
+    return found.hexdigest()[:16]

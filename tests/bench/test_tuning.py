@@ -1,0 +1,50 @@
+"""Settings of peers: the fastest that runs, tried with as many texts at once as will be written."""
+
+import pytest
+
+from foretoken.bench.own import Outcome
+from foretoken.bench.rows import RowSpec
+from foretoken.bench.tuning import TunedRow
+from foretoken.errors import CapabilityError
+from foretoken.types import SamplingParams
+
+FAILURES = (RuntimeError, CapabilityError)
+
+
+class Peer(TunedRow):
+    """Writes as fast as its setting says; one of them cannot run."""
+
+    settings = ({"speed": 1}, {"speed": 0}, {"speed": 3}, {"speed": 2})
+
+    def __init__(self) -> None:
+        super().__init__(RowSpec("peer", "peer"))
+        self.wrote: list[int] = []
+
+    def write(self, prompt, params):
+        return self.write_together([prompt], [params])
+
+    def write_together(self, prompts, params):
+        if not self.setting["speed"]:
+            raise RuntimeError("no compiler")
+        self.wrote.append(len(prompts))
+        return Outcome(tokens=[0] * 6 * len(prompts), seconds=6.0 / self.setting["speed"])
+
+
+def test_a_setting_that_cannot_run_is_left_out():
+    peer = Peer()
+    found = peer.tune([[[1, 2]]], SamplingParams(max_new_tokens=6), failures=FAILURES)
+    assert found["setting"] == {"speed": 3} and len(found["tried"]) == 3
+    assert peer.note == "speed=3, the fastest of 3 tried"
+
+
+def test_where_no_setting_runs_the_reason_is_told():
+    peer = Peer()
+    peer.settings = ({"speed": 0},)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        peer.tune([[[1, 2]]], SamplingParams(max_new_tokens=6), failures=FAILURES)
+
+
+def test_settings_are_tried_with_as_many_texts_as_will_be_written_at_once():
+    peer = Peer()
+    peer.tune([[[1, 2], [3]], [[4], [5]]], SamplingParams(max_new_tokens=6), failures=FAILURES)
+    assert set(peer.wrote) == {2}
