@@ -180,6 +180,33 @@ def test_long_prompts_are_fed_in_chunks_between_steps(monkeypatch) -> None:
     ]
 
 
+@pytest.mark.parametrize(("places", "fed"), [(1, 1), (16, 2)])
+def test_prompts_of_rows_that_left_are_fed_no_further(places, fed, monkeypatch) -> None:
+    """A burst of long prompts whose clients leave while the first chunk is read, waiting or not."""
+    from foretoken.engine import engine as module
+
+    monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(module, "ALONE", 8)
+    engine = build(METHODS["plain"])
+    engine.max_rows = places
+    rows = [a_row(i, [i % VOCAB for i in range(23)], 5, 0.0) for i in range(6)]
+    prefill, chunks = engine.target.prefill, []
+
+    def leaving(some, *given, **named):
+        done = prefill(some, *given, **named)
+        chunks.extend(some)
+        for row in rows:
+            engine.cancel(row)
+        return done
+
+    engine.target.prefill = leaving
+    for row in rows:
+        engine.submit(row)
+    assert engine.step() is None
+    assert chunks == rows[:fed]
+    assert engine.idle and engine.target.rows_held == 0
+
+
 def drained(engine, row):
     while row.finish is None:
         engine.step()

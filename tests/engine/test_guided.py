@@ -192,6 +192,18 @@ def test_streams_and_tasks(drafted):
     assert free.tokens == drafted.generate(PROMPTS[1], 20).tokens
 
 
+def test_a_prediction_is_read_once_for_all_rows_that_share_it(drafted):
+    """Only what became of it is a row's own; of one that was read before, a beginning may do."""
+    rows = drafted.rows(["x", "y", "z"], 8, prediction="the same text for all of them")
+    first, *others = [row.prediction for row in rows]
+    assert all(one.tokens is first.tokens and one.ends is first.ends for one in others)
+    assert len({id(one.odds) for one in (first, *others)}) == 3
+    read = drafted.foretelling.expected("the same text for all of them", 4)
+    assert read.tokens == first.tokens[:4]
+    [row] = drafted.rows(["x"], 8, prediction=read)
+    assert row.prediction.tokens is read.tokens
+
+
 def test_beams_match_their_grammar(plain):
     session = plain.using("beam-sampling", num_beams=3)
     guided = {"choice": ["red", "green", "blue sky"]}

@@ -32,12 +32,25 @@ def test_a_user_is_a_conversation() -> None:
     assert key(user="ann", prompt="a") == key(user="ann", messages=TURNS) != key(user="bob")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"3", b"{}", b'{"prompt": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"3",
+        b"{}",
+        b'{"prompt": 3}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 100_000,
+    ],
+)
 def test_what_cannot_be_read_has_no_name(body) -> None:
     assert conversation(body) is None
 
 
-def ask(answer, body, headers=(), path="/v1/completions", pieces=3):
+def ask(answer, body, headers=(), path="/v1/completions", pieces=3, said=b"said"):
     """What an application behind Affinity sees, and what the client does."""
     size = -(-len(body) // pieces) or 1
     parts = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
@@ -61,7 +74,7 @@ def ask(answer, body, headers=(), path="/v1/completions", pieces=3):
             seen["body"] += message["body"]
             more = message["more_body"]
         await send({"type": "http.response.start", **answer})
-        await send({"type": "http.response.body", "body": b"said"})
+        await send({"type": "http.response.body", "body": said})
 
     scope = {"type": "http", "path": path, "headers": list(headers)}
     asyncio.run(Affinity(inner)(scope, receive, send))
@@ -89,11 +102,16 @@ def test_a_name_that_was_sent_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "code"),
-    [(500, 503, "replica_lost"), (503, 429, "queue_full"), (404, 503, "stopping")],
+    ("status", "said", "told", "code"),
+    [
+        (500, b"", 503, "replica_lost"),
+        (503, b"Request dropped due to backpressure (num_queued_requests=2).", 429, "queue_full"),
+        (503, b"Deployment is unavailable because it failed to deploy.", 503, "unavailable"),
+        (404, b"no such path", 503, "stopping"),
+    ],
 )
-def test_what_the_router_says_is_told_as_clients_read_it(status, told, code) -> None:
-    _, sent = ask({"status": status, "headers": []}, b"{}")
+def test_what_the_router_says_is_told_as_clients_read_it(status, said, told, code) -> None:
+    _, sent = ask({"status": status, "headers": []}, b"{}", said=said)
     assert len(sent) == 2 and sent[0]["status"] == told
     assert json.loads(sent[1]["body"])["error"]["code"] == code
     assert b"retry-after" in dict(sent[0]["headers"])
@@ -124,6 +142,35 @@ def test_a_replica_that_goes_is_told_where_nothing_was_sent(begun) -> None:
         assert [message["status"] for message in sent] == [200]  # half an answer stays one
     else:
         assert sent[0]["status"] == 503 and b"replica_lost" in sent[1]["body"]
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_stream_that_is_cut_ends_with_an_error_as_its_last_event(over) -> None:
+    """The router leaves it open where the replica died; one that is whole gets nothing added."""
+    events = [(b"Content-Type", b"text/event-stream; charset=utf-8"), *OK["headers"]]
+    sent = []
+
+    async def inner(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": events})
+        body = {"type": "http.response.body", "body": b"data: 1\n\n"}
+        await send({**body, "more_body": True})
+        if over:
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/v1/completions", "headers": []}
+    asyncio.run(Affinity(inner)(scope, receive, send))
+    assert len(sent) == 3 and not sent[-1].get("more_body", False)
+    last = sent[-1]["body"].decode()
+    assert last.endswith("data: [DONE]\n\n")
+    if not over:
+        error = json.loads(last.splitlines()[0].removeprefix("data: "))["error"]
+        assert error["code"] == "replica_lost"
 
 
 def test_proxies_load_it_by_name() -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -14,7 +15,9 @@ from live_server import wait_for
 
 from foretoken.errors import ConfigError
 from foretoken.serve import Settings, app
+from foretoken.serve.answer import Answer
 from foretoken.serve.request_log import RequestLog
+from foretoken.serve.service import PREPARERS
 from foretoken.serve.writing import Writing
 
 LONG = {"prompt": "the cat is in the ", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
@@ -86,6 +89,59 @@ def test_a_client_that_leaves_while_it_waits_takes_no_place(slow) -> None:
     for sock in socks:
         sock.close()
     wait_for(lambda: engine.idle and slow.service.places == 0)
+
+
+@pytest.fixture
+def unprepared(slow):
+    """The server, all of whose threads for prompts are busy; and what sets them free."""
+    free = threading.Event()
+    for _ in range(PREPARERS):
+        slow.service.preparers.submit(free.wait, 60)
+    yield slow, free
+    free.set()
+
+
+def test_a_client_that_leaves_before_its_prompt_is_read_holds_no_place(unprepared) -> None:
+    server, free = unprepared
+    engine, submitted = server.session.engine, []
+    submit = engine.submit
+    engine.submit = lambda row: (submitted.append(row), submit(row))
+    sock = raw(server, LONG)
+    wait_for(lambda: server.service.places == 1)
+    sock.close()
+    wait_for(lambda: server.service.places == 0)
+    assert not free.is_set(), "nobody had to wait for the threads"
+    free.set()
+    assert server.post("/v1/completions", json=SHORT).status_code == 200
+    assert [row.params.max_new_tokens for row in submitted] == [6], "the other was not begun"
+
+
+def test_a_stream_of_guesses_whose_step_failed_ends_with_an_error(slow, monkeypatch) -> None:
+    """The step has written its tokens, and nobody was told where they came from."""
+    controller = slow.session.engine.controller
+    observe = controller.observe
+
+    def breaking(step):
+        if any(len(row.new_tokens) > 3 for row in step.rows):
+            raise Broken("behind its tokens")
+        return observe(step)
+
+    monkeypatch.setattr(controller, "observe", breaking)
+    told = slow.post("/v1/completions", json={**LONG, "stream": True, "include_speculation": True})
+    lines = [line.removeprefix("data: ") for line in told.text.splitlines() if line]
+    assert (
+        lines[-1] == "[DONE]" and "inside the server" in json.loads(lines[-2])["error"]["message"]
+    )
+    pieces = [json.loads(line).get("foretoken", {}).get("tokens", []) for line in lines[:-2]]
+    assert 0 < sum(map(len, pieces)) <= 3
+
+
+def test_whoever_waits_for_the_last_text_is_told_whatever_its_figures(slow, monkeypatch) -> None:
+    monkeypatch.setattr(Answer, "facts", lambda self: 1 / 0)
+    with suppress(httpx.HTTPError):  # its answer may be cut
+        slow.post("/v1/completions", json=SHORT)
+    wait_for(lambda: slow.service.empty.is_set())
+    assert slow.service.places == 0 and not slow.service.answers
 
 
 def test_a_slow_reader_stops_nobody_else(make_session, running) -> None:

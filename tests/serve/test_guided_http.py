@@ -5,6 +5,10 @@ import re
 
 import pytest
 
+from foretoken.serve.asking import guided_of, prompts_of, rows_of
+from foretoken.serve.wire.errors import Refusal
+from foretoken.serve.wire.requests import CompletionRequest
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 SCHEMA = {
     "type": "object",
@@ -179,3 +183,58 @@ def test_a_grammar_and_a_prediction_go_together(guiding) -> None:
             **asked("schema", 0.0, prediction=prediction)
         )
         assert [choice.message.content for choice in told.choices] == [one.text] * 2
+
+
+def completion(**fields) -> CompletionRequest:
+    return CompletionRequest.model_validate_json(json.dumps({"prompt": "a", **fields}))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "guided"),
+    [
+        ({"json": SCHEMA}, {"json": SCHEMA}),
+        ({"json": json.dumps(SCHEMA), "choice": None}, {"json": json.dumps(SCHEMA)}),
+        ({"regex": REGEX, "disable_any_whitespace": True}, {"regex": REGEX}),
+        ({"choice": CHOICE}, {"choice": CHOICE}),
+        ({"json_object": True}, {"json": {"type": "object"}}),
+        ({"json_object": False, "whitespace_pattern": None}, None),
+        ({}, None),
+    ],
+)
+def test_structured_outputs_are_what_guided_fields_are(outputs, guided) -> None:
+    assert guided_of(completion(structured_outputs=outputs)) == guided
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar"),
+        (
+            {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+        ),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "a"}, "response_format"),
+    ],
+)
+def test_structured_outputs_that_are_not_there_are_refused(fields, param) -> None:
+    with pytest.raises(Refusal) as refused:
+        guided_of(completion(**fields))
+    assert refused.value.param == param
+
+
+def test_structured_outputs_guide_a_text(guiding) -> None:
+    one = guiding.session.generate("a", MOST, guided={"choice": CHOICE}, temperature=0.0)
+    fields = {"prompt": "a", "temperature": 0, "max_tokens": MOST}
+    told = guiding.post(
+        "/v1/completions", json={**fields, "structured_outputs": {"choice": CHOICE}}
+    )
+    assert told.json()["choices"][0]["text"] == one.text and one.text in CHOICE
+
+
+def test_a_prediction_is_read_once_for_a_request_and_as_far_as_a_text_can_go(guiding) -> None:
+    session = guiding.session
+    asked = completion(prompt=["a", "b"], n=3, prediction={"content": "the cat " * 5000})
+    rows = rows_of(session, asked, prompts_of(asked), "", None)
+    assert len(rows) == 6 and len({id(row.prediction.ends) for row in rows}) == 1
+    assert 0 < len(rows[0].prediction.tokens) <= session.target.max_length

@@ -1,12 +1,18 @@
 """What cannot be answered is refused as OpenAI's clients read it; a user's input is never a 500."""
 
+import json
+
 import httpx
 import openai
 import pytest
+from pydantic import ValidationError
 
 from foretoken.engine.requests import SAMPLING
 from foretoken.errors import ConfigError
 from foretoken.serve import Settings, app
+from foretoken.serve.wire.errors import Refusal
+from foretoken.serve.wire.requests import ChatRequest, CompletionRequest
+from foretoken.serve.wire.unsupported import LOOKED_AT, check_fields
 
 GOOD = {"prompt": "a", "max_tokens": 2}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -49,6 +55,12 @@ WRONG = [
     ({**GOOD, "user": 5}, "user"),
     ({**GOOD, "guided_regex": "a+", "guided_choice": ["a"]}, "response_format"),
     ({**GOOD, "response_format": {"type": "xml"}}, "response_format"),
+    ({**GOOD, "structured_outputs": {"grammar": "start: x"}}, "structured_outputs"),
+    ({**GOOD, "allowed_token_ids": [5]}, "allowed_token_ids"),
+    ({**GOOD, "bad_words": ["a"]}, "bad_words"),
+    ({**GOOD, "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+    ({**GOOD, "stop": "a", "include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    ({**GOOD, "add_special_tokens": False}, "add_special_tokens"),
 ]
 WRONG_CHATS = [
     ({}, "messages"),
@@ -63,6 +75,35 @@ WRONG_CHATS = [
     ({**CHAT, "modalities": ["text", "audio"]}, "modalities"),
     ({**CHAT, "top_logprobs": 3}, "top_logprobs"),
     ({**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
+    ({**CHAT, "chat_template": "{{ messages }}"}, "chat_template"),
+    ({**CHAT, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ({**CHAT, "add_special_tokens": True}, "add_special_tokens"),
+    ({**CHAT, "add_generation_prompt": False}, "add_generation_prompt"),
+    ({**CHAT, "continue_final_message": True}, "continue_final_message"),
+]
+OWN_TURN = {**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "ho"}]}
+NEUTRAL = [  # what is done anyway
+    ("/v1/completions", {**GOOD, "add_special_tokens": True, "truncate_prompt_tokens": -1}),
+    ("/v1/completions", {**GOOD, "prompt": [5, 6], "add_special_tokens": False}),
+    ("/v1/completions", {**GOOD, "allowed_token_ids": None, "bad_words": [],
+                         "include_stop_str_in_output": False, "chat_template": "x"}),
+    ("/v1/chat/completions", {**CHAT, "chat_template": None, "chat_template_kwargs": {},
+                              "add_special_tokens": False, "add_generation_prompt": True,
+                              "continue_final_message": False}),
+    ("/v1/chat/completions", {**OWN_TURN, "add_generation_prompt": False,
+                              "continue_final_message": True}),
+]  # fmt: skip
+LONG_AND_WRONG = [  # of each, what makes a body of megabytes
+    (CompletionRequest, {"prompt": [None] * 50_000}),
+    (CompletionRequest, {"prompt": [[None] * 50_000] * 2}),
+    (CompletionRequest, {**GOOD, "guided_choice": [1] * 50_000}),
+    (CompletionRequest, {**GOOD, "stop": [1] * 50_000}),
+    (CompletionRequest, {**GOOD, "structured_outputs": {"choice": [1] * 50_000}}),
+    (CompletionRequest, {**GOOD, "logit_bias": {str(n): None for n in range(50_000)}}),
+    (CompletionRequest, {**GOOD, "speculation": {str(n): 1 for n in range(50_000)}}),
+    (CompletionRequest, {**GOOD, "prediction": {"content": [{}] * 50_000}}),
+    (ChatRequest, {"messages": [None] * 50_000}),
+    (ChatRequest, {"messages": [{"role": "user", "content": [None] * 50_000}]}),
 ]
 
 
@@ -95,6 +136,29 @@ def test_wrong_chats_are_refused_by_name(served, fields, param) -> None:
     error = checked(served.post("/v1/chat/completions", json=fields))
     if param is not None:
         assert error["param"].startswith(param)
+
+
+@pytest.mark.parametrize(("path", "fields"), NEUTRAL, ids=range(len(NEUTRAL)))
+def test_fields_that_ask_for_what_is_done_anyway_are_taken(served, path, fields) -> None:
+    told = served.post(path, json=fields)
+    assert told.status_code == 200, told.text
+
+
+@pytest.mark.parametrize(("kind", "fields"), LONG_AND_WRONG, ids=range(len(LONG_AND_WRONG)))
+def test_a_body_is_read_to_its_first_mistake(kind, fields) -> None:
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate_json(json.dumps(fields))
+    assert len(wrong.value.errors()) <= 4  # one for each type that a field may have
+
+
+def test_as_many_unknown_names_are_compared_as_anybody_means() -> None:
+    def asked(before: int) -> CompletionRequest:
+        odd = {f"a field of nobody's {n}": 1 for n in range(before)}
+        return CompletionRequest.model_validate_json(json.dumps({**GOOD, **odd, "temprature": 1}))
+
+    with pytest.raises(Refusal, match="temperature"):
+        check_fields(asked(LOOKED_AT - 1))
+    check_fields(asked(LOOKED_AT))
 
 
 def test_fields_that_mean_nothing_here_are_left_aside(served) -> None:

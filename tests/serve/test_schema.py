@@ -17,7 +17,8 @@ SECONDS = 20.0  # within which everything is answered
 FIELDS = (
     "model max_tokens n stream stream_options temperature top_p stop seed presence_penalty "
     "frequency_penalty logit_bias user response_format prediction top_k min_p repetition_penalty "
-    "min_tokens ignore_eos priority guided_json guided_regex guided_choice speculation "
+    "min_tokens ignore_eos priority guided_json guided_regex guided_choice "
+    "structured_outputs speculation "
     "include_speculation"
 ).split()
 VALUES = [

@@ -5,8 +5,9 @@ from collections import Counter
 from live_server import wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
+from foretoken.engine.record import Stats
 from foretoken.serve.estimate import COUNTED, MEASURED, SEEN, Estimate, PlainSteps
-from foretoken.serve.metrics import Buckets
+from foretoken.serve.metrics import Buckets, Counts
 from foretoken.types import Step, StepTimes
 
 
@@ -65,6 +66,25 @@ def test_buckets_count_what_lies_at_or_below_a_bound() -> None:
     assert buckets.total == 14.0
 
 
+def test_a_text_is_counted_while_its_last_step_adds_a_depth() -> None:
+    """As another thread may: here it does so whenever a depth is looked up."""
+    stats = Stats()
+
+    class Depth(int):
+        def __hash__(self):
+            stats.drafted_at_depth[100 + len(stats.drafted_at_depth)] += 1
+            return int.__hash__(self)
+
+    counts = Counts(PlainSteps({}))
+    counts.drafted_at[1] = 2
+    stats.drafted_at_depth[1] = 3
+    stats.drafted_at_depth[Depth(2)] = 5
+    before = len(stats.drafted_at_depth)
+    counts.text(stats)
+    assert len(stats.drafted_at_depth) > before
+    assert counts.drafted_at[1] == 5 and counts.drafted_at[2] == 5
+
+
 def step(rows: int, nodes: int, seconds: float, prefill: float = 0.0) -> Step:
     times = StepTimes(rows, nodes, 10, 0.0, seconds, 0.0, prefill=prefill)
     return Step((), (), (), (), (), times)
@@ -73,7 +93,7 @@ def step(rows: int, nodes: int, seconds: float, prefill: float = 0.0) -> Step:
 def test_the_estimate_compares_with_plain_steps_of_as_many_rows() -> None:
     plain = PlainSteps({1: 0.010, 4: 0.020})
     assert plain.seconds(1) == (0.010, MEASURED) and plain.seconds(3) == (0.020, MEASURED)
-    plain.step(step(2, 2, 0.040))
+    plain.step(step(2, 2, 0.040, prefill=2e-6))  # nobody waited
     plain.step(step(2, 8, 9.0))  # it drafts
     plain.step(step(2, 2, 9.0, prefill=1.0))  # somebody's prompt was fed before it
     assert plain.seconds(2) == (0.040, SEEN)

@@ -1,7 +1,14 @@
 """What is written for a client is what the session writes, whatever is asked for and however."""
 
+import json
+import threading
+
 import pytest
 import torch
+
+from foretoken.serve import answering
+from foretoken.serve.logprobs import Chosen, Names
+from foretoken.serve.wire.words import Words
 
 PROMPT = "the cat is in the "
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi there"}]
@@ -190,6 +197,47 @@ def test_logprobs_of_a_chat_come_with_bytes(served) -> None:
     stream = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3, stream=True)
     told = [one.choices[0].logprobs for one in stream]
     assert [e for one in told if one for e in one.content] == entries
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_long_answer_is_written_beside_the_event_loop(served, monkeypatch, path) -> None:
+    threads, document = [], Words.document
+
+    def noting(self):
+        threads.append(threading.current_thread().name)
+        return document(self)
+
+    monkeypatch.setattr(Words, "document", noting)
+    asked = {"max_tokens": 12, "temperature": 0, "n": 2, "include_speculation": True}
+    if path.endswith("chat/completions"):
+        asked |= {"messages": CHAT, "logprobs": True, "top_logprobs": 3}
+    else:
+        asked |= {"prompt": PROMPT, "logprobs": 3, "echo": False}
+    told = []
+    for long in (answering.LONG_ANSWER, 2 * 12 * 4):
+        monkeypatch.setattr(answering, "LONG_ANSWER", long)
+        told.append(served.post(path, json=asked).json())
+    assert told[0]["choices"] == told[1]["choices"] and told[0]["choices"][0]["logprobs"]
+    assert told[0]["usage"] == told[1]["usage"]
+    assert threads[0] != threads[1] and len(told[1]["foretoken"]["texts"]) == 2
+
+
+def test_tokens_are_told_as_json_whatever_their_texts(byte_tokenizer) -> None:
+    names = Names(byte_tokenizer)
+    tokens = byte_tokenizer('"\\\né')["input_ids"]
+    for token in tokens:
+        one = Chosen(token, -0.25, [(token, -0.25), (tokens[0], -9999.0)])
+        said = json.loads(names.in_chat(one))
+        own = {"token": names.text(token), "logprob": -0.25, "bytes": list(names.bytes(token))}
+        assert said.pop("top_logprobs")[0] == said == own
+        assert json.loads(names.in_chat(Chosen(token, -0.25, []))) == {**own, "top_logprobs": []}
+    chosen = [Chosen(tokens[0], -1.5, [(tokens[0], -1.5)]), Chosen(tokens[1], -2.0, [])]
+    assert json.loads(names.in_completion(chosen, [0, 1])) == {
+        "tokens": [names.text(token) for token in tokens[:2]],
+        "token_logprobs": [-1.5, -2.0],
+        "top_logprobs": [{names.text(tokens[0]): -1.5}, None],
+        "text_offset": [0, 1],
+    }
 
 
 def test_what_was_guessed_is_told_beside_the_text(served) -> None:

@@ -75,7 +75,6 @@ class Engine(Parts):
         if not torch.is_inference_mode_enabled():  # entering costs a tenth of a small model's step
             with torch.inference_mode():
                 return self.step()
-        self.sweep()
         began = perf_counter()
         while self.fill() and not self.running:
             pass
@@ -95,11 +94,12 @@ class Engine(Parts):
         return step
 
     def fill(self) -> bool:
-        """Feed some prompts that are not cached yet; whether there is more to be fed.
+        """Forget who left, feed some prompts that are not cached yet; whether more are to be fed.
 
         Who came first is fed first, so that its text begins while others wait. A prompt of more
         than a chunk lets others go before its next one.
         """
+        self.sweep()  # who left meanwhile is fed no chunk more, however many prompts there are
         while row := self.admitted():
             self.waiting.take(row)
             self.filling.append(row)

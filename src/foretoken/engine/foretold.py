@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from foretoken.drafters.parts.prediction import Prediction
+from foretoken.drafters.parts.prediction import Expected, Prediction
 from foretoken.engine.requests import BYTES, token_id
 from foretoken.engine.text import check_text
 from foretoken.errors import ConfigError
@@ -22,7 +22,7 @@ class Foretold:
     """What is said of one row."""
 
     guided: Any = None  # as it was asked for
-    prediction: tuple[int, ...] | None = None
+    prediction: Expected | None = None  # which several rows may share
 
 
 class Foretelling:
@@ -35,8 +35,10 @@ class Foretelling:
         """What `options` say of each of so many rows; they are taken out of the options."""
         guided = per_row("guided", options.pop("guided", None), rows, is_guided)
         said = per_row("prediction", options.pop("prediction", None), rows, is_prediction)
+        distinct = {id(text): text for text in said if text is not None}
+        read = {key: self.expected(text) for key, text in distinct.items()}
         return [
-            Foretold(one, None if text is None else self.ids(text))
+            Foretold(one, None if text is None else read[id(text)])
             for one, text in zip(guided, said, strict=True)
         ]
 
@@ -71,6 +73,10 @@ class Foretelling:
             ) from missing
         return Grammars(self.tokenizer, self.width, self.ends)
 
+    def expected(self, said: Any, most: int | None = None) -> Expected:
+        """A prediction, read once for all rows that share it; at most `most` tokens of it count."""
+        return said if isinstance(said, Expected) else Expected(self.ids(said)[:most])
+
     def ids(self, said: str | Sequence[int]) -> tuple[int, ...]:
         """A prediction as token ids."""
         if not isinstance(said, str):
@@ -91,7 +97,9 @@ def is_guided(value: Any) -> bool:
 
 
 def is_prediction(value: Any) -> bool:
-    """A text, or token ids."""
+    """A text, or token ids, or either of them as it was read before."""
+    if isinstance(value, Expected):
+        return True
     if isinstance(value, str) or not isinstance(value, Sequence) or isinstance(value, BYTES):
         return isinstance(value, str) and bool(value)
     return bool(value) and not any(isinstance(one, str | Sequence | Mapping) for one in value)

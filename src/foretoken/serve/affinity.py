@@ -15,11 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.serve.gate import answer_with
 from foretoken.serve.wire.errors import Refusal, stopping
+from foretoken.serve.wire.words import DONE, event
 
 HEADER = b"x-session-id"  # the router sends equal ones to the same replica
 REPLICA = b"x-foretoken-replica"  # who answered; without it the router itself did
 REQUEST_ID = b"x-request-id"
-NO_SUCH_APPLICATION, LOST, TOO_MANY = 404, 500, 503  # statuses of the router
+NO_SUCH_APPLICATION, LOST, UNAVAILABLE = 404, 500, 503  # statuses of the router
+FULL = b"backpressure"  # in what it says with 503 where too many wait, and not where nobody answers
+EVENTS = b"text/event-stream"
 ASKS = ("/v1/completions", "/v1/chat/completions")
 LONGEST = 1 << 20  # bytes of a body that are read; longer than the context of any model
 BEGINNING = 256  # characters of a prompt that count; those of a chat count to its first question
@@ -50,8 +53,7 @@ class Affinity:
 
         told = Telling(send)
         await self.app(scope, again, told)
-        if not told.begun:  # so the router leaves a request whose replica died
-            await answer_with(refusal_of(LOST), send)
+        await told.close()
 
 
 class Telling:
@@ -59,33 +61,75 @@ class Telling:
 
     def __init__(self, send: Send) -> None:
         self.send = send
-        self.begun = self.replaced = False
+        self.begun = self.ended = self.streams = False
+        self.instead: int | None = None  # the router's status, in the place of a replica's
+        self.said = b""  # by the router
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun = True
             headers = list(message.get("headers", ()))
             if message["status"] >= 400 and all(name != REPLICA for name, _ in headers):
-                self.replaced = True
-                await answer_with(refusal_of(message["status"]), self.send)
+                self.instead = message["status"]
                 return
+            self.streams = any(
+                name.lower() == b"content-type" and value.startswith(EVENTS)
+                for name, value in headers
+            )
             message["headers"] = with_one_id(headers)
-        if not self.replaced:
+        elif message["type"] == "http.response.body":
+            self.ended = not message.get("more_body", False)
+            self.said += b"" if self.instead is None else message.get("body", b"")
+        if self.instead is None:
             await self.send(message)
 
+    async def close(self) -> None:
+        """Say what is still to be said: why there is no answer, or that one was broken off.
 
-def refusal_of(status: int) -> Refusal:
-    """What an error of the router means to a client."""
+        The router leaves a request whose replica died as it is.
+        """
+        if self.instead is not None:
+            await answer_with(refusal_of(self.instead, self.said), self.send)
+        elif not self.begun:
+            await answer_with(refusal_of(LOST), self.send)
+        elif self.streams and not self.ended:
+            last = event(refusal_of(LOST).to_dict()) + DONE
+            await self.send(
+                {"type": "http.response.body", "body": last.encode(), "more_body": False}
+            )
+
+
+def refusal_of(status: int, said: bytes = b"") -> Refusal:
+    """What an error of the router means to a client, by its status and what it says with it."""
     if status == NO_SUCH_APPLICATION:
         return stopping()
-    full = status == TOO_MANY
+    if status == UNAVAILABLE and FULL in said:
+        return Refusal(
+            "all replicas are busy.",
+            "as many requests wait as may.",
+            "ask again.",
+            status=429,
+            kind="rate_limit_error",
+            code="queue_full",
+            retry_after=1,
+        )
+    if status == UNAVAILABLE:
+        return Refusal(
+            "no replica can answer.",
+            "they could not be started, or are being replaced.",
+            "ask again later; if it stays, tell whoever runs the server.",
+            status=503,
+            kind="server_error",
+            code="unavailable",
+            retry_after=10,
+        )
     return Refusal(
-        "all replicas are busy." if full else "the replica that was answering is gone.",
-        "as many requests wait as may." if full else "others go on, and a new one is started.",
+        "the replica that was answering is gone.",
+        "others go on, and a new one is started.",
         "ask again.",
-        status=429 if full else 503,
-        kind="rate_limit_error" if full else "server_error",
-        code="queue_full" if full else "replica_lost",
+        status=503,
+        kind="server_error",
+        code="replica_lost",
         retry_after=1,
     )
 
@@ -111,9 +155,13 @@ def conversation(body: bytes) -> str | None:
     one replica.
     """
     try:
-        asked = json.loads(body)
-    except ValueError:  # refused by the replica that gets it, with a reason
+        return name_of(json.loads(body))
+    except (ValueError, RecursionError):  # refused by the replica that gets it, with a reason
         return None
+
+
+def name_of(asked: Any) -> str | None:
+    """A name for what a request goes on with, given its body."""
     if not isinstance(asked, dict):
         return None
     if isinstance(asked.get("user"), str) and asked["user"]:

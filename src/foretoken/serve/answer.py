@@ -53,9 +53,16 @@ class Answer:
         self._waiter: asyncio.Future[None] | None = None
 
     def begin(self, plain: PlainSteps, limit: int | None) -> None:
-        """Make rows of the prompts and have them written; waits for tokenizer and model."""
+        """Make rows of the prompts and have them written; waits for tokenizer and model.
+
+        Nothing is written where all is over by then.
+        """
+        if self.done:
+            return
         who = self.account.requester
-        rows = rows_of(self.session, self.asked, self.prompts, who, limit)
+        rows = rows_of(self.session, self.asked, self.prompts, who, limit, lambda: self.done)
+        if self.done:
+            return
         for row in rows:
             if (why := self.session.engine.waiting.refusal(row)) is not None:
                 raise too_large(why)
@@ -64,7 +71,7 @@ class Answer:
             for i, row in enumerate(rows)
         ]
         self.thread.submit(self.writings)
-        if self.gone or self.refusal is not None:
+        if self.gone or self.refusal is not None:  # since then, and perhaps before there were any
             self.thread.cancel(rows)
 
     def post(self, piece: Piece) -> None:
@@ -106,6 +113,12 @@ class Answer:
     def done(self) -> bool:
         """Whether nothing more is to be waited for."""
         return self.gone or self.refusal is not None or self.left == 0
+
+    async def until(self, job: asyncio.Future[Any]) -> None:
+        """Return once `job` is done, or all is over before it is."""
+        while not (job.done() or self.done):
+            self._waiter = asyncio.get_running_loop().create_future()
+            await asyncio.wait((job, self._waiter), return_when=asyncio.FIRST_COMPLETED)
 
     async def take(self) -> list[Piece]:
         """What has come in since the last call; waits for something, unless all is over."""
@@ -150,6 +163,12 @@ class Answer:
             "acceptance": rounded(accepted / drafted) if drafted else None,
             "tokens_per_step": rounded(tokens / steps) if steps else None,
         }
+
+    @property
+    def entries(self) -> int:
+        """Tokens that are told of at the end, with the likeliest ones in place of each."""
+        tokens = sum(len(one.row.tokens) - one.row.prompt_len for one in self.writings)
+        return tokens * (1 + (self.wants.logprobs or 0))
 
     @property
     def firsts(self) -> list[Writing]:

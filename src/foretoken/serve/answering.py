@@ -6,7 +6,6 @@ Whoever leaves before the end is noticed at once, and the rows are freed with th
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 from starlette.responses import Response
@@ -18,6 +17,7 @@ from foretoken.serve.service import Service
 from foretoken.serve.wire.errors import Refusal, refusal_of
 from foretoken.serve.wire.words import DONE, event, words_for
 
+LONG_ANSWER = 2048  # tokens told of from which on a document is written beside the event loop
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -39,7 +39,8 @@ class Answering(Response):
         timer = self._timer()
         try:
             await self._begin()
-            await (self._stream(send) if self.answer.wants.pieces else self._whole(send))
+            if not self.answer.gone:
+                await (self._stream(send) if self.answer.wants.pieces else self._whole(send))
         except OSError:  # of the connection: nobody is there to be told
             self.answer.leave()
         finally:
@@ -60,15 +61,25 @@ class Answering(Response):
         return asyncio.get_running_loop().call_later(limit, self.answer.end, timed_out(limit))
 
     async def _begin(self) -> None:
-        """Checked rows; what is wrong with the request is raised before anything is sent."""
-        service, loop = self.service, asyncio.get_running_loop()
+        """Checked rows; what is wrong with the request is raised before anything is sent.
+
+        Whoever left or was refused meanwhile waits for no thread, and holds none back.
+        """
+        service, answer = self.service, self.answer
         limit = service.settings.max_tokens_limit
-        try:
-            await loop.run_in_executor(
-                service.preparers, self.answer.begin, service.counts.plain, limit
-            )
-        except ForetokenError as error:
-            raise refusal_of(error) from error
+        job = asyncio.get_running_loop().run_in_executor(
+            service.preparers, answer.begin, service.counts.plain, limit
+        )
+        await answer.until(job)
+        if not job.done():
+            job.cancel()  # `begin` itself looks whether all is over, where it runs already
+        else:
+            try:
+                job.result()
+            except ForetokenError as error:
+                raise refusal_of(error) from error
+        if answer.refusal is not None and not answer.writings:
+            raise answer.refusal
 
     async def _stream(self, send: Send) -> None:
         answer, words = self.answer, self.words
@@ -94,10 +105,22 @@ class Answering(Response):
         await self.answer.whole()
         if self.answer.gone:
             return
-        document = json.dumps(self.words.document(), separators=(",", ":")).encode()
+        document = await self._document()
+        if self.answer.gone:
+            return
         headers = {"content-type": "application/json", "content-length": str(len(document))}
         await send(start(200, {**headers, **lossy_header(self.service)}))
         await send({"type": "http.response.body", "body": document})
+
+    async def _document(self) -> bytes:
+        """The whole answer; a long one takes seconds, in which others are answered."""
+
+        def written() -> bytes:
+            return self.words.document().encode()
+
+        if self.answer.entries < LONG_ANSWER:
+            return written()
+        return await asyncio.get_running_loop().run_in_executor(None, written)
 
 
 async def until_gone(receive: Receive) -> None:

@@ -146,16 +146,16 @@ async def read(request: Request, kind: type[A]) -> A:
     body = await request.body()
 
     def checked() -> A:
-        asked = kind.model_validate_json(body)
+        try:
+            asked = kind.model_validate_json(body)
+        except ValidationError as error:
+            raise invalid(error.errors(include_url=False, include_input=False)) from error
         check_fields(asked)
         return asked
 
-    try:
-        if len(body) < LONG_BODY:
-            return checked()
-        return await asyncio.get_running_loop().run_in_executor(None, checked)
-    except ValidationError as error:
-        raise invalid(error.errors(include_url=False, include_input=False)) from error
+    if len(body) < LONG_BODY:
+        return checked()
+    return await asyncio.get_running_loop().run_in_executor(None, checked)
 
 
 def answering(request: Request, service: Service, asked: Asked, logprobs: int | None) -> Response:

@@ -6,7 +6,7 @@ of a chat as many as the context holds. Everything else follows the model's gene
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretoken.engine.requests import SAMPLING, prompt_ids
@@ -20,12 +20,16 @@ from foretoken.serve.wire.requests import (
     Message,
     Part,
     Speculation,
+    StructuredOutputs,
 )
 from foretoken.serve.wire.unsupported import unsupported
 from foretoken.types import DecodeState
 
 COMPLETION_TOKENS = 16
 ROLES = {"developer": "system"}  # newer names of roles that templates know
+ANY_OBJECT = {"json": {"type": "object"}}
+# How another server's matcher is chosen and how it spaces JSON, which has one spelling here.
+MATCHERS_OWN = ("disable_fallback", "disable_any_whitespace")
 TOOL_FIELDS = ("tool_calls", "function_call", "audio")
 SAME = (  # options of a session that are fields by the same name
     "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
@@ -102,13 +106,15 @@ def guesses_of(speculation: bool | Speculation | None) -> int | None:
 
 def guided_of(asked: Asked) -> dict[str, Any] | None:
     """What the text has to look like: one of json (a schema), regex and choice."""
-    form = asked.response_format
+    form, outputs = asked.response_format, asked.structured_outputs
     named: dict[str, Any] = {
         "json": asked.guided_json, "regex": asked.guided_regex, "choice": asked.guided_choice,
     }  # fmt: skip
     found = [{name: value} for name, value in named.items() if value is not None]
+    if outputs is not None:
+        found += outputs_of(outputs)
     if form is not None and form.type == "json_object":
-        found.append({"json": {"type": "object"}})
+        found.append(ANY_OBJECT)
     if form is not None and form.type == "json_schema":
         if form.json_schema is None or form.json_schema.schema_ is None:
             raise Refusal(
@@ -120,12 +126,25 @@ def guided_of(asked: Asked) -> dict[str, Any] | None:
         found.append({"json": form.json_schema.schema_})
     if len(found) > 1:
         raise Refusal(
-            "several of response_format, guided_json, guided_regex and guided_choice were passed.",
+            "several of response_format, structured_outputs, guided_json, guided_regex and "
+            "guided_choice were passed, or several kinds in one of them.",
             "a text follows one of them.",
             "pass one.",
             param="response_format",
         )
     return found[0] if found else None
+
+
+def outputs_of(outputs: StructuredOutputs) -> list[dict[str, Any]]:
+    """What structured_outputs ask for, each by the name that it has here."""
+    for name, value in (outputs.model_extra or {}).items():
+        if name not in MATCHERS_OWN and value not in (None, False):
+            raise unsupported(
+                f"structured_outputs.{name[:40]}", "json, regex, choice and json_object are there"
+            )
+    named = {"json": outputs.json_, "regex": outputs.regex, "choice": outputs.choice}
+    found: list[dict[str, Any]] = [{k: v} for k, v in named.items() if v is not None]
+    return [*found, ANY_OBJECT] if outputs.json_object else found
 
 
 def prediction_of(asked: Asked) -> str | None:
@@ -165,15 +184,25 @@ def shorter(positions: int | None, held: int | None) -> int | None:
 
 
 def rows_of(
-    session: Session, asked: Asked, prompts: Sequence[Any], requester: str, limit: int | None
+    session: Session,
+    asked: Asked,
+    prompts: Sequence[Any],
+    requester: str,
+    limit: int | None,
+    over: Callable[[], bool] = lambda: False,
 ) -> list[DecodeState]:
-    """Checked rows, all texts of the first prompt first. Takes the tokenizer's time, and waits for
-    the model where that is stepping: to be called in a thread that may wait."""
+    """Checked rows, all texts of the first prompt first; fewer where it is `over` between two
+    prompts. Takes the tokenizer's time, and waits for the model where that is stepping: to be
+    called in a thread that may wait."""
     target, tokenizer = session.target, session.tokenizer
     longest = shorter(target.max_length, session.engine.waiting.longest)
     options = {**sampling_of(asked), "requester": requester}
+    if "prediction" in options:  # read once for all texts, as far as the longest of them can go
+        options["prediction"] = session.foretelling.expected(options["prediction"], longest)
     rows: list[DecodeState] = []
     for number, prompt in enumerate(prompts):
+        if over():
+            break
         which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
         ids = prompt_ids(prompt, tokenizer, target.vocab_size, target.max_length, which)
         first = number * asked.texts

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from time import monotonic
 
 from foretoken.engine.session import Session
@@ -72,7 +73,7 @@ class EngineThread:
     def submit(self, writings: Iterable[Writing]) -> None:
         """Add texts; from any thread."""
         for writing in writings:
-            self.scheduler.submit([writing.row], writing.watch, writing.ended)
+            self.scheduler.submit([writing.row], writing.watch, partial(self._ended, writing))
         self.awake.set()
 
     def cancel(self, rows: Iterable[DecodeState]) -> None:
@@ -80,6 +81,13 @@ class EngineThread:
         for row in rows:
             self.engine.cancel(row)
         self.awake.set()
+
+    def _ended(self, writing: Writing, row: DecodeState) -> None:
+        """A text is over and its figures stand still: they are counted, and its client is told."""
+        try:
+            self.counts.text(writing.stats)
+        finally:
+            writing.ended(row)
 
     def _failed(self, row: DecodeState, error: Exception) -> None:
         self.counts.drafter_errors += 1

@@ -14,6 +14,7 @@ from typing import Any
 from foretoken.types import Step
 
 WEIGHT = 0.1  # of the step seen last
+NOTHING = 0.01  # share of a step up to which no prompt was fed before it
 SEEN, MEASURED, COUNTED = "plain steps of this server", "forwards timed at start", "tokens per step"
 
 
@@ -27,7 +28,8 @@ class PlainSteps:
     def step(self, step: Step) -> None:
         """Learn from a step in which nothing was drafted."""
         times = step.times
-        if times.nodes != times.rows or times.prefill:
+        fed = times.prefill > NOTHING * times.whole  # looking who waits takes some, too
+        if times.nodes != times.rows or fed:
             return
         before = self.seen.get(times.rows)
         took = times.whole

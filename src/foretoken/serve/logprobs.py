@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +50,14 @@ def finite(value: float) -> float:
 
 
 class Names:
-    """Token ids as clients read them."""
+    """Token ids as clients read them.
+
+    What is the same wherever a token stands is written once: an answer may hold millions of them.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
+        self._quoted: dict[int, str] = {}  # a token's text as JSON
+        self._begun: dict[int, str] = {}  # and an entry of a chat up to its logarithm
         self.pieces = Pieces(tokenizer)
         self.special = {index: name for name, index in self.pieces.special.items()}
 
@@ -73,21 +79,37 @@ class Names:
         """A token for a reader's eyes: of half a character, that it is one."""
         return self.bytes(token).decode(errors="replace")
 
-    def in_chat(self, chosen: Chosen) -> dict[str, Any]:
-        """A token as a chat tells it."""
-        top = [self._entry(token, value) for token, value in chosen.top]
-        return {**self._entry(chosen.token, chosen.logprob), "top_logprobs": top}
+    def quoted(self, token: int) -> str:
+        """A token as a text in JSON."""
+        if token not in self._quoted:
+            self._quoted[token] = json.dumps(self.text(token))
+        return self._quoted[token]
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        return {"token": self.text(token), "logprob": logprob, "bytes": list(self.bytes(token))}
+    def in_chat(self, chosen: Chosen) -> str:
+        """A token as a chat tells it, as JSON."""
+        top = "},".join([self._entry(token, value) for token, value in chosen.top])
+        end = "}]}" if top else "]}"
+        return f'{self._entry(chosen.token, chosen.logprob)},"top_logprobs":[{top}{end}'
 
-    def in_completion(self, chosen: list[Chosen], offsets: list[int]) -> dict[str, Any]:
-        """Tokens as a completion tells them; `offsets` are their places in the text."""
-        return {
-            "tokens": [self.text(one.token) for one in chosen],
-            "token_logprobs": [one.logprob for one in chosen],
-            "top_logprobs": [
-                {self.text(token): value for token, value in one.top} or None for one in chosen
-            ],
-            "text_offset": offsets,
-        }
+    def _entry(self, token: int, logprob: float) -> str:
+        """The fields of one token; the brace that closes them is left to whoever adds more."""
+        if token not in self._begun:
+            told = {"token": self.text(token), "bytes": list(self.bytes(token))}
+            self._begun[token] = f'{json.dumps(told)[:-1]},"logprob":'
+        return f"{self._begun[token]}{logprob!r}"
+
+    def in_completion(self, chosen: list[Chosen], offsets: list[int]) -> str:
+        """Tokens as a completion tells them, as JSON; `offsets` are their places in the text."""
+        tokens = ",".join([self.quoted(one.token) for one in chosen])
+        own = ",".join([repr(one.logprob) for one in chosen])
+        top = ",".join([self._likeliest(one) for one in chosen])
+        return (
+            f'{{"tokens":[{tokens}],"token_logprobs":[{own}],"top_logprobs":[{top}],'
+            f'"text_offset":{json.dumps(offsets)}}}'
+        )
+
+    def _likeliest(self, chosen: Chosen) -> str:
+        """The likeliest tokens by their texts, of equal ones the last; null where none are told."""
+        by_text = {self.quoted(token): value for token, value in chosen.top}
+        told = ",".join([f"{text}:{value!r}" for text, value in by_text.items()])
+        return f"{{{told}}}" if told else "null"

@@ -105,8 +105,10 @@ class Counts:
     def text(self, stats: Stats) -> None:
         """Count a text that is over."""
         self.accepted += stats.accepted
-        self.drafted_at.update(stats.drafted_at_depth)
-        self.accepted_at.update(stats.accepted_at_depth)
+        # Copied at once: where another thread makes the step that a text was cancelled in, it may
+        # add a depth yet.
+        self.drafted_at.update(dict(stats.drafted_at_depth))
+        self.accepted_at.update(dict(stats.accepted_at_depth))
 
 
 class Metrics:

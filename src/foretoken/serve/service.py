@@ -154,16 +154,14 @@ class Service:
         """A request is over."""
         if answer not in self.answers:
             return
-        answer.close()
         self.answers.discard(answer)
         self.places -= answer.count
+        if not self.answers:
+            self.empty.set()  # before any figures: the server's end waits for it
+        answer.close()
         self.mean_age += MEMORY * (answer.age - self.mean_age)
-        for writing in answer.writings:
-            self.counts.text(writing.stats)
         self.counts.prompt_tokens += answer.prompt_tokens
         self.counts.cached_tokens += answer.cached_tokens
-        if not self.answers:
-            self.empty.set()
 
     def end_all(self) -> None:
         """Take nothing more, and end what runs with an error that says so."""

@@ -36,18 +36,30 @@ class Copied:
     matched: list[int]
 
 
+class Expected:
+    """A text that is expected, as token ids, and where its pairs of tokens are; never changed, so
+    that all texts of a request share it.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = tuple(tokens)
+        self.ends: dict[tuple[int, int], list[int]] = {}  # of each pair of tokens, ascending
+        for end in range(2, len(self.tokens) + 1):
+            self.ends.setdefault(self.tokens[end - 2 : end], []).append(end)  # type: ignore[arg-type]
+
+
 class Prediction:
     """What one row is expected to say, and what became of it."""
 
-    def __init__(self, tokens: Sequence[int], start: int) -> None:
-        self.tokens, self.start = tuple(tokens), start
+    def __init__(self, expected: Expected | Sequence[int], start: int) -> None:
+        """`start`: tokens of the row's prompt, which are no part of the text."""
+        if not isinstance(expected, Expected):
+            expected = Expected(expected)
+        self.tokens, self.ends, self.start = expected.tokens, expected.ends, start
         self.read = start  # tokens of the row that were followed
         self.place = Place()
         self.odds = MatchOdds()
         self.accepted = self.rejected = 0  # predicted tokens that were scored
-        self.ends: dict[tuple[int, int], list[int]] = {}  # of each pair of tokens, ascending
-        for end in range(2, len(self.tokens) + 1):
-            self.ends.setdefault(self.tokens[end - 2 : end], []).append(end)  # type: ignore[arg-type]
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Take in what was written since the last call."""

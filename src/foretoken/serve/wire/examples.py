@@ -13,6 +13,7 @@ ASKED: Mapping[str, Mapping[str, Any]] = {  # what both kinds of request may hol
     "stops": {"stop": [".", "\n"], "min_tokens": 2},
     "regular expression": {"guided_regex": "[a-z]{2,5}!"},
     "choice": {"guided_choice": ["yes", "no"]},
+    "structured outputs": {"structured_outputs": {"choice": ["yes", "no"]}},
     "object": {"response_format": {"type": "json_object"}},
     "prediction": {"prediction": {"type": "content", "content": "once upon a time"}},
     "speculation": {"speculation": {"max_tokens": 3}, "include_speculation": True},

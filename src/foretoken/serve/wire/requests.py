@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import math
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MOST_TEXTS = 128  # texts per prompt
 MOST_STOPS = 16
 
+T = TypeVar("T")
+# Read up to the first wrong item: of a body of megabytes, millions of errors would be put together.
+Several = Annotated[list[T], Field(fail_fast=True)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TOKEN_IDS: dict[str, Any] = {
     "propertyNames": {"pattern": "^[0-9]{1,12}$"}
 }  # as a JSON object can hold it
+
+
+def numbers(value: Any) -> Any:
+    """ValueError at the first value of an object that is no finite number."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            if isinstance(one, bool) or not isinstance(one, int | float) or not is_finite(one):
+                raise ValueError(f"the value of {name[:40]!r} is no finite number")
+    return value
+
+
+def is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 class Part(BaseModel):
@@ -28,7 +48,7 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
     role: str
-    content: str | list[Part] | None = None
+    content: str | Several[Part] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -54,12 +74,22 @@ class ResponseFormat(BaseModel):
     json_schema: Schema | None = None
 
 
+class StructuredOutputs(BaseModel):
+    """What a text has to look like, as vLLM's clients say it: one of these."""
+
+    model_config = ConfigDict(strict=True, extra="allow", populate_by_name=True)
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Several[str] | None = None
+    json_object: bool | None = None
+
+
 class Prediction(BaseModel):
     """What the client expects the text to be."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     type: Literal["content"] = "content"
-    content: str | list[Part]
+    content: str | Several[Part]
 
 
 class Speculation(BaseModel):
@@ -67,6 +97,15 @@ class Speculation(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
     max_tokens: int = Field(ge=0, lt=2**31)
+
+    @model_validator(mode="before")
+    @classmethod
+    def known(cls, value: Any) -> Any:
+        """ValueError at the first field that is none; by itself each of them is an error."""
+        for name in value if isinstance(value, dict) else ():
+            if name not in cls.model_fields:
+                raise ValueError(f"there is no field {name[:40]!r}")
+        return value
 
 
 class Asked(BaseModel):
@@ -81,11 +120,13 @@ class Asked(BaseModel):
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(default=None, ge=0.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    stop: str | Annotated[Several[str], Field(max_length=MOST_STOPS)] | None = None
     seed: Whole | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(default=None, json_schema_extra=TOKEN_IDS)
+    logit_bias: Annotated[dict[str, float], BeforeValidator(numbers)] | None = Field(
+        default=None, json_schema_extra=TOKEN_IDS
+    )
     user: str | None = Field(default=None, max_length=512)
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
@@ -98,7 +139,8 @@ class Asked(BaseModel):
     priority: Whole | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Several[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
     # our own
     speculation: bool | Speculation | None = None
     include_speculation: bool | None = None
@@ -117,7 +159,7 @@ class Asked(BaseModel):
 class CompletionRequest(Asked):
     """Texts to be continued."""
 
-    prompt: str | list[str] | list[Whole] | list[list[Whole]]
+    prompt: str | Several[str] | Several[Whole] | Several[Several[Whole]]
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=20)
 
@@ -125,7 +167,7 @@ class CompletionRequest(Asked):
 class ChatRequest(Asked):
     """A conversation to be answered."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[Several[Message], Field(min_length=1)]
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)

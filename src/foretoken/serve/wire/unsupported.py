@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from foretoken.serve.wire.errors import Refusal
-from foretoken.serve.wire.requests import Asked
+from foretoken.serve.wire.requests import Asked, ChatRequest, CompletionRequest
 
 ALIKE = 0.85  # of names: a field that is so near to one of ours was meant to be it
+LOOKED_AT = 32  # unknown names of a request that are compared with ours; nobody means more
 
 
 def unless(*harmless: Any) -> Callable[[Any], bool]:
@@ -33,27 +34,65 @@ REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "stop_token_ids": (unless(), "a stop is a text here"),
     "use_beam_search": (unless(), "one text is written at a time, by greedy choice or sampling"),
     "prompt_logprobs": (unless(), "the tokens of a prompt are not told"),
+    "allowed_token_ids": (unless(), "guided_regex and guided_choice say what may be written"),
+    "bad_words": (unless(), "logit_bias forbids tokens here"),
+    "include_stop_str_in_output": (unless(), "texts end before their stop"),
+    # -1: cut to the context; a prompt that is longer is refused here
+    "truncate_prompt_tokens": (unless(-1), "prompts are read whole"),
+}
+REFUSED_IN_CHATS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "chat_template": (unless(""), "messages are read by the model's own template"),
+    "chat_template_kwargs": (unless(), "the model's template is given nothing but messages"),
 }
 IGNORED = frozenset(
     "store metadata service_tier parallel_tool_calls safety_identifier prompt_cache_key "
     "prompt_cache_retention verbosity reasoning_effort logprobs top_logprobs best_of "
-    "length_penalty skip_special_tokens spaces_between_special_tokens".split()
+    "length_penalty skip_special_tokens spaces_between_special_tokens add_special_tokens "
+    "add_generation_prompt continue_final_message chat_template chat_template_kwargs".split()
 )
 
 
 def check_fields(asked: Asked) -> None:
     """Refuse a request whose further fields cannot be ignored."""
     known = set(type(asked).model_fields)
+    # A name that is so much longer than any of ours is like none of them.
+    longest = max(map(len, known)) * (2 / ALIKE - 1)
+    refused = {**REFUSED, **REFUSED_IN_CHATS} if isinstance(asked, ChatRequest) else REFUSED
+    reading, looked_at = reading_of(asked), 0
     for name, value in (asked.model_extra or {}).items():
-        if name in REFUSED:
-            asks, why = REFUSED[name]
+        if name in refused:
+            asks, why = refused[name]
             if asks(value):
+                raise unsupported(name, why)
+        elif name in reading:
+            done, why = reading[name]
+            if value not in (None, done):
                 raise unsupported(name, why)
         elif name == "best_of":
             if value not in (None, asked.texts):
                 raise unsupported(name, "all n texts are returned, and none is chosen of more")
-        elif name not in IGNORED and value is not None:
-            check_spelling(name, known)
+        elif name not in IGNORED and value is not None and looked_at < LOOKED_AT:
+            if len(name) <= longest:
+                check_spelling(name, known)
+            looked_at += 1
+
+
+def reading_of(asked: Asked) -> dict[str, tuple[bool, str]]:
+    """How a prompt is read here, by the fields in which clients of other servers choose that: the
+    one value that is answered, and why."""
+    if isinstance(asked, ChatRequest):
+        goes_on = asked.messages[-1].role == "assistant"
+        why = "a last message of the assistant's is continued, and any other one is answered"
+        return {
+            "add_special_tokens": (False, "a chat has those that its template writes"),
+            "add_generation_prompt": (not goes_on, why),
+            "continue_final_message": (goes_on, why),
+        }
+    assert isinstance(asked, CompletionRequest)
+    first = asked.prompt[0] if isinstance(asked.prompt, list) and asked.prompt else asked.prompt
+    if not isinstance(first, str):
+        return {}  # of token ids nothing is left to be chosen
+    return {"add_special_tokens": (True, "texts are read with the tokenizer's special tokens")}
 
 
 def check_spelling(name: str, known: set[str]) -> None:

@@ -60,7 +60,7 @@ class Words:
         details = self.asked.include_speculation
         found = ""
         if piece.text or piece.chosen or (details and (piece.segments or piece.drafted)):
-            logs = json.dumps(self.logprobs(piece.chosen)) if piece.chosen else "null"
+            logs = self.logprobs(piece.chosen) if piece.chosen else "null"
             extra = self.speculation(piece) if details else None
             words = self.delta(json.dumps(piece.text))
             found = self.chunk(piece.writing.index, words, logs, "null", extra)
@@ -107,8 +107,8 @@ class Words:
         """Nothing new, inside a chunk."""
         raise NotImplementedError
 
-    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> dict[str, Any]:
-        """Tokens with their logarithms and places."""
+    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> str:
+        """Tokens with their logarithms and places, as JSON."""
         raise NotImplementedError
 
     # one document
@@ -117,24 +117,32 @@ class Words:
         """A whole text."""
         raise NotImplementedError
 
-    def document(self) -> dict[str, Any]:
-        """The answer of a request that is no stream."""
+    def document(self) -> str:
+        """The answer of a request that is no stream, as JSON.
+
+        Put together from texts: what encodes it in one go lets nobody else run for as long.
+        """
         writings = self.answer.writings
-        choices = []
-        for writing in writings:
-            logs = None
-            if self.answer.wants.logprobs is not None:
-                logs = self.logprobs(writing.whole_chosen())
-            told = {"logprobs": logs, "finish_reason": writing.finish_reason}
-            choices.append({"index": writing.index, **self.choice(writing), **told})
-        found = {**self.head, "choices": choices, "usage": self.usage()}
+        choices = ",".join([self.whole(writing) for writing in writings])
+        rest: dict[str, Any] = {"usage": self.usage()}
         own: dict[str, Any] = {}
         if self.service.lossy is not None:
             own["lossy"] = self.service.lossy
         if self.asked.include_speculation:
             texts = [self.summary(writing) for writing in writings]
             own |= texts[0] if len(texts) == 1 else {"texts": texts}
-        return {**found, "foretoken": own} if own else found
+        if own:
+            rest["foretoken"] = own
+        return f'{json.dumps(self.head)[:-1]},"choices":[{choices}],{json.dumps(rest)[1:]}'
+
+    def whole(self, writing: Writing) -> str:
+        """The choice of a text that is over."""
+        logs = "null"
+        if self.answer.wants.logprobs is not None:
+            logs = self.logprobs(writing.whole_chosen())
+        told = {"index": writing.index, **self.choice(writing)}
+        reason = f'"finish_reason":"{writing.finish_reason}"'
+        return f'{json.dumps(told)[:-1]},"logprobs":{logs},{reason}}}'
 
     def usage(self) -> dict[str, Any]:
         """Tokens of prompts and texts, and what became of the client's prediction."""
@@ -158,7 +166,11 @@ class Words:
     def speculation(self, piece: Piece) -> dict[str, Any]:
         """A step's guesses, and where each part of the text came from."""
         kinds = piece.writing.kinds
-        tokens = [{"text": part.text, "kind": kinds[part.at]} for part in piece.segments]
+        tokens = [
+            {"text": part.text, "kind": kinds[part.at]}
+            for part in piece.segments
+            if part.at < len(kinds)  # a step that failed behind its tokens was never told
+        ]
         found: dict[str, Any] = {"tokens": tokens}
         return found if piece.drafted is None else {**found, **self.step(piece.drafted)}
 
@@ -205,9 +217,10 @@ class ChatWords(Words):
     def empty(self) -> str:
         return '"delta":{}'
 
-    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> dict[str, Any]:
+    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> str:
         names = self.service.names
-        return {"content": [names.in_chat(one) for one, _ in chosen], "refusal": None}
+        told = ",".join([names.in_chat(one) for one, _ in chosen])
+        return f'{{"content":[{told}],"refusal":null}}'
 
     def choice(self, writing: Writing) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": writing.text, "refusal": None}}
@@ -245,7 +258,7 @@ class CompletionWords(Words):
     def empty(self) -> str:
         return '"text":""'
 
-    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> dict[str, Any]:
+    def logprobs(self, chosen: list[tuple[Chosen, int]]) -> str:
         return self.service.names.in_completion(
             [one for one, _ in chosen], [at for _, at in chosen]
         )

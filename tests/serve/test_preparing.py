@@ -1,0 +1,38 @@
+"""Requests that are over before their prompts were read: no thread reads for nobody."""
+
+import json
+import threading
+
+import pytest
+from live_server import wait_for
+
+from foretoken.serve.asking import prompts_of, rows_of
+from foretoken.serve.service import PREPARERS
+from foretoken.serve.wire.requests import CompletionRequest
+
+SHORT = {"prompt": "a", "max_tokens": 6, "temperature": 0}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_whose_time_is_up_before_its_prompt_is_read_is_told_so(
+    make_session, running, stream
+) -> None:
+    free = threading.Event()
+    with make_session("plain") as session, running(session, request_timeout=0.2) as server:
+        for _ in range(PREPARERS):
+            server.service.preparers.submit(free.wait, 60)
+        told = server.post("/v1/completions", json={**SHORT, "stream": stream})
+        waited = not free.is_set()
+        free.set()
+        assert waited and told.status_code == 504 and told.json()["error"]["code"] == "timeout"
+        wait_for(lambda: session.engine.idle and server.service.places == 0)
+
+
+def test_no_prompt_is_read_for_a_client_that_left(served) -> None:
+    """It leaves while the second of three prompts is read."""
+    prompts = ["a", "b", "c"]
+    fields = {**SHORT, "prompt": prompts, "n": 2}
+    asked = CompletionRequest.model_validate_json(json.dumps(fields))
+    answers = iter([False, False, True])
+    rows = rows_of(served.session, asked, prompts_of(asked), "", None, lambda: next(answers))
+    assert len(rows) == 4
