@@ -1,5 +1,7 @@
 """EAGLE-3's head: what a step of its training sees, and that it drafts as it was trained."""
 
+import json
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from foretoken.audit.rows import seeded_rows
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.heads import store
 from foretoken.heads.eagle3 import Eagle3
+from foretoken.heads.wide_eagle3 import WideEagle3
 from foretoken.lm.opening import open_lm
 from foretoken.training.heads import run_training
 from foretoken.training.objectives.unrolled import UnrolledTraining, sight, unrolled
@@ -95,10 +98,10 @@ def taught(make_llama, tmp_path):
     def prompts(split, count):
         return [[i % VOCAB, 5 * i % VOCAB, 7] for i in range(count)]
 
-    def run(out, start, rate=1e-5):
+    def run(out, start, rate=1e-5, **changes):
         config = UnrolledTraining(
             prompts=8, new_tokens=12, window=16, steps=3, batch=4, start=str(start), seed=1,
-            temperature=0.0, rate=1e-5, matrix_rate=0.0, embedding_rate=rate,
+            temperature=0.0, rate=1e-5, matrix_rate=0.0, embedding_rate=rate, **changes,
         )  # fmt: skip
         with foretoken.load(target, method="plain", kernels="dense") as session:
             return run_training(session, "eagle3", prompts, config, out, show=False)
@@ -124,6 +127,41 @@ def test_training_goes_on_from_a_draft_and_from_a_head(taught, make_llama, tmp_p
     assert torch.equal(third.embedding.weight, head.embedding.weight), "it may stay as it is"
     apart = (other.embedding.weight - head.embedding.weight).abs().max()
     assert 0 < apart < 1e-3 and other.join.weight.abs().max() > head.join.weight.abs().max() > 0
+
+
+def test_a_head_that_goes_on_reads_the_layers_it_read_before(taught, tmp_path):
+    small = {"width": 64, "inner": 64}
+    for taps in ((1,), (1, 0)):
+        first = tmp_path / f"first-{len(taps)}"
+        taught(first, "", taps=taps, **small)
+        second = tmp_path / f"second-{len(taps)}"
+        notes = taught(second, first)
+        assert store.load(second, "eagle3")[0].config.taps == taps
+        captured = json.loads((second / "training" / "capture" / "train.json").read_text())
+        assert captured["plan"]["taps"] == list(taps) == list(notes["settings"]["taps"])
+        with pytest.raises(ConfigError, match="reads the layers 0, 1 and begins as") as caught:
+            taught(tmp_path / "third", first, taps=(0, 1))
+        assert f"layers {', '.join(map(str, taps))}," in caught.value.possible
+        assert not (tmp_path / "third" / "training").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        (Eagle3, {"taps": (0, 9)}, "the target has 2"),
+        (Eagle3, {"hidden_size": 32}, "hidden size"),
+        (WideEagle3, {}, "kind eagle3-wide"),
+    ],
+)
+def test_a_head_that_cannot_be_begun_with_is_refused_before_anything_is_captured(
+    kind, changes, told, taught, tmp_path
+):
+    config = kind.Config(**{"hidden_size": 64, "vocab_size": VOCAB, **changes})
+    name = "eagle3" if kind is Eagle3 else "eagle3-wide"
+    where = store.save(tmp_path / "start", name, kind(config), {})
+    with pytest.raises(ConfigError, match=told):
+        taught(tmp_path / "out", where)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_draft_of_another_form_cannot_be_begun_with(taught, make_llama, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_public import PROMPT, VOCAB, WIDTH, eagle, eagle_states, medusa, write
-from test_public_eagle3 import native, speculators
+from test_public_eagle3 import LLAMA3, native, speculators
 from typer.testing import CliRunner
 
 import foretoken
@@ -37,6 +37,7 @@ def target(make_llama):
         ("medusa", medusa()),
         ("eagle3", native()),
         ("eagle3", native(VOCAB, own_embedding=True, bias=True)),
+        ("eagle3", native(rope_scaling=LLAMA3)),
         ("speculators", speculators()),
     ],
 )
@@ -61,13 +62,47 @@ def test_what_was_published_comes_out_as_it_was(layout, made, tmp_path):
 @pytest.mark.parametrize(("made", "layout"), [(native, "speculators"), (speculators, "eagle3")])
 def test_eagle3_goes_from_one_layout_to_the_other(made, layout, target, tmp_path):
     first = write(tmp_path / "first", *made())
-    second = export(first, tmp_path / "second", layout)
+    second = export(first, tmp_path / "second", layout, Base("some/target"))
     said = []
     for folder in (first, second, export(second, tmp_path / "third", made_layout(made))):
         head, _ = store.load(folder, "eagle3-wide")
         said.append(dict(head.state_dict()))
     for other in said[1:]:
         torch.testing.assert_close(other, said[0], atol=0, rtol=0)
+
+
+def test_a_speculators_folder_names_its_target(target, tmp_path):
+    nameless = write(tmp_path / "nameless", *native())
+    with pytest.raises(ConfigError, match="names its target") as caught:
+        export(nameless, tmp_path / "out", "speculators")
+    assert "--target" in str(caught.value) and not (tmp_path / "out").exists()
+    deep = Base.of(target, "some/target")
+    config, _ = exported(export(nameless, tmp_path / "out", "speculators", deep))
+    verifier = config["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]}
+    named = write(tmp_path / "named", *speculators())
+    config, _ = exported(export(named, tmp_path / "again", "speculators"))
+    verifier = config["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": "some/verifier", "architectures": []}
+    config, _ = exported(export(named, tmp_path / "other", "eagle3"))
+    assert config["base_model_name_or_path"] == "some/verifier"
+
+
+def test_places_are_told_in_the_counting_of_either_engine(tmp_path):
+    name, read = "eagle_aux_hidden_state_layer_ids", []
+    first = write(tmp_path / "first", *native(**{name: [1, 4, 6]}))
+    config, tensors = exported(export(first, tmp_path / "both", "eagle3"))
+    assert config[name] == [1, 4, 6], "behind so many layers"
+    assert config["eagle_config"] == {"use_aux_hidden_state": True, name: [0, 3, 5]}
+    for left_out in ((), (name,), ("eagle_config",)):
+        part = {key: value for key, value in config.items() if key not in left_out}
+        where = write(tmp_path / f"without{len(read)}", part, tensors, "model.safetensors")
+        read.append(store.card_of(where).options["taps"])
+    assert read == [(1, 4, 6)] * 3
+    for taps in ([0, 2, 6], []):  # the embeddings are no layer's output; nothing said
+        where = write(tmp_path / "other", *native(**{name: taps}))
+        config, _ = exported(export(where, tmp_path / f"out{len(taps)}", "eagle3"))
+        assert "eagle_config" not in config and config.get(name, []) == taps
 
 
 def made_layout(made):
@@ -165,7 +200,7 @@ def test_commands_show_and_export(tmp_path):
     assert found["kind"] == "eagle3" and found["parameters"] > 5e6 and found["layouts"] == []
     table = run(app, ["heads", "show", "smollm2-135m-eagle3"])
     assert table.exit_code == 0 and "auto-eagle3" in table.stdout
-    where = write(tmp_path / "published", *native())
+    where = write(tmp_path / "published", *native(base_model_name_or_path="some/target"))
     done = run(app, ["heads", "export", str(where), "--to", str(tmp_path / "out"),
                      "--layout", "speculators", "--json"])  # fmt: skip
     assert json.loads(done.stdout)["bytes"].keys() == {"config.json", "model.safetensors"}

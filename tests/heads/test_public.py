@@ -68,6 +68,22 @@ def eagle(bias=True, attention_bias=False):
     return config, drawn(shapes)
 
 
+def medusa_of_vllm(heads=3, layers=2, bias=True):
+    """The same heads under the names of vLLM's model."""
+    _, published = medusa(heads, layers)
+    tensors = {}
+    for head in range(heads):
+        for layer in range(layers):
+            for what in ("weight", "bias") if bias else ("weight",):
+                tensors[f"blocks.{head}.layers.{layer}.{what}"] = published[
+                    f"{head}.{layer}.linear.{what}"
+                ]
+        tensors[f"lm_heads.{head}.weight"] = published[f"{head}.{layers}.weight"]
+    config = {"model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": WIDTH,
+              "vocab_size": VOCAB, "num_heads": heads, "num_hidden_layers": layers}  # fmt: skip
+    return config, tensors
+
+
 def medusa(heads=3, layers=2):
     """What a Medusa repository holds."""
     shapes = {}
@@ -208,6 +224,27 @@ def test_medusa_says_what_the_published_equations_do(file, tmp_path):
     assert card.options == {"depth": 3, "blocks": 2}
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_medusa_under_the_names_of_vllm_is_the_same_head(bias, tmp_path):
+    config, tensors = medusa()
+    wanted, known = store.load(write(tmp_path / "authors", config, tensors), "medusa")
+    theirs = medusa_of_vllm(bias=bias)
+    found, card = store.load(write(tmp_path / "vllm", *theirs, "model.safetensors"), "medusa")
+    assert (card.options, card.hidden_size, card.vocab_size) == (known.options, WIDTH, VOCAB)
+    for name, value in wanted.state_dict().items():
+        expected = torch.zeros_like(value) if name.endswith("bias") and not bias else value
+        assert torch.equal(found.state_dict()[name], expected), name
+    for changes, more, told in (
+        ({"num_heads": 4}, {}, "lacks the tensor blocks.3.layers.0.weight"),
+        ({"num_heads": 2}, {}, "blocks.2.layers.0.weight"),
+        ({"num_hidden_layers": None}, {}, "medusa_num_layers"),
+        ({"logit_scale": 0.5}, {}, "logit_scale"),
+        ({}, {"token_map": torch.arange(9)}, "token_map, which no Medusa"),
+    ):
+        with pytest.raises(CheckpointError, match=told):
+            store.load(write(tmp_path / "other", theirs[0] | changes, theirs[1] | more), "medusa")
+
+
 @pytest.mark.parametrize(
     ("made", "file", "methods"),
     [
@@ -278,6 +315,37 @@ def test_a_first_norm_is_refused(tmp_path):
     tensors["layers.0.input_layernorm.weight"] = torch.ones(WIDTH)
     with pytest.raises(CheckpointError, match="first norm"):
         store.load(write(tmp_path, config, tensors), "eagle")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("embed_layernorm.weight", (WIDTH,)),
+        ("hidden_layernorm.weight", (WIDTH,)),
+        ("lm_head_layernorm.weight", (WIDTH,)),
+        ("enorm.weight", (WIDTH,)),
+        ("norm.weight", (WIDTH,)),
+        ("layers.0.self_attn.o_proj.bias", (WIDTH,)),
+        ("layers.0.mlp.down_proj.bias", (WIDTH,)),
+        ("lm_head.bias", (VOCAB,)),
+        ("lm_head.weight", (VOCAB // 2, WIDTH)),
+    ],
+)
+def test_a_tensor_that_would_change_what_an_eagle_head_says_is_refused(name, shape, tmp_path):
+    config, tensors = eagle()
+    tensors[name] = torch.ones(shape)
+    with pytest.raises(CheckpointError, match=f"{name}, which no EAGLE head"):
+        store.load(write(tmp_path, config, tensors), "eagle")
+
+
+def test_copies_of_the_targets_tensors_are_left_aside(tmp_path):
+    config, tensors = eagle()
+    wanted, _ = store.load(write(tmp_path / "bare", config, tensors), "eagle")
+    tensors["lm_head.weight"] = torch.ones(VOCAB, WIDTH)
+    tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(SIZE // 2)
+    found, _ = store.load(write(tmp_path / "more", config, tensors), "eagle")
+    for name, value in wanted.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
 
 
 def test_broken_folders_are_told(tmp_path):

@@ -32,6 +32,9 @@ from foretoken.types import Embedding, Layer
 LAYERS = 8  # of the target
 FEW = 37  # outputs of the head
 SCORED = [(5 * i + 2) % VOCAB for i in range(FEW)]  # the target's token of each
+VERIFIER = {"name_or_path": "some/verifier", "architectures": ["LlamaForCausalLM"]}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
 PROMPTS = [PROMPT, PROMPT[:1], PROMPT[3:9]]
 METHODS = ("eagle3", "eagle3-chain", "eagle3-hybrid", "auto-eagle3")
 TREE = [([5, 9], [0, 0]), ([2, 7, 40], [1, 1, 2]), ([9, 5], [3, 5])]  # levels below the root
@@ -93,7 +96,8 @@ def speculators(outputs=FEW, own_embedding=False, **changes):
     config = {
         "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0", "draft_vocab_size": outputs, "target_hidden_size": None,
-        "transformer_layer_config": llama(head_dim=SIZE), **changes,
+        "transformer_layer_config": llama(head_dim=SIZE),
+        "speculators_config": {"algorithm": "eagle3", "verifier": VERIFIER}, **changes,
     }  # fmt: skip
     return config, tensors_of("layers.0.", outputs, own_embedding=own_embedding)
 
@@ -266,6 +270,26 @@ def test_what_does_not_fit_is_named(target, make_llama, tmp_path):
         assert "foretoken train eagle3`" in str(caught.value)
     with pytest.raises(CheckpointError, match="of the kind 'eagle3-wide'"):
         foretoken.load(target, method="eagle2", draft_head=where, kernels="dense")
+
+
+def test_a_head_of_speculators_knows_its_target(tmp_path):
+    notes = store.card_of(write(tmp_path / "a", *speculators())).notes
+    assert notes["of"] == "some/verifier"
+    other = speculators(speculators_config=None)
+    assert store.card_of(write(tmp_path / "b", *other)).notes["of"] == ""
+    other = native(base_model_name_or_path="some/model")
+    assert store.card_of(write(tmp_path / "c", *other)).notes["of"] == "some/model"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embeddings_that_nobody_reads_take_no_memory(dtype, tmp_path):
+    head, _ = store.load(write(tmp_path, *native()), "eagle3")
+    decoder = head.to(dtype).decoder(64).to(dtype)
+    table = decoder.get_input_embeddings().weight
+    assert table.shape == (FEW, 2 * WIDTH) and table.dtype == dtype
+    assert table.untyped_storage().nbytes() == (FEW + 2 * WIDTH) * table.element_size()
+    assert len(table.float().unique(dim=0)) == FEW, "they differ: a model is probed with them"
+    assert decoder.config.vocab_size == FEW and decoder.lm_head.weight.shape == (FEW, WIDTH)
 
 
 @pytest.mark.parametrize("layout", [native, speculators])

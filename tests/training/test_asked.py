@@ -98,6 +98,35 @@ def test_a_run_does_not_go_on_with_other_texts(tmp_path):
     assert runs == [1, 1, 2]
 
 
+def test_a_run_does_not_go_on_for_another_target(tmp_path):
+    """Of one tokenizer: options and texts are the same, and what is asked is not."""
+    config = ParallelTraining(prompts=10, window=32, batch=4, steps=2, states="asked")
+    heads = []
+    for seed in (0, 5, 0):
+        with foretoken.load(tiny("llama", seed=seed), "plain") as session:
+            run_training(session, "medusa", some, config, tmp_path, show=False)
+        heads.append(store.card_of(tmp_path))
+    runs = [path for path in (tmp_path / "training").iterdir() if path.is_dir()]
+    assert len(runs) == 2
+    assert heads[0].weights == heads[2].weights != heads[1].weights
+    assert heads[0].notes["identity"] == heads[2].notes["identity"] != heads[1].notes["identity"]
+
+
+def test_a_run_does_not_go_on_from_what_has_changed(tmp_path):
+    """A folder that it begins as holds another head by now."""
+    config = UnrolledTraining(
+        prompts=10, window=32, batch=4, steps=2, width=64, inner=64, unrolled=2, states="asked"
+    )
+    with foretoken.load(tied(), "plain") as session:
+        for seed in (1, 2, 2):
+            first = replace(config, seed=seed)
+            run_training(session, "eagle3", some, first, tmp_path / "first", show=False)
+            goes_on = replace(config, start=str(tmp_path / "first"))
+            run_training(session, "eagle3", some, goes_on, tmp_path / "second", show=False)
+    runs = [path for path in (tmp_path / "second" / "training").iterdir() if path.is_dir()]
+    assert len(runs) == 2
+
+
 @pytest.mark.parametrize(("embeds", "own_rows"), [(True, True), (False, True), (False, False)])
 def test_a_head_learns_from_asked_states(embeds, own_rows, tmp_path):
     config = UnrolledTraining(

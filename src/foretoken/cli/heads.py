@@ -84,9 +84,9 @@ def export(
 ) -> None:
     """Write a head as its authors publish such heads, for their code, vLLM and others.
 
-    EAGLE's own code wants the target's embeddings in the folder: pass --target. Heads of `train
-    eagle3` compute something else than published EAGLE-3 heads do, and cannot be written as one;
-    published folders themselves can, from either layout to the other.
+    EAGLE's own code wants the target's embeddings in the folder, and speculators the target's name:
+    pass --target. Heads of `train eagle3` compute something else than published EAGLE-3 heads do,
+    and cannot be written as one; published folders themselves can, from either layout to the other.
     """
     from foretoken.heads.export import LAYOUTS, Base
     from foretoken.heads.export import export as write

@@ -40,8 +40,10 @@ class CtcBlock(Block):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of the next tokens behind these places, half as many as there are frames.
 
-        Of texts: as in `Block.learn`. "length" is how many tokens the likeliest frames collapse to,
-        before the first that is not the target's.
+        Only places with all of these tokens teach: they count, and are among those scored. A label
+        that is cut short would teach blanks where text goes on. Of texts: as in `Block.learn`.
+        "length" is how many tokens the likeliest frames collapse to, before the first that is not
+        the target's, at all places.
         """
         ids, weights = texts["input_ids"], texts["weights"]
         slots = self.slots(texts, ends, at)
@@ -58,13 +60,15 @@ class CtcBlock(Block):
             said.transpose(0, 1), labels, frames, lengths, blank=said.shape[-1] - 1,
             reduction="none", zero_infinity=True,
         )  # fmt: skip
+        whole = lengths == number
         best = said.detach().argmax(-1).tolist()
         told = zip(best, labels.tolist(), lengths.tolist(), strict=True)
         right = [
             agreeing(collapsed(one, said.shape[-1] - 1), label[:length])
             for one, label, length in told
         ]
-        return loss.mean(), {"length": torch.tensor(right, dtype=torch.float32).mean()}
+        taught = loss[whole].sum() / max(1, int(whole.sum()))
+        return taught, {"length": torch.tensor(right, dtype=torch.float32).mean()}
 
 
 def collapsed(frames: list[int], blank: int) -> list[int]:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from foretoken.errors import CheckpointError, ConfigError, meant
 from foretoken.heads import store
 from foretoken.heads.files import move
 from foretoken.heads.public import LAYER, MLP
-from foretoken.heads.public_eagle3 import LAYERS, RENAMED
+from foretoken.heads.public_eagle3 import AUX, LAYERS, RENAMED
 from foretoken.heads.public_files import CONFIG
 
 POSITIONS = 32_768  # of a text, where no target says how many it may have
@@ -37,13 +37,16 @@ class Base:
     name: str = ""
     positions: int = POSITIONS
     embeddings: Tensor | None = None  # [V, H]; None: whoever loads the head has the target's
+    architectures: tuple[str, ...] = ()  # of the target's config; (): not known
 
     @classmethod
     def of(cls, model: Any, name: str) -> Base:
         """Of a transformers model."""
         config = model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None) or POSITIONS
-        return cls(name, positions, model.get_input_embeddings().weight.detach().cpu())
+        embeddings = model.get_input_embeddings().weight.detach().cpu()
+        named = tuple(model.config.architectures or (type(model).__name__,))
+        return cls(name, positions, embeddings, named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ def export(folder: str | Path, to: str | Path, layout: str, base: Base | None = 
     """Write the head of `folder` as a new folder `to` in a published layout.
 
     CheckpointError where there is no such head, or where `to` holds something or cannot be
-    written; ConfigError for a head that the layout cannot express.
+    written; ConfigError for a head that the layout cannot express. Without a name in `base` the
+    target is called as the head's notes call it.
     """
     if layout not in LAYOUTS:
         raise ConfigError(
@@ -77,6 +81,7 @@ def export(folder: str | Path, to: str | Path, layout: str, base: Base | None = 
     if base.embeddings is not None:
         vocab, width = base.embeddings.shape
         store.check_fits(card, folder, width, vocab)
+    base = replace(base, name=base.name or str(card.notes.get("of") or ""))
     head, _ = store.load(folder, card.kind)
     return written(Path(to), way.file, *way.write(head, base))
 
@@ -122,7 +127,11 @@ def medusa(head: Any, base: Base) -> Folder:
 
 
 def eagle3(head: Any, base: Base) -> Folder:
-    """EAGLE-3 as its authors name it: the layer is `midlayer`."""
+    """EAGLE-3 as its authors name it: the layer is `midlayer`.
+
+    The places it reads are told twice: beside the architecture i is behind i layers, which vLLM
+    reads, and in `eagle_config` the output of layer i, counted from 0, which SGLang reads.
+    """
     config = head.config
     layer = {name.replace(LAYERS[1], LAYERS[0]): part for name, part in wide(head).items()}
     shape = llama(config, base, head.state, head.shared, head.size)
@@ -130,15 +139,23 @@ def eagle3(head: Any, base: Base) -> Folder:
         "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(head.scored),
         "norm_before_residual": config.normed_residual, "target_hidden_size": config.hidden_size,
     }  # fmt: skip
-    places = {"eagle_aux_hidden_state_layer_ids": list(config.taps)} if config.taps else {}
+    places: dict[str, Any] = {AUX: list(config.taps)} if config.taps else {}
+    if config.taps and 0 not in config.taps:  # no layer puts out what enters the first
+        outputs = [place - 1 for place in config.taps]
+        places["eagle_config"] = {"use_aux_hidden_state": True, AUX: outputs}
     return {**shape, **extra, **places}, layer
 
 
 def speculators(head: Any, base: Base) -> Folder:
     """EAGLE-3 as a `speculators` directory: its layer is `layers.0`, its Llama stands apart."""
     config = head.config
+    if not base.name:
+        raise inexpressible(
+            "eagle3-wide", "speculators", "a speculators directory names its target, and nothing "
+            "says which this head's is", "pass the target: `--target DIR_OR_NAME`",
+        )  # fmt: skip
     llama_config = llama(config, base, head.state, head.shared, head.size)
-    places = {"eagle_aux_hidden_state_layer_ids": list(config.taps)} if config.taps else {}
+    places = {AUX: list(config.taps)} if config.taps else {}
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1,
                 "accept_tolerance": 0.0}  # fmt: skip
     return {
@@ -149,7 +166,7 @@ def speculators(head: Any, base: Base) -> Folder:
         "speculators_config": {
             "algorithm": "eagle3", "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
-            "verifier": {"name_or_path": base.name, "architectures": ["LlamaForCausalLM"]},
+            "verifier": {"name_or_path": base.name, "architectures": list(base.architectures)},
         },
     }, wide(head)  # fmt: skip
 
@@ -180,7 +197,9 @@ def wide(head: Any) -> dict[str, Tensor]:
 
 def llama(config: Any, base: Base, width: int, kv_heads: int, size: int) -> dict[str, Any]:
     """The configuration of a head's one layer, as transformers writes a Llama's."""
+    scaling = getattr(config, "scaling", None)
     return {
+        **({"rope_scaling": dict(scaling)} if scaling else {}),
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width,
         "intermediate_size": config.inner, "num_attention_heads": config.heads,
         "num_key_value_heads": kv_heads, "head_dim": size, "num_hidden_layers": 1,

@@ -2,7 +2,8 @@
 
 EAGLE-1 and EAGLE-2 keep a Llama of one layer beside `fc.weight` (github SafeAILab/EAGLE), EAGLE-3
 one that is twice as wide (`public_eagle3`), Medusa its heads in `medusa_lm_head` (github
-FasterDecoding/Medusa). A folder is known by its config.json and by the names of its weights.
+FasterDecoding/Medusa), or under the names that vLLM gives them. A folder is known by its
+config.json and by the names of its weights.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from foretoken.heads.public_eagle3 import eagle3, eagle3_weights, is_eagle3
 from foretoken.heads.public_files import (
     CONFIG,
     LAYOUTS,
+    Left,
     Tensors,
     named,
     opened,
@@ -28,6 +30,9 @@ from foretoken.heads.public_files import (
 )
 
 LAYER = "layers.0."  # names of EAGLE's weights
+BLOCKS = "blocks."  # of Medusa's residual blocks, where vLLM's names are used
+# of no use here: what the target says itself, and what is computed
+IGNORED = ("embed_tokens.weight", "rotary_emb.inv_freq")
 MLP = {"mlp.gate_proj": "gate", "mlp.up_proj": "up", "mlp.down_proj": "down"}
 
 
@@ -41,13 +46,22 @@ def document(folder: Path) -> dict[str, Any]:
     config, tensors, file = opened(folder)
     layout = layout_of(folder, config, tensors)
     kind, sizes, options = READERS[layout][0](folder, config, tensors)
-    notes = {"layout": layout, "of": str(config.get("base_model_name_or_path", ""))}
+    notes = {"layout": layout, "of": target_of(config)}
     stamps = [place.stat() for place in (file, folder / CONFIG)]
     when = "-".join(f"{stamp.st_mtime_ns}-{stamp.st_size}" for stamp in stamps)
     return {
         "kind": kind, **sizes, "options": options, "notes": notes, "version": 1,
         "weights": f"{file.name}@{when}",
     }  # fmt: skip
+
+
+def target_of(config: Mapping[str, Any]) -> str:
+    """The name of the head's target; empty where the config says none."""
+    found = config.get("base_model_name_or_path")
+    if not found and isinstance(told := config.get("speculators_config"), Mapping):
+        verifier = told.get("verifier")
+        found = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+    return found if isinstance(found, str) else ""
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -58,7 +72,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 def layout_of(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> str:
     """The name of the layout; CheckpointError for one that is not known here."""
-    if "medusa_num_heads" in config:
+    if "medusa_num_heads" in config or f"{BLOCKS}0.layers.0.weight" in tensors:
         return "medusa"
     if is_eagle3(config, tensors):
         return "eagle3"
@@ -97,23 +111,30 @@ def eagle(
 
 
 def eagle_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> dict[str, Tensor]:
-    """An EAGLE head's tensors; the copy of the target's embeddings is left aside."""
-    wanted = eagle(folder, config, tensors)[2]
-    attention = f"{LAYER}self_attn."
+    """An EAGLE head's tensors; copies of the target's embeddings and outputs are left aside.
+
+    CheckpointError for a tensor that is not understood.
+    """
+    _, sizes, wanted = eagle(folder, config, tensors)
+    left, attention = Left(folder, tensors), f"{LAYER}self_attn."
     found = {
-        "join.weight": named(folder, tensors, "fc.weight"),
-        "layer.joined.weight": named(folder, tensors, f"{attention}o_proj.weight"),
-        "layer.between.weight": named(folder, tensors, f"{LAYER}post_attention_layernorm.weight"),
+        "join.weight": left.taken("fc.weight"),
+        "layer.joined.weight": left.taken(f"{attention}o_proj.weight"),
+        "layer.between.weight": left.taken(f"{LAYER}post_attention_layernorm.weight"),
     }
     for what in ("weight", "bias") if wanted["bias"] else ("weight",):
-        parts = [named(folder, tensors, f"{attention}{part}_proj.{what}") for part in "qkv"]
+        parts = [left.taken(f"{attention}{part}_proj.{what}") for part in "qkv"]
         found[f"layer.attention.{what}"] = torch.cat(parts)
     for theirs, ours in MLP.items():
-        found[f"layer.{ours}.weight"] = named(folder, tensors, f"{LAYER}{theirs}.weight")
+        found[f"layer.{ours}.weight"] = left.taken(f"{LAYER}{theirs}.weight")
     if wanted["join_bias"]:
-        found["join.bias"] = tensors["fc.bias"]
+        found["join.bias"] = left.taken("fc.bias")
     if f"{LAYER}input_layernorm.weight" in tensors:
         raise unreadable(folder, "its layer has a first norm, which no EAGLE head has")
+    outputs = tensors.get("lm_head.weight")
+    if outputs is not None and outputs.shape == (sizes["vocab_size"], sizes["hidden_size"]):
+        left.taken("lm_head.weight")  # the target's, which is asked itself
+    left.refuse_all_but(IGNORED, "EAGLE")
     return found
 
 
@@ -121,6 +142,7 @@ def medusa(
     folder: Path, config: Mapping[str, Any], tensors: Tensors
 ) -> tuple[str, dict[str, int], dict[str, Any]]:
     """Shape of Medusa's heads: as many as the file holds, whatever smaller number is in use."""
+    config, tensors = as_published(folder, config, tensors)
     blocks = whole(folder, config, "medusa_num_layers")
     held = {name.split(".")[0] for name in tensors}
     depth = max(len(held), whole(folder, config, "medusa_num_heads"))
@@ -131,6 +153,7 @@ def medusa(
 
 def medusa_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> dict[str, Tensor]:
     """Medusa's tensors, which differ from ours in a prefix."""
+    config, tensors = as_published(folder, config, tensors)
     shape = medusa(folder, config, tensors)[2]
     found = {}
     for head in range(shape["depth"]):
@@ -139,6 +162,39 @@ def medusa_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) ->
         for name in (*own, f"{head}.{shape['blocks']}.weight"):
             found[f"heads.{name}"] = named(folder, tensors, name)
     return found
+
+
+def as_published(
+    folder: Path, config: Mapping[str, Any], tensors: Tensors
+) -> tuple[Mapping[str, Any], Tensors]:
+    """Medusa's heads in vLLM's names by those of their authors; others as they are.
+
+    There layers without biases are possible, which are biases of zeros; CheckpointError for
+    tensors of other variants, such as a list of few tokens.
+    """
+    if f"{BLOCKS}0.layers.0.weight" not in tensors:
+        return config, tensors
+    sizes = {
+        ours: config[name] if name in config else config.get(ours)
+        for name, ours in (("num_heads", "medusa_num_heads"),
+                           ("num_hidden_layers", "medusa_num_layers"))
+    }  # fmt: skip
+    depth, blocks = (whole(folder, sizes, name) for name in sizes)
+    if config.get("logit_scale", 1.0) != 1.0:
+        raise unreadable(folder, "it has a logit_scale, which is not computed here")
+    left, found = Left(folder, tensors), {}
+    for head in range(depth):
+        for block in range(blocks):
+            own = f"{BLOCKS}{head}.layers.{block}"
+            weight = left.taken(f"{own}.weight")
+            bias = weight.new_zeros(len(weight))
+            found[f"{head}.{block}.linear.weight"] = weight
+            found[f"{head}.{block}.linear.bias"] = (
+                left.taken(f"{own}.bias") if f"{own}.bias" in tensors else bias
+            )
+        found[f"{head}.{blocks}.weight"] = left.taken(f"lm_heads.{head}.weight")
+    left.refuse_all_but((), "Medusa")
+    return {**config, **sizes}, found
 
 
 READERS = {

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from foretoken.heads.decoder_layer import EPS
-from foretoken.heads.public_files import Tensors, named, rotary_base, unreadable, whole
+from foretoken.heads.public_files import Left, Tensors, named, rotary, unreadable, whole
 from foretoken.heads.table import fits_vocabulary
 from foretoken.heads.wide_eagle3 import PLACES
 
+AUX = "eagle_aux_hidden_state_layer_ids"  # where it reads its target
 LAYERS = ("midlayer.", "layers.0.")
 RENAMED = {
     "self_attn.o_proj": "joined", "mlp.gate_proj": "gate", "mlp.up_proj": "up",
@@ -55,12 +56,13 @@ def eagle3(
         raise unreadable(folder, f"its fc.weight is not for {count} states of a target")
     state, heads = whole(folder, llama, "hidden_size"), whole(folder, llama, "num_attention_heads")
     outputs = named(folder, tensors, "lm_head.weight")
+    base, scaling = rotary(folder, llama)
     options = {
         "taps": taps, "tokens": len(outputs), "state": state, "heads": heads,
         "kv_heads": llama.get("num_key_value_heads") or heads,
         "size": llama.get("head_dim") or state // heads,
         "inner": whole(folder, llama, "intermediate_size"),
-        "base": rotary_base(folder, llama), "eps": float(llama.get("rms_norm_eps") or EPS),
+        "base": base, "scaling": scaling, "eps": float(llama.get("rms_norm_eps") or EPS),
         "bias": f"{layer_of(tensors)}self_attn.q_proj.bias" in tensors,
         "join_bias": "fc.bias" in tensors, "embeds": "embed_tokens.weight" in tensors,
         "normed_residual": bool(config.get("norm_before_residual", speculators)),
@@ -74,13 +76,8 @@ def eagle3(
 def eagle3_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> dict[str, Tensor]:
     """An EAGLE-3 head's tensors by our names; CheckpointError for one that is not understood."""
     _, sizes, options = eagle3(folder, config, tensors)
-    layer, left = layer_of(tensors), dict(tensors)
-
-    def taken(name: str) -> Tensor:
-        found = named(folder, tensors, name)
-        left.pop(name)
-        return found
-
+    layer, left = layer_of(tensors), Left(folder, tensors)
+    taken = left.taken
     found = {"fuse.weight": taken("fc.weight"), "norms.last.weight": taken("norm.weight")}
     for theirs, ours in RENAMED.items():
         found[f"{ours}.weight"] = taken(f"{layer}{theirs}.weight")
@@ -93,9 +90,7 @@ def eagle3_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) ->
         found["embedding.weight"] = taken("embed_tokens.weight")
     found["output.weight"] = taken("lm_head.weight")
     found["scored"] = scored(folder, sizes["vocab_size"], options["tokens"], left.pop("d2t", None))
-    unknown = [name for name in left if not name.endswith(IGNORED)]
-    if unknown:
-        raise unreadable(folder, f"it holds {', '.join(unknown[:3])}, which no EAGLE-3 head has")
+    left.refuse_all_but(IGNORED, "EAGLE-3")
     return found
 
 
@@ -119,14 +114,13 @@ def places(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     Beside the architecture ids count so already; in `eagle_config` (ModelOpt) 0 is the output of
     the first layer.
     """
-    name, nested = "eagle_aux_hidden_state_layer_ids", config.get("eagle_config")
-    found, shift = config.get(name), 0
+    found, shift, nested = config.get(AUX), 0, config.get("eagle_config")
     if not found and isinstance(nested, Mapping):
-        found, shift = nested.get(name), 1
+        found, shift = nested.get(AUX), 1
     if not found:
         return ()
     if not isinstance(found, list) or not all(type(i) is int and i >= 0 for i in found):
-        raise unreadable(folder, f"its {name} is {found!r}, where layers of the target are needed")
+        raise unreadable(folder, f"its {AUX} is {found!r}, where layers of the target are needed")
     return tuple(i + shift for i in found)
 
 

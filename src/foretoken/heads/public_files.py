@@ -21,6 +21,13 @@ FILES = (
 )  # fmt: skip
 LAYOUTS = ("eagle", "eagle3", "medusa")
 Tensors = Mapping[str, Tensor]
+UNSCALED = ("default", "mrope")  # kinds of rotary positions
+LENGTH = "original_max_position_embeddings"
+SCALED = {  # kinds whose rotations do not follow the length of a text, and the numbers they need
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", LENGTH),
+    "yarn": ("factor", LENGTH),
+}
 
 
 def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
@@ -60,20 +67,34 @@ def named(folder: Path, tensors: Tensors, name: str) -> Tensor:
     return tensors[name]
 
 
+class Left(dict[str, Tensor]):
+    """The tensors of a folder that nobody has taken yet: what is not understood is refused."""
+
+    def __init__(self, folder: Path, tensors: Tensors) -> None:
+        super().__init__(tensors)
+        self.folder = folder
+
+    def taken(self, name: str) -> Tensor:
+        """One of them; CheckpointError where it is missing."""
+        found = named(self.folder, self, name)
+        del self[name]
+        return found
+
+    def refuse_all_but(self, endings: tuple[str, ...], kind: str) -> None:
+        """CheckpointError if others are left than those whose names end so."""
+        unknown = [name for name in self if not name.endswith(endings)]
+        if unknown:
+            raise unreadable(
+                self.folder, f"it holds {', '.join(unknown[:3])}, which no {kind} head has here"
+            )
+
+
 def whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
     """A positive number of the config; CheckpointError where there is none."""
     value = config.get(name)
     if type(value) is not int or value < 1:
         raise unreadable(folder, f"its {CONFIG} has {value!r} as {name}, where a number is needed")
     return value
-
-
-def refuse_scaled(folder: Path, config: Mapping[str, Any]) -> None:
-    """CheckpointError for rotary positions that are scaled."""
-    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = found.get("rope_type", found.get("type", "default"))
-    if kind != "default":
-        raise unreadable(folder, f"its rotary positions are scaled ({kind}), which no head is here")
 
 
 def unreadable(folder: Path, why: str) -> CheckpointError:
@@ -88,6 +109,33 @@ def unreadable(folder: Path, why: str) -> CheckpointError:
 
 def rotary_base(folder: Path, config: Mapping[str, Any]) -> float:
     """The base of the rotary frequencies; CheckpointError where they are scaled."""
-    refuse_scaled(folder, config)
-    rope = config.get("rope_parameters") or {}
-    return float(config.get("rope_theta") or rope.get("rope_theta") or BASE)
+    base, scaling = rotary(folder, config)
+    if scaling is not None:
+        raise scaled(folder, scaling["rope_type"], "which no head of this kind is here")
+    return base
+
+
+def rotary(folder: Path, config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """The base of the rotary frequencies, and how transformers is told that they are scaled.
+
+    None: they are not. In texts, which have one position for each token, `mrope` scales nothing.
+    CheckpointError for a scaling that is not computed here, or that lacks a number.
+    """
+    found = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    base = float(config.get("rope_theta") or found.pop("rope_theta", None) or BASE)
+    kind = found.get("rope_type", found.get("type", "default"))
+    if kind in UNSCALED:
+        return base, None
+    if kind not in SCALED:
+        raise scaled(folder, kind, "which no head is here")
+    numbers = {LENGTH: config.get("max_position_embeddings"), **found}
+    missing = [name for name in SCALED[kind] if not isinstance(numbers.get(name), int | float)]
+    if missing:
+        raise scaled(folder, kind, f"and {missing[0]} is missing")
+    told = {name: value for name, value in numbers.items() if name not in ("type", "rope_theta")}
+    return base, {**told, "rope_type": kind}
+
+
+def scaled(folder: Path, kind: object, why: str) -> CheckpointError:
+    """Rotary positions that cannot be computed."""
+    return unreadable(folder, f"its rotary positions are scaled ({kind}), {why}")

@@ -8,6 +8,7 @@ the second, which alone the MLP, the last norm and the output layer read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,8 @@ class WideEagle3(nn.Module):
         size: int = 0  # of one; 0: the width of the states over their number, made even
         inner: int = 64  # width of the MLP
         base: float = BASE  # of the rotary frequencies
+        # how they are scaled, as transformers writes it; None: not at all
+        scaling: Mapping[str, Any] | None = None
         eps: float = EPS  # of the norms
         bias: bool = False  # of queries, keys and values
         join_bias: bool = False  # of the map that fuses the target's states
@@ -106,13 +109,14 @@ class WideEagle3(nn.Module):
         from transformers import LlamaConfig, LlamaForCausalLM
 
         config = self.config
+        rotary = {"rope_type": "default", **(config.scaling or {}), "rope_theta": config.base}
         model: Any = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=len(self.scored), hidden_size=self.width,
+                vocab_size=1, hidden_size=self.width,  # its own tables are put in below
                 intermediate_size=config.inner, num_hidden_layers=1,
                 num_attention_heads=self.heads, num_key_value_heads=self.shared,
                 head_dim=self.size, rms_norm_eps=config.eps, attention_bias=config.bias,
-                rope_parameters={"rope_type": "default", "rope_theta": config.base},
+                rope_parameters=rotary,
                 max_position_embeddings=positions, tie_word_embeddings=False,
                 bos_token_id=None, eos_token_id=None,
             )
@@ -131,10 +135,11 @@ class WideEagle3(nn.Module):
             for name, part in zip("qkv", torch.split(self.attention.bias, kept), strict=True):
                 getattr(layer.self_attn, f"{name}_proj").bias = nn.Parameter(part.clone())
         layer.self_attn.o_proj = as_linear(self.below(self.joined.weight))
-        with torch.no_grad():
-            # embeddings are supplied; these are what the model is probed with when it is opened
-            unread = model.model.embed_tokens.weight
-            unread.copy_(torch.arange(unread.numel()).sin().view_as(unread))
+        count = len(self.scored)
+        model.config.vocab_size = model.vocab_size = model.model.vocab_size = count
+        embeddings = model.model.embed_tokens
+        embeddings.num_embeddings = count
+        embeddings.weight = nn.Parameter(moving(count, self.output.weight, self.width), False)
         return model.eval().requires_grad_(False)
 
     def below(self, weight: Float[Tensor, "state n"]) -> Float[Tensor, "W n"]:
@@ -166,6 +171,14 @@ class SecondHalf(nn.Module):
     def forward(self, x: Float[Tensor, "*n W"]) -> Float[Tensor, "*n state"]:
         found: Tensor = self.norm(x[..., self.state :])
         return found
+
+
+def moving(count: int, like: Tensor, width: int) -> Float[Tensor, "count W"]:
+    """Embeddings that nobody reads, as they are supplied: with them a model is probed when it is
+    opened, so that they differ. Each is the one before moved by a number: a line in memory.
+    """
+    line = torch.arange(count + width).sin().to(like.device, like.dtype)
+    return line.as_strided((count, width), (1, 1))
 
 
 def copied(norm: nn.Module) -> nn.RMSNorm:

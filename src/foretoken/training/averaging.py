@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.heads import store
+from foretoken.heads import made_for, store
 from foretoken.lm import draft_vocabulary
 from foretoken.shipped import resolve
 
@@ -48,9 +48,18 @@ def average(folders: Sequence[str | Path], shares: Sequence[float], out: Path) -
          **{name: card.notes.get(name) for name in ("steps", "seconds")}}
         for folder, share, card in zip(folders, parts, cards, strict=True)
     ]  # fmt: skip
-    store.save(out, cards[0].kind, heads[0], {"average_of": made_of})
+    store.save(out, cards[0].kind, heads[0], {"average_of": made_of, **target_of(cards)})
     draft_vocabulary.put(out, lists[0], cards[0].vocab_size)
     return out
+
+
+def target_of(cards: Sequence[store.Card]) -> dict[str, Any]:
+    """What all heads say alike of the model that they were trained for."""
+    return {
+        name: cards[0].notes[name]
+        for name in (made_for.WHO, made_for.WHAT)
+        if cards[0].notes.get(name) and len({card.notes.get(name) for card in cards}) == 1
+    }
 
 
 def alike(card: store.Card, tokens: list[int] | None) -> tuple[Any, ...]:

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError
-from foretoken.heads import store
+from foretoken.heads import made_for, store
 from foretoken.heads.table import HEADS, Head, head_row, resolve
 from foretoken.lm import draft_vocabulary
 from foretoken.training import checkpoint
 from foretoken.training.asked import AskedTexts
-from foretoken.training.capture import collect
+from foretoken.training.capture import collect, models_of
 from foretoken.training.config import TrainingConfig
 from foretoken.training.features import Features, Shuffled
+from foretoken.training.identity import identity
 from foretoken.training.processes import learning_device
 from foretoken.training.trainer import Progress, Trainer, TrainingPlan
 
@@ -39,6 +40,12 @@ class HeadObjective:
 
     scored: Tensor | None = None  # [k] outputs of the target that read the head; None: all
     anywhere = False  # whether it begins and judges heads on any device, not on a CPU alone
+    start: nn.Module | None = None  # what a head begins as; None: random weights
+
+    @classmethod
+    def completed(cls, config: Any, session: Session) -> Any:
+        """The options, with those that others decide; asked before anything is captured."""
+        return config
 
     def __init__(self, config: Any, train: Features) -> None:
         self.config = config
@@ -83,8 +90,10 @@ def run_training(
     if fresh and work.is_dir():
         prompts("train", 1)  # raises for what cannot be read, before anything is deleted
         shutil.rmtree(work)
+    kind: type[HeadObjective] = resolve(row.objective)
+    config = kind.completed(config, session)
     train, held_out = texts_of(session, name, prompts, config, work / "capture", show)
-    objective: HeadObjective = resolve(row.objective)(config, train)
+    objective = kind(config, train)
     torch.manual_seed(config.seed)
     module, lm = resolve(row.module), getattr(session, row.reads)
     sizes = {"hidden_size": lm.hidden_size, "vocab_size": lm.vocab_size}
@@ -93,9 +102,7 @@ def run_training(
     objective.begin(head, session)
     untrained = objective.judge(head, held_out)
     settings = asdict(config)
-    texts = [one.digest for one in (train, held_out) if one.digest]
-    told = json.dumps([settings, *texts] if texts else settings)
-    run = work / hashlib.sha256(told.encode()).hexdigest()[:12]
+    run = work / run_name(settings, session, objective, (train, held_out))
     progress = fit(head, objective, (train, held_out), config, run, name=name, show=show)
     head = head.to(place)
     head, figures = objective.finish(head, train, held_out)
@@ -108,6 +115,7 @@ def run_training(
         "ended": progress.ended,
         "held_out": progress.held_out,
         "settings": settings,
+        **made_for.notes_of(lm),
     }
     if config.precision == "bf16":
         head = head.to(torch.bfloat16)
@@ -116,6 +124,23 @@ def run_training(
     store.save(out, name, head, notes)
     shutil.copyfile(run / "loss.png", out / "loss.png")
     return notes
+
+
+def run_name(
+    settings: dict[str, Any], session: Session, objective: HeadObjective, parts: tuple[Any, Any]
+) -> str:
+    """The folder of a run: another one for whatever makes another head of the same options.
+
+    Texts whose states are asked bring the target with them; kept ones lie in a folder that refuses
+    another target.
+    """
+    others = [one.digest for one in parts if one.digest]
+    if others:
+        others.append(identity(*models_of(session)))
+    if objective.start is not None:
+        others.append(identity(objective.start))
+    told = json.dumps([settings, *others] if others else settings)
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def texts_of(

@@ -11,7 +11,7 @@ import torch
 
 from foretoken.contract import LanguageModel
 from foretoken.errors import CapabilityError, ConfigError, made_by
-from foretoken.heads import store
+from foretoken.heads import made_for, store
 from foretoken.lm.draft_vocabulary import chosen_rows
 from foretoken.lm.kernels.choosing import take_native
 from foretoken.lm.views.few_unembedded import FewUnembedded
@@ -43,6 +43,7 @@ class TrainedHead:
             )
         self.card = card = store.read_card(folder, kind)
         store.check_fits(card, folder, target.hidden_size, target.vocab_size)
+        made_for.warn_of_another(card, folder, target)
         self.like = target.embed([0])
         where = self.like.device, self.like.dtype
         self.head: Any = shared(str(folder), kind, card.weights, *where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,21 @@ class UnrolledTraining(GuessTraining):
 class UnrolledObjective(GuessObjective):
     """Cross-entropy to the target's sparse laws, in every step."""
 
+    @classmethod
+    def completed(cls, config: Any, session: Session) -> Any:
+        """With the layers read by the head that it begins as; ConfigError for any others."""
+        taps = taps_of(config.start, innermost(session.target)) if config.start else None
+        if taps is None:
+            return config
+        if config.taps not in (None, taps):
+            raise ConfigError(
+                f"a head that reads the layers {listed(config.taps)} and begins as {config.start} "
+                "was asked for.",
+                f"what it begins as reads the layers {listed(taps)}, in this order.",
+                "leave the option `taps` out, or the option `start`.",
+            )
+        return replace(config, taps=taps)
+
     def shape(self, session: Session) -> dict[str, Any]:
         config, lm = self.config, innermost(session.target)
         if not config.embeds and config.width > lm.hidden_size:
@@ -95,7 +110,7 @@ class UnrolledObjective(GuessObjective):
         shape = {"width": config.width, "layers": config.layers, "heads": config.width // HEAD,
                  "inner": config.inner or 4 * config.width, "embeds": config.embeds,
                  "own_rows": config.own_rows}  # fmt: skip
-        self.start, self.counts = None, counts
+        self.counts = counts
         if config.start:
             self.start, self.tokens, shape = beginning(session, config.start)
         else:
@@ -198,12 +213,42 @@ def tied(lm: Any) -> bool:
     )
 
 
+def listed(taps: tuple[int, ...]) -> str:
+    return ", ".join(map(str, taps))
+
+
+def taps_of(start: str, target: Any) -> tuple[int, ...] | None:
+    """The layers that a head reads; None for a draft, which reads none.
+
+    ConfigError for a published head, for one of another target, or of one with more layers.
+    """
+    place = str(resolve(start))
+    if not Path(place, store.CARD).is_file():
+        return None
+    card = store.read_card(place, "eagle3")
+    if card.kind != "eagle3":
+        raise ConfigError(
+            f"a head that begins as {start} was asked for.",
+            f"that one is of the kind {card.kind}, which computes something else.",
+            "pass a head of `foretoken train eagle3`, or leave the option `start` out.",
+        )
+    store.check_fits(card, start, target.hidden_size, target.vocab_size)
+    taps: tuple[int, ...] = store.tuples(card.options.get("taps", (0,)))
+    if max(taps, default=-1) >= target.layers:
+        raise ConfigError(
+            f"a head that begins as {start} was asked for.",
+            f"that one reads the layers {listed(taps)}; the target has {target.layers}, counted "
+            "from 0.",
+            "pass a head of this target, or leave the option `start` out.",
+        )
+    return taps
+
+
 def beginning(session: Session, start: str) -> tuple[Any, Int[Tensor, "n"], dict[str, Any]]:
     """A head, or a draft in its form; the tokens that it scores, and its shape."""
-    place, target = resolve(start), innermost(session.target)
+    place = resolve(start)
     if Path(str(place), store.CARD).is_file():
         head, card = store.load(str(place), "eagle3")
-        store.check_fits(card, start, target.hidden_size, target.vocab_size)
         shape = asdict(head.config)
         return head, head.scored, {name: shape[name] for name in card.options}
     model: Any = student(session, place, "beginning a head as")
