@@ -175,32 +175,53 @@ def speed(level: Mapping[str, Any], name: str) -> float | None:
 
 
 def verdicts(results: Mapping[str, Any], first: str, peers: Sequence[str]) -> list[gates.Gate]:
-    """Ours against the better peer at each load, and against itself without speculation."""
+    """Ours against the better peer at each load, and against itself without speculation; what did
+    not answer holds nothing."""
     found = []
     for level in results["levels"]:
-        clients, mine = int(level["value"]), speed(level, first)
-        speeds = {name: value for name in peers if (value := speed(level, name))}
-        if mine and speeds:
-            best = max(speeds, key=lambda name: speeds[name])
-            at = f"{clients} at once, {first} over {best}"
-            bound = OVER_PEER.get(clients, 1.0)
-            found.append(gates.Gate(f"{at}, tokens/s", mine / speeds[best], bound, unit="x"))
-            firsts = [figure(level, name, "ttft", "p50", "value") for name in (first, *speeds)]
-            if firsts[0] and all(firsts[1:]):
-                least = min(one for one in firsts[1:] if one)
-                found.append(
-                    gates.Gate(
-                        f"{clients} at once, time to first token over the better peer's",
-                        firsts[0] / least, 1.0, at_least=False, unit="x",
-                    )
-                )  # fmt: skip
-        plain = speed(level, "plain")
-        if mine and plain and first != "plain":
+        own = [name for name in level["servers"] if name not in peers]
+        found += [answered(level, name) for name in own]
+        if peers:
+            found += over_peers(level, first, peers)
+        if "plain" in own and first != "plain":
+            clients = int(level["value"])
+            ratio = over(speed(level, first), speed(level, "plain"))
             bound = 1.8 if clients == 1 else 0.97
             found.append(
-                gates.Gate(f"{clients} at once, {first} over plain", mine / plain, bound, unit="x")
+                gates.Gate(f"{clients} at once, {first} over plain", ratio, bound, unit="x")
             )
     return found
+
+
+def answered(level: Mapping[str, Any], name: str) -> gates.Gate:
+    """Whether a server of ours answered everything it was asked."""
+    row = level["servers"][name]
+    claim = f"{int(level['value'])} at once, answered by {name}"
+    return gates.Gate(claim, over(row["answered"], row["requests"]), 1.0)
+
+
+def over_peers(level: Mapping[str, Any], first: str, peers: Sequence[str]) -> list[gates.Gate]:
+    """Tokens per second and time to the first token, against the better of the peers."""
+    clients = int(level["value"])
+    speeds = {name: value for name in peers if (value := speed(level, name))}
+    best = max(speeds, key=lambda name: speeds[name], default=None)
+    at = f"{clients} at once, {first} over {best or 'peers, none of which answered'}"
+    ratio = over(speed(level, first), None if best is None else speeds[best])
+    waits = [figure(level, name, "ttft", "p50", "value") for name in speeds]
+    least = min((one for one in waits if one), default=None)
+    late = over(figure(level, first, "ttft", "p50", "value"), least)
+    return [
+        gates.Gate(f"{at}, tokens/s", ratio, OVER_PEER.get(clients, 1.0), unit="x"),
+        gates.Gate(
+            f"{clients} at once, time to first token over the better peer's",
+            late, 1.0, at_least=False, unit="x",
+        ),
+    ]  # fmt: skip
+
+
+def over(above: float | None, below: float | None) -> float | None:
+    """The ratio of two figures; None where either is missing."""
+    return above / below if above is not None and below else None
 
 
 def markdown(results: Mapping[str, Any]) -> str:

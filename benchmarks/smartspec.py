@@ -7,9 +7,9 @@
 Closed loop: so many requests at once, the next one begins when one is over. `plain`, chains of 1 to
 6 tokens, `cost_model` and `smartspec` serve the same requests in turns, piece by piece, so that
 drift falls on all alike. In a day the number of requests changes, and every row goes through it
-with what it has learned. Seconds are those of steps; prompts, which no length shortens, are told
-apart. Half an hour on two cores. Writes benchmarks/results/smartspec.json and .md (smartspec-METHOD
-for another method).
+with what it has learned. Seconds are those of steps; what the target reads of prompts, which no
+length shortens, is told apart; what a draft reads of them counts. Half an hour on two cores. Writes
+benchmarks/results/smartspec.json and .md (smartspec-METHOD for another method).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from foretoken.controllers.smartspec import SmartSpec
 from foretoken.engine.engine import Engine
 from foretoken.minis.fetch import get
 from foretoken.row import make_row
-from foretoken.types import SamplingParams, Step
+from foretoken.types import Rows, SamplingParams, Step
 
 LOADS = (1, 2, 4, 8, 16)
 DAY = (1, 2, 4, 8, 16, 16, 8, 4, 2, 1)  # requests at once, hour by hour
@@ -53,15 +53,16 @@ class Served:
 
     tokens: int = 0
     seconds: float = 0.0  # of steps
-    prompts: float = 0.0  # seconds of prompts
+    prompts: float = 0.0  # seconds in which the target read prompts
     rows: int = 0  # of all steps
     drafted: int = 0
     steps: int = 0
 
-    def add(self, step: Step, spent: float) -> None:
+    def add(self, step: Step, spent: float, prompts: float) -> None:
+        """A step that took `spent` seconds, in `prompts` of which the target read prompts."""
         self.tokens += sum(map(len, step.emitted))
-        self.seconds += spent - step.times.prefill
-        self.prompts += step.times.prefill
+        self.seconds += spent - prompts
+        self.prompts += prompts
         self.rows += len(step.rows)
         self.drafted += sum(len(draft.tree) - 1 for draft in step.drafts)
         self.steps += 1
@@ -94,6 +95,15 @@ class Client:
         self.engine, self.params = engine, params
         engine.max_rows = max(LOADS)
         self.requests = enumerate(itertools.cycle(ids))
+        self.reading = 0.0  # seconds in which the target read prompts
+        self.prefill = engine.prefill
+        engine.prefill = self.read  # type: ignore[method-assign]
+
+    def read(self, rows: Rows) -> None:
+        """Prompts, by the clock."""
+        began = perf_counter()
+        self.prefill(rows)
+        self.reading += perf_counter() - began
 
     def serve(self, together: int, count: int, whole: bool = False) -> Served:
         """Write `count` texts, `together` at once. Counted are steps of so many rows: when no text
@@ -109,12 +119,12 @@ class Client:
                 running.append(row)
                 self.engine.submit(row)
                 left -= 1
-            began = perf_counter()
+            began, read = perf_counter(), self.reading
             step = self.engine.step()
-            spent = perf_counter() - began
+            spent, read = perf_counter() - began, self.reading - read
             assert step is not None, "rows are running"
             if whole or len(step.rows) == together:
-                found.add(step, spent)
+                found.add(step, spent, read)
             for row in running:
                 if row.error is not None:
                     raise row.error

@@ -21,7 +21,13 @@ def told(folders, *options):
 def test_the_document_holds_the_plan_and_what_fits(pair_folders):
     found = told(pair_folders, "--method", "tree", "--rows", "3", "--budget", "64MiB")
     assert found["total"] == found["weights"] + found["generation"]
-    assert found["need"] == {"rows": 3, "context": 512, "nodes": 64, "depth": 10}
+    sizes = {"rows": 3, "context": 512, "nodes": 64, "depth": 10}
+    assert found["need"] == {**sizes, "sampled": False}
+    drawn = told(pair_folders, "--method", "chain", "--rows", "3", "--sampled")
+    greedy = told(pair_folders, "--method", "chain", "--rows", "3")
+    assert drawn["need"] == {**greedy["need"], "sampled": True}
+    names = [{part["name"] for part in one["parts"]} for one in (drawn, greedy)]
+    assert names[0] - names[1] == {"target's laws", "draft's laws"}
     held = found["budget"]
     assert held["bytes"] == 64 << 20 and held["fits"] == (found["total"] <= 64 << 20)
     assert held["largest"]["rows"] >= 3 if held["fits"] else held["largest"]["rows"] < 3

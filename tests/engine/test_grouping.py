@@ -10,9 +10,10 @@ import torch
 
 from foretoken.audit.rows import seeded_rows, write
 from foretoken.coins import SeededCoins
+from foretoken.engine import admission
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
-from foretoken.engine.grouping import POOL, GroupingEngine
+from foretoken.engine.grouping import PATIENCE, POOL, GroupingEngine
 from foretoken.engine.record import Recorder
 from foretoken.lm.table import TableLM
 from foretoken.row import make_row
@@ -198,3 +199,36 @@ def test_a_row_that_raises_ends_alone():
     assert isinstance(rows[1].error, ValueError) and len(rows[1].new_tokens) == 5
     assert all(row.error is None for i, row in enumerate(rows) if i != 1)
     assert {len(row.new_tokens) for i, row in enumerate(rows) if i != 1} == {20}
+
+
+def test_the_oldest_row_is_not_left_behind_full_groups_of_others():
+    """Its stored length is never that of the others, who make full groups for as long as any are
+    left."""
+    engine = grouping(2, noise=0.0, window=8)
+    prompts = [[1, 2, 3, 4], *([5, 6, 7] for _ in range(60))]
+    sat_out, longest, served = 0, 0, 0
+    rows = seeded_rows(prompts, COLD, VOCAB)
+    for row in rows:
+        engine.submit(row)
+    while rows[0].finish is None:
+        step = engine.step()
+        served += rows[0] in step.rows
+        sat_out = 0 if rows[0] in step.rows else sat_out + 1
+        longest = max(longest, sat_out)
+    assert served > 1 and longest == PATIENCE
+    while engine.step() is not None:
+        pass
+    assert [row.new_tokens for row in rows] == write(
+        grouping(1, noise=0.0), seeded_rows(prompts, COLD, VOCAB)
+    )
+
+
+def test_a_long_prompt_is_let_in_when_many_short_ones_were():
+    engine = grouping(2, window=2, sort_prompts=True)
+    prompts = [list(range(10)), *([1, 2, 3] for _ in range(admission.PATIENCE + 20))]
+    rows = seeded_rows(prompts, SamplingParams(max_new_tokens=1), VOCAB)
+    for row in rows:
+        engine.submit(row)
+    ended = [row for step in iter(engine.step, None) for row in step.rows]
+    assert len(ended) == len(rows)
+    assert ended.index(rows[0]) <= admission.PATIENCE + 2 < len(rows) - 1

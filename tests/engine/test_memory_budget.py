@@ -366,3 +366,35 @@ def test_prompts_that_would_be_padded_beyond_the_grant_are_fed_one_by_one(pair_f
             lm.prefill(rows[:1])
             assert lm.cache.columns == 64 and not lm.missing(rows[0])
         lm.free(rows)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "nodes"),
+    [
+        ("token-recycling", {"depth": 6}, 80),
+        ("chain", {"controller": "confidence"}, 20),
+        ("mcsd", {"k": (8, 4, 4)}, 168),
+        ("tree", {"preset": "paper"}, 60),
+        ("plain", {}, 0),
+    ],
+)
+def test_trees_are_capped_at_what_the_method_makes_of_its_options(
+    method, options, nodes, pair_folders
+):
+    given = {"controller": None, "memory_budget": "1GiB", **options}
+    with loaded(pair_folders, method, **given) as session:
+        assert session.engine.waiting.room.nodes == nodes
+
+
+def test_a_budget_holds_laws_while_text_is_sampled(pair_folders):
+    """Logits of so small a model are little, so the plan says what the laws of rows take."""
+    with loaded(pair_folders, "spectr", memory_budget="1GiB", depth=3, nodes=12) as session:
+        waiting = session.engine.waiting
+        written(session)
+        assert not waiting.granted.sampled
+        written(session, temperature=1.0, seed=0)
+        assert waiting.granted.sampled
+        room, sizes = waiting.room, (4, 126, 12)
+        assert room.takes(*sizes, sampled=True) >= room.takes(*sizes)
+        parts = room.layout.plan(Need(*sizes, sampled=True)).parts
+        assert {"target's laws", "draft's laws"} < {part.name for part in parts}

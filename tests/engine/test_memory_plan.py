@@ -2,16 +2,22 @@
 
 import dataclasses
 import itertools
+import json
 
 import pytest
+import torch
 
+from foretoken.engine.assemble import assemble
+from foretoken.engine.loading import load
 from foretoken.engine.memory.amounts import amount, enough, told
+from foretoken.engine.memory.keeping import most_guessed
 from foretoken.engine.memory.layout import largest_draft, layout_of
-from foretoken.engine.memory.plan import CACHE, WEIGHTS, Layout, Need
+from foretoken.engine.memory.plan import CACHE, JUDGING, WEIGHTS, Layout, Need
 from foretoken.engine.memory.solver import (
     SIZES,
     Point,
     best,
+    costs_of,
     frontier,
     largest,
     lower_bound,
@@ -19,6 +25,9 @@ from foretoken.engine.memory.solver import (
 )
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.footprint import footprint
+from foretoken.lm.table import TableLM
+from foretoken.methods import method as method_row
+from foretoken.methods import needs_draft
 from foretoken.types import CostTable
 
 NEED = Need(rows=2, context=300, nodes=8, depth=4)
@@ -189,3 +198,114 @@ def test_a_head_and_its_states_are_counted(make_llama, byte_tokenizer, tmp_path)
     assert layout.head == 4 * numbers and layout.taps == 1
     bare = Layout(footprint(model.config), copies=True)
     assert layout.plan(NEED).weights == bare.plan(NEED).weights + 4 * numbers
+
+
+SAME = [
+    ("token-recycling", {"depth": 6}, None, (6, 80)),
+    ("lookahead", {"depth": 10}, None, (10, 56)),
+    ("fused", {"depth": 4}, None, (4, 80)),
+    ("hybrid", {"depth": 4}, None, (4, 64)),
+    ("auto", {"depth": 6}, None, (6, 80)),
+    ("auto", {"max_nodes": 20}, None, (32, 20)),
+    ("tree", {"preset": "paper"}, None, (10, 60)),
+    ("tree", {}, "smartspec", (8, 32)),
+    ("chain", {}, "confidence", (20, 20)),
+    ("chain", {"depth": 3, "nodes": 9}, None, (3, 3)),
+    ("mcsd", {"k": (8, 4, 4)}, None, (3, 168)),
+    ("mcsd", {}, "fixed", (3, 28)),
+    ("spectr", {"preset": "paper"}, None, (8, 64)),
+    ("rsd-s", {"width": 3, "depth": 5}, None, (5, 15)),
+    ("plain", {}, None, (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "controller", "sizes"), SAME)
+def test_the_largest_draft_is_that_of_the_parts_put_together(method, options, controller, sizes):
+    draft = TableLM.random(12, seed=2) if needs_draft(method_row(method)) else None
+    engine = assemble(method, TableLM.random(12), draft, controller=controller, **options)
+    assert largest_draft(method, options, controller) == sizes
+    assert most_guessed(engine) == sizes[1]
+
+
+def test_laws_of_sampled_text_are_counted_and_greedy_text_pays_for_none(pair_folders):
+    layout = layout_of(pair_folders[0], "spectr", pair_folders[1])
+    greedy, sampled = (
+        {part.name: part.bytes for part in plan.parts if part.kind == JUDGING}
+        for plan in map(layout.plan, (NEED, dataclasses.replace(NEED, sampled=True)))
+    )
+    vocab = 4 * layout.target.vocab
+    assert sampled["target's laws"] == 2 * 9 * vocab and sampled["draft's laws"] == 2 * 8 * vocab
+    assert "target's laws" not in greedy and "draft's logits" in greedy
+    assert "draft's logits" not in sampled, "laws are in their place"
+    fixed = layout_of(pair_folders[0], "tree", pair_folders[1])
+    parts = fixed.plan(dataclasses.replace(NEED, sampled=True)).parts
+    assert "draft's laws" not in {part.name for part in parts}, "its guesses are never drawn"
+    assert {"target's laws"} < {part.name for part in parts}
+
+
+@pytest.mark.parametrize("method", ["spectr", "chain"])
+def test_laws_that_are_held_are_no_more_than_the_plan_says(method, pair_folders):
+    options = {"controller": "fixed", "depth": 4, "compile": "off", "kernels": "dense"}
+    held = []
+
+    def look(step):
+        laws = [
+            law
+            for draft, score in zip(step.drafts, step.scores, strict=True)
+            for law in (*(draft.q or ()), *score.p._rows.values(), score.p._all)
+            if law is not None
+        ]
+        held.append(sum({law.data_ptr(): law.nbytes for law in laws}.values()))
+
+    with load(pair_folders[0], method, pair_folders[1], **options) as session:
+        session.engine.listeners.append(look)
+        session.generate([[1, 2, 3], [4, 5]], 12, temperature=1.0, seed=0, ignore_eos=True)
+        _, nodes = largest_draft(method, {"depth": 4}, "fixed")
+        need = Need(2, 15, nodes, sampled=True)
+        plan = layout_of(pair_folders[0], method, pair_folders[1]).plan(need)
+        laws = sum(p.bytes for p in plan.parts if p.kind == JUDGING and p.name.endswith("s laws"))
+        assert laws / 4 < max(held) <= laws
+
+
+def test_a_loaded_model_is_planned_with_the_weights_that_it_has(make_llama):
+    model = make_llama(97)
+    dense = layout_of(model, "plain", dtype=torch.float32).target
+    model.model.layers.half()
+    found = layout_of(model, "plain", dtype=torch.float32).target
+    halved = sum(2 * one.numel() for one in model.model.layers.parameters())
+    assert found.weights == dense.weights - halved
+    assert dense.copies == 0 or found.copies < dense.copies
+
+
+def quantised(folder):
+    """A folder whose configuration says that its weights are quantised."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    file.write_text(json.dumps(config))
+    return folder
+
+
+def test_quantised_weights_are_those_of_their_files_or_refused_by_name(make_llama, tmp_path):
+    model = make_llama(97)
+    dense = footprint(model.config)
+    half = make_llama(97).half()  # of the size that half as many bits make of it
+    half.save_pretrained(tmp_path / "small")
+    found = layout_of(quantised(tmp_path / "small"), "plain", dtype="float32").target
+    assert found.weights < 0.6 * dense.weights and found.column == dense.column
+    assert found.copies in (0, 97 * 64 * 4)
+    (tmp_path / "small" / "model.safetensors").rename(tmp_path / "small" / "model.bin")
+    with pytest.raises(CapabilityError, match="a quantised llama"):
+        layout_of(tmp_path / "small", "plain", dtype="float32", allow_pickle=True)
+
+
+def test_batches_are_priced_with_drafts_of_all_their_rows(pair_folders):
+    options = {"compile": "off", "kernels": "dense", "depth": 3}
+    with load(pair_folders[0], "chain", pair_folders[1], **options) as session:
+        assert costs_of(session.engine, 1).rows == 1
+        costs = costs_of(session.engine, 4)
+        assert costs.rows == 4 and min(costs.target) == 4 and costs.draft
+        assert session.target.rows_held == 0
+    layout = layout_of(pair_folders[0], "chain", pair_folders[1])
+    plain, *_ = frontier(layout, dataclasses.replace(NEED, rows=4), costs, (0.7, 0.1), (1, 4))
+    assert plain.seconds == pytest.approx(costs.target[4] + costs.overhead)

@@ -1,8 +1,11 @@
 """What a configuration says of memory is what the tensors of the model take, byte for byte."""
 
+import itertools
+
 import pytest
 import torch
 from families import REQUIRED
+from torch.profiler import profile
 
 from foretoken.errors import CapabilityError
 from foretoken.lm.footprint import footprint
@@ -94,3 +97,26 @@ def test_models_that_keep_recurrent_state_are_refused_by_name():
 
     with pytest.raises(CapabilityError, match="mamba"):
         footprint(MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_tokens_are_counted_once_for_each_of_their_experts(family, make_tiny):
+    """What goes through an expert layer holds the states of two experts, gates and products."""
+    found = footprint(make_tiny(family).config)
+    inner = {"mixtral": 96, "qwen3_moe": 48, "gpt_oss": 96}[family]
+    assert found.spread == 2 * max(found.hidden + 4 * inner, 4 * found.hidden)
+    assert found.activations(10) == 10 * (found.spread + 3 * found.hidden) * found.element
+    assert footprint(make_tiny("llama").config).spread == 0
+
+
+def test_what_experts_hold_is_no_more_than_is_planned(make_tiny):
+    model = make_tiny("mixtral")
+    found, tokens = footprint(model.config), 300
+    block = model.model.layers[0].mlp
+    with torch.inference_mode(), profile(profile_memory=True) as watched:
+        block(torch.randn(1, tokens, found.hidden))
+    steps = [event.nbytes() for event in watched.profiler.kineto_results.events()
+             if event.name() == "[memory]"]  # fmt: skip
+    peak = max(itertools.accumulate(steps))
+    dense = tokens * 6 * found.hidden * found.element  # as if no token were repeated
+    assert dense < peak <= found.activations(tokens)

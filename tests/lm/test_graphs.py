@@ -158,3 +158,17 @@ def test_captured_graphs_equal_ordinary_forwards(family, dtype):
     spread = float(truth.std())
     assert float(off.mean()) <= 1.25 * float(rounding.mean()) + 1e-3 * spread
     assert float(off.max()) <= 2.0 * float(rounding.max()) + 1e-3 * spread
+
+
+def test_a_bucket_beyond_the_columns_that_were_granted_takes_the_ordinary_path():
+    """Its padding would have columns that a budget of memory has no room for."""
+    model = tiny("llama")
+    lm = open_lm(model, kernels="dense")
+    lm.graphs = Graphs(lm, capture=again)
+    lm.grant(1, 48)
+    prompt = random_tokens(random.Random(1), 24)
+    for committed, tree, logits in play(lm, prompt, [2, 17, 8, 1], seed=5):
+        right = fresh_tree(model, committed, tree)
+        torch.testing.assert_close(logits, right, atol=2e-3, rtol=1e-3)
+        assert lm.cache.columns == 48
+    assert {bucket for bucket, _ in lm.graphs.made} <= {1, 2, 8} and lm.graphs.made

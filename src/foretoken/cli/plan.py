@@ -40,6 +40,9 @@ def plan(
     rows: Rows = 1,
     context: Context = None,
     nodes: Nodes = None,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Texts are drawn at a temperature, not greedy.")
+    ] = False,
     budget: Limit = None,
     measure: Annotated[
         bool,
@@ -72,14 +75,15 @@ def plan(
     from foretoken.engine.memory.layout import largest_draft, layout_of
     from foretoken.engine.memory.plan import Need
 
-    loading = {
+    loading: dict[str, Any] = {
         "dtype": dtype, "device": device, "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code, "kernels": kernels,
     }  # fmt: skip
     layout = layout_of(whole, chosen, small, config=config, **loading)
     depth, most = largest_draft(chosen, config)
     longest = layout.target.max_length or USUAL
-    need = Need(rows, context or min(USUAL, longest), most if nodes is None else nodes, depth)
+    guessed = most if nodes is None else nodes
+    need = Need(rows, context or min(USUAL, longest), guessed, depth, sampled)
     document = described(target, small, chosen, layout, need, budget)
     if measure:
         document["frontier"] = measured(
@@ -137,13 +141,12 @@ def measured(
     layout: Layout, need: Need, acceptance: str, budget: str | None, *, kernels: str, **opening: Any
 ) -> dict[str, Any]:
     """Expected tokens per second by size of tree, from costs measured on this machine."""
-    from foretoken.engine.measure import measure_costs
     from foretoken.engine.memory.amounts import amount
-    from foretoken.engine.memory.solver import best, frontier, lower_bound
+    from foretoken.engine.memory.solver import best, costs_of, frontier, lower_bound
 
     rates = chances(acceptance)
     with o.open_session(kernels=kernels, **opening) as session:
-        costs = measure_costs(session.engine)
+        costs = costs_of(session.engine, need.rows)
     points = frontier(layout, need, costs, rates)
     held = None if budget is None else amount(budget, "budget")
     chosen = None if held is None else best(points, held)

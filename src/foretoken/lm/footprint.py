@@ -8,6 +8,7 @@ a column of the cache takes, whatever the family.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from foretoken import shipped
 from foretoken.errors import CapabilityError
 from foretoken.lm.kernels.linears import can_pack
 from foretoken.lm.load import find_device, find_dtype, quiet
@@ -28,6 +30,7 @@ from foretoken.lm.runtime.slot_attention import in_c
 RAISED = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, KeyError)
 LAWS = 1 << 18  # numbers of laws that are computed together (`warp.ALL_AT_ONCE`)
 TABLE = 2  # cosines and sines of every position (`kernels.position_tables`)
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")  # by family
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Footprint:
     in_c: bool  # attention over rows where they lie: no masks, no scores
     column: int  # keys and values of one token in all layers
     max_length: int | None
+    spread: int = 0  # numbers of a token while it goes through its experts; 0: there are none
 
     def logits(self, tokens: int) -> int:
         """Of so many nodes, as the model gives them."""
@@ -73,11 +77,16 @@ class Footprint:
 
     def activations(self, tokens: int) -> int:
         """What one layer holds at once: gate, up, their product, the stream and what joins it."""
-        return tokens * (3 * self.inner + 3 * self.hidden) * self.element
+        return tokens * (self.widest + 3 * self.hidden) * self.element
 
     def fresh(self, tokens: int) -> int:
         """Likewise of the modules themselves, whose stream is kept from one layer to the next."""
-        return tokens * (3 * self.inner + 5 * self.hidden) * self.element
+        return tokens * (self.widest + 5 * self.hidden) * self.element
+
+    @property
+    def widest(self) -> int:
+        """Numbers of a token in the widest part of a layer, its MLP or its experts."""
+        return max(3 * self.inner, self.spread)
 
     def scores(self, rows: int, width: int, columns: int) -> int:
         """Of one layer: as they are, masked and as shares; nothing where one kernel does it all."""
@@ -154,7 +163,49 @@ def of_modules(model: Any, place: torch.device, kind: torch.dtype) -> Footprint:
         and in_c(kind, head_width) is not None,
         column=column_numbers(model.to(torch.bfloat16), family.layers) * kind.itemsize,
         max_length=family.max_length,
+        spread=expert_numbers(model, config, family.hidden),
     )
+
+
+def as_held(planned: Footprint, source: Any, config: Any) -> Footprint:
+    """With the bytes that weights of this source really have: of a loaded model its own, of a
+    quantised one those of its files.
+
+    CapabilityError for quantised weights that lie in no folder here.
+    """
+    if isinstance(source, nn.Module):
+        linear: list[Any] = [one for one in source.modules() if type(one) in (nn.Linear, Conv1D)]
+        copies = sum(module.weight.nbytes for module in linear) if planned.copies else 0
+        return replace(planned, weights=weight_bytes(source), copies=copies)
+    if getattr(config, "quantization_config", None) is None:
+        return planned
+    folder = Path(str(shipped.resolve(source))).expanduser()
+    files = [file.stat().st_size for file in folder.glob("*.safetensors")]
+    if not files:
+        raise CapabilityError(
+            f"the memory of {source}, a quantised {config.model_type}, was to be planned.",
+            "its configuration does not say what quantised weights take; their files do, which "
+            "are read where they are in the model's folder as safetensors.",
+            "name such a folder, or load the model and pass it in place of its name.",
+        )
+    # the output layer is left as it is by most; other layers have no copies in a type of ours
+    copies = planned.vocab * planned.hidden * planned.element if planned.copies else 0
+    return replace(planned, weights=sum(files), copies=copies)
+
+
+def expert_numbers(model: nn.Module, config: Any, hidden: int) -> int:
+    """Numbers that a token takes in a layer of experts, whose weights are stacked [E, out, in]:
+    its state for each expert chosen, what enters and leaves their gates, and what they say.
+    """
+    chosen = max((int(getattr(config, name, None) or 0) for name in CHOSEN), default=0)
+    inner = 0
+    for module in model.modules():
+        stacked = [one.shape for one in module.parameters(recurse=False) if one.dim() == 3]
+        inner = max(inner, sum(shape[1] * shape[2] // hidden for shape in stacked))
+    if not (chosen and inner):
+        return 0
+    # of gate, up and down, a third each: gate and up, what the gate lets through, their product
+    return chosen * max(hidden + 4 * inner // 3, 4 * hidden)
 
 
 def by_hand(model: Any, config: Any) -> bool:

@@ -35,33 +35,33 @@ class Room:
         """Bytes for generation."""
         return self.budget - self.layout.plan(Need(0, 0)).weights
 
-    def takes(self, rows: int, context: int, nodes: int) -> int:
-        """Bytes of generation for rows of at most so many tokens."""
-        return self.layout.plan(Need(rows, context, nodes)).generation
+    def takes(self, rows: int, context: int, nodes: int, sampled: bool = False) -> int:
+        """Bytes of generation for rows of at most so many tokens; `sampled`: any one of them."""
+        return self.layout.plan(Need(rows, context, nodes, sampled=sampled)).generation
 
     def passing(self, need: Need) -> int:
         """Bytes of generation that come and go with every chunk and step."""
         return max(map(self.layout.plan(need).of, PHASES))
 
-    def fits(self, rows: int, context: int, nodes: int) -> bool:
-        return self.takes(rows, context, nodes) <= self.left
+    def fits(self, rows: int, context: int, nodes: int, sampled: bool = False) -> bool:
+        return self.takes(rows, context, nodes, sampled) <= self.left
 
-    def cap(self, rows: int, context: int) -> int | None:
+    def cap(self, rows: int, context: int, sampled: bool = False) -> int | None:
         """Nodes of the largest trees that these rows may have; None: not even plain decoding."""
-        found = most(lambda size: self.fits(rows, context, size - 1), 1, self.nodes + 1)
+        found = most(lambda size: self.fits(rows, context, size - 1, sampled), 1, self.nodes + 1)
         return found - 1 if found else None
 
-    def longest(self) -> int:
+    def longest(self, sampled: bool = False) -> int:
         """Tokens of the longest row that fits alone, without guesses."""
-        return most(lambda tokens: self.fits(1, tokens, 0), 1, 1 << 24)
+        return most(lambda tokens: self.fits(1, tokens, 0, sampled), 1, 1 << 24)
 
     def refusal(self, row: DecodeState) -> CapabilityError | None:
         """Why a row can never have a place; None where it can."""
-        tokens = wanted(row)
-        if self.fits(1, tokens, 0):
+        tokens, sampled = wanted(row), draws([row])
+        if self.fits(1, tokens, 0, sampled):
             return None
-        needs, new = self.takes(1, tokens, 0), tokens - row.prompt_len
-        longest = self.longest()
+        needs, new = self.takes(1, tokens, 0, sampled), tokens - row.prompt_len
+        longest = self.longest(sampled)
         left = max(longest - row.prompt_len, 0)
         do = f"ask for at most {left} new tokens" if left else "shorten the prompt"
         held = self.budget - self.left
@@ -78,6 +78,11 @@ class Room:
 def wanted(row: DecodeState) -> int:
     """Tokens of a row at its end."""
     return row.prompt_len + row.limit[0]
+
+
+def draws(rows: Iterable[DecodeState]) -> bool:
+    """Whether the text of any row is sampled."""
+    return any(row.params.temperature != 0.0 for row in rows)
 
 
 class Bounded(Waiting):
@@ -117,7 +122,7 @@ class Bounded(Waiting):
         """Have what is kept of texts, and then of freed blocks, fit into what nothing else may
         take."""
         granted, wanted = self.granted, sum(self.wishes.values())
-        taken = self.room.takes(granted.rows, granted.context, granted.nodes)
+        taken = self.room.layout.plan(granted).generation
         free = max(self.room.left - taken, 0)
         for prefixes, wish in self.wishes.items():
             prefixes.allow(min(wish, free * wish // wanted))
@@ -155,7 +160,7 @@ class Bounded(Waiting):
         own = [self.alone(row) for row in rows if self.keeps(row)]
         if count > 1:
             own.append(min(FEW, max(map(self.wish, rows))))
-        cap = self.room.cap(count, context)
+        cap = self.room.cap(count, context, draws(rows))
         return None if cap is None or cap < max(own, default=0) else cap
 
     def wish(self, row: DecodeState) -> int:
@@ -168,7 +173,7 @@ class Bounded(Waiting):
 
     def alone(self, row: DecodeState) -> int:
         """Nodes of the trees that a row may have without neighbours."""
-        return self.room.cap(1, wanted(row)) or 0
+        return self.room.cap(1, wanted(row), draws([row])) or 0
 
     def seat(self, rows: Rows, nodes: int) -> None:
         """Cut trees for these rows, and give caches the size that they need."""
@@ -179,13 +184,13 @@ class Bounded(Waiting):
         self.asked = {row.uid: self.asked.get(row.uid, row.guesses) for row in rows}
         for row in rows:
             row.guesses = min(self.wish(row), self.alone(row) if self.keeps(row) else nodes)
-        self.grant(len(rows), max(map(wanted, rows)), nodes)
+        self.grant(len(rows), max(map(wanted, rows)), nodes, draws(rows))
 
-    def grant(self, rows: int, context: int, nodes: int) -> None:
+    def grant(self, rows: int, context: int, nodes: int, sampled: bool) -> None:
         """The size of caches: what they have where that is enough and fits, else what is needed."""
         larger = max(rows, self.granted.rows), max(context, self.granted.context)
-        chosen = larger if self.room.fits(*larger, nodes) else (rows, context)
-        self.granted = need = Need(*chosen, nodes)
+        chosen = larger if self.room.fits(*larger, nodes, sampled) else (rows, context)
+        self.granted = need = Need(*chosen, nodes, sampled=sampled)
         self.spare()
         layout = self.room.layout
         for role, lm in self.caches:
@@ -193,5 +198,6 @@ class Bounded(Waiting):
             lm.grant(need.rows, columns)
 
     def affords(self, tokens: int, nodes: int, rows: int = 1) -> bool:
-        """Whether rows of so many tokens may have trees of so many nodes, with the root."""
-        return self.room.fits(rows, tokens, nodes - 1)
+        """Whether rows of so many tokens may have trees of so many nodes, with the root, as the
+        rows have that have a place now."""
+        return self.room.fits(rows, tokens, nodes - 1, self.granted.sampled)

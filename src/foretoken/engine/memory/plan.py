@@ -20,7 +20,9 @@ from foretoken.lm.runtime.cache import PARTS, rounded
 # once (benchmarks/memory_plan.py)
 SLACK, FLOOR = 0.02, 4 << 20
 WEIGHTS, CACHE = "weights", "cache"
-PHASES = CHUNK, STEP, JUDGING, GROWTH, CHECK = "chunk", "step", "judging", "growth", "check"
+PHASES = CHUNK, GUESSING, STEP, JUDGING, GROWTH, CHECK = (
+    "chunk", "guessing", "step", "judging", "growth", "check",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Need:
     context: int = 1024  # tokens of a row, prompt and new ones
     nodes: int = 0  # guessed below the root, per row and step
     depth: int = 0
+    sampled: bool = False  # any of them: laws of every node are made, and kept until all is judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,13 @@ class Layout:
     draft: Footprint | None = None
     head: int = 0  # bytes of a head's weights
     head_column: int = 0  # bytes that a head keeps of every token
+    head_row: int = 0  # and of a text, however long
+    head_decodes: bool = False  # it keeps them in a cache as a draft model does
     taps: int = 0  # hidden states of the target that are read
     data: int = 0  # bytes of a datastore, resident once all of it was looked at
     copies: bool = True  # kernels may keep second copies of weights
     trees: bool = False  # a draft model may be fed more nodes than are proposed
+    drawn: bool = False  # guesses for sampled text may be drawn, from laws that are kept
     ahead: int = 1  # drafts of a row at a time: two where it is drafted while the target verifies
     # bytes counted where weights lie by now; None: as the configurations say
     loaded: int | None = None
@@ -143,13 +149,26 @@ class Layout:
             found.append(
                 Part(CACHE, "draft's cache", rows * rounded(own) * draft.column, f"{own} columns")
             )
-        kept = rows * columns * self.head_column
         part = sum(one.bytes for one in found) // min(PARTS, target.layers)
         return [
             *found,
             Part(GROWTH, "one part of caches", part, "the old one, while the new one is filled"),
-            Part(CACHE, "head's cache", kept, "keys and values of its own"),
+            Part(CACHE, "head's cache", self.head_memory(need), "keys and values of its own"),
             Part(CACHE, "rotations", tables, "tables by position"),
+        ]
+
+    def head_memory(self, need: Need) -> int:
+        """Bytes of the keys and values of a trained head."""
+        columns = rounded(self.draft_columns(need)) if self.head_decodes else self.columns(need)
+        return need.rows * (columns * self.head_column + self.head_row)
+
+    def guessing(self, need: Need, guessed: int) -> list[Part]:
+        """While a head reads what it keeps of all rows, padded to the longest, with new nodes."""
+        if self.head_decodes or not self.head_column:
+            return []
+        return [
+            Part(GUESSING, "draft's logits", guessed, "of every guessed node"),
+            Part(GUESSING, "head's cache", 2 * self.head_memory(need), "padded, and with nodes"),
         ]
 
     def chunk(self, need: Need) -> list[Part]:
@@ -175,11 +194,10 @@ class Layout:
         tokens = rows * nodes
         columns = self.columns(need)
         guessed = 0
-        if self.draft is not None:
+        if self.draft is not None and not (need.sampled and self.drawn):  # laws in their place
             guessed = self.draft.logits(rows * max(need.nodes, 1))
-        elif self.head:
+        elif self.draft is None and self.head:
             guessed = target.logits(rows * max(need.nodes, 1))
-        laws = 3 * 4 * min(tokens * target.vocab, max(LAWS, target.vocab))
         block = target.logits(min(tokens, LISTED)) if tokens > LISTED else 0
         logits = target.logits(tokens)
         of = f"of {tokens} nodes"
@@ -194,10 +212,26 @@ class Layout:
             Part(STEP, "activations", target.activations(tokens), "of one layer"),
             Part(JUDGING, "target's logits", logits, of),
             Part(JUDGING, "draft's logits", guessed, "of every guessed node"),
-            Part(JUDGING, "laws", laws, "in float32"),
+            *self.laws(need),
+            *self.guessing(need, guessed),
             Part(CHECK, "target's logits", logits, of),
             Part(CHECK, "activations", target.fresh(need.context), "of a text without cache"),
         ]
+
+    def laws(self, need: Need) -> list[Part]:
+        """What is made of logits, in float32: for greedy text a few laws at a time; of sampled text
+        every law stays until all rows are judged, as do those that guesses were drawn from. Rules
+        that walk down a tree ask for fewer; which rule it is, no plan is told."""
+        vocab, nodes = self.target.vocab, need.rows * (1 + need.nodes)
+        parts = [Part(JUDGING, "laws", 3 * 4 * min(nodes * vocab, max(LAWS, vocab)), "being made")]
+        if need.sampled:
+            drawn = need.rows * need.nodes if self.drawn else 0
+            parts += [
+                Part(JUDGING, "target's laws", 4 * nodes * vocab, f"of {nodes} nodes"),
+                Part(JUDGING, "draft's laws", 4 * drawn * vocab, "that guesses were drawn from"),
+                Part(STEP, "draft's laws", 4 * drawn * vocab, "that guesses were drawn from"),
+            ]
+        return parts
 
     def without_copies(self) -> Layout:
         """The same with kernels that work on the weights where they lie."""

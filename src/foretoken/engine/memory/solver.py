@@ -9,15 +9,24 @@ none beats plain decoding by a margin, no tree at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
 
 from foretoken.controllers.step_costs import StepCosts
+from foretoken.engine.batch_costs import batch_costs
+from foretoken.engine.engine import Engine
+from foretoken.engine.measure import ScratchRow, longest_text, measure_costs
 from foretoken.engine.memory.plan import Layout, Need
 from foretoken.trees.select import best_first_shape
 from foretoken.types import CostTable
 
 SIZES = (1, 8, 16, 24, 32, 48, 64)  # of trees with the root; 1 is plain decoding
 MARGIN = 0.05  # what a tree has to be faster by
+MEASURED = 2048  # tokens of all texts that are written to see what a batch costs
 MOST_ROWS, MOST_CONTEXT, MOST_NODES = 1 << 12, 1 << 24, 1 << 10
 
 
@@ -34,7 +43,7 @@ def largest(layout: Layout, budget: int, need: Need) -> Largest:
     """For a budget of weights and generation together."""
     longest = layout.target.max_length or MOST_CONTEXT
 
-    def fits(**changed: int) -> bool:
+    def fits(**changed: Any) -> bool:
         return layout.plan(replace(need, **changed)).total <= budget
 
     rows = most(lambda n: fits(rows=n), 1, MOST_ROWS)
@@ -52,6 +61,19 @@ def most(fits: Callable[[int], bool], least: int, end: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+@torch.inference_mode()
+def costs_of(engine: Engine, rows: int, seconds: float = 3.0) -> CostTable:
+    """What steps of so many rows cost on this machine, their drafts for all of them included."""
+    if rows == 1:
+        return measure_costs(engine)
+    room, context = longest_text(engine), min(128, max(MEASURED // rows, 8))
+    context = context if room is None else max(1, min(context, room // 2))
+    affords = partial(engine.waiting.affords, context, rows=rows)
+    with ExitStack() as opened:
+        made = [opened.enter_context(closing(ScratchRow(engine, context))) for _ in range(rows)]
+        return batch_costs([one.row for one in made], engine, seconds, affords)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +95,8 @@ def frontier(
     rates: Sequence[float],
     sizes: Sequence[int] = SIZES,
 ) -> list[Point]:
-    """Every size of tree; `rates` are the chances that the first, second, ... child stands."""
+    """Every size of tree; `costs` are those of steps of `need.rows` rows, `rates` the chances that
+    the first, second, ... child stands."""
     step = StepCosts.of(costs)
     found = []
     for size in sizes:

@@ -97,6 +97,7 @@ class Graphs:
             or len(batch.feeds) > 1
             or not feed.scored
             or not self.lm.cache.groups  # its buffers are made by the first forward
+            or not self.lm.cache.takes(feed.start + bucket)  # padding has columns as well
             or window_bounds(batch.feeds, self.lm.family.windows)
         ):
             return None
