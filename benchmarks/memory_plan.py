@@ -162,7 +162,7 @@ def written(
 
     from foretoken.bench.memory import Peak
     from foretoken.engine.loading import load
-    from foretoken.engine.memory.keeping import models_of, weights_held
+    from foretoken.engine.memory.keeping import all_held, models_of
     from foretoken.lm.runtime.heap import collect
 
     torch.set_num_threads(threads)
@@ -171,7 +171,7 @@ def written(
         kernels=setting.kernels, max_rows=setting.rows, memory_budget=budget,
         generation_config=False, **options,
     )  # fmt: skip
-    held = sum(weights_held(lm) for _, lm in models_of(session.engine, session.draft))
+    held = all_held(dict(models_of(session.engine, session.draft)), session.draft)
     count = setting.rows * setting.stream
     texts = [worded(i, setting.prompt, session.tokenizer) for i in range(count)]
     collect()

@@ -23,7 +23,7 @@ from foretoken.bench import environment
 from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import Task, load_file, spread
 
-PAPER_DEL = "del[every_exit=true,look_every=1,controller=fixed]"
+PAPER_DEL = "del[every_exit=true,look_every=1,look_back=32,controller=fixed]"
 SWIFT = "swift"
 PAPER_SWIFT = "swift[controller=fixed,search_share=1000000,bayes_interval=25]"
 

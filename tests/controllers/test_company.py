@@ -5,7 +5,9 @@ from simulated_steps import PRICES, step_of
 
 from foretoken.coins import SeededCoins
 from foretoken.controllers.cost_model import CostModel
+from foretoken.controllers.shared_policy import own_times
 from foretoken.controllers.smartspec import SmartSpec
+from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.row import make_row
 from foretoken.trees.build import chain
 from foretoken.types import CostTable, Draft, Draw, SamplingParams, StepTimes, Verdict
@@ -84,3 +86,58 @@ def test_the_clock_of_a_step_beside_rows_with_seeds_is_heard():
         controller.observe(step_of(rows, drafts, [Verdict((), 0)] * 2, times))
     assert controller.shared.ledger < before
     assert controller.shared.costs_of(2).draft.drift > 1.1
+
+
+def test_a_text_that_ends_does_not_speak_against_look_ups():
+    """Nothing was asked for in its last step, so nothing was missing there."""
+    controller = SmartSpec()
+    controller.bind(PromptLookup())
+    controller.learn(PRICES)
+    assert controller.looks_up
+    drafting, over = row_of(), row_of(guesses=0)
+    controller.budgets([drafting])
+    controller.admit([drafting], [Draft(chain(0, [0, 0]), Draw.POINT)])
+    before = controller.shared.finding
+    for _ in range(40):
+        controller.budgets([over])
+        controller.admit([over], [Draft(chain(0, []), Draw.POINT)])
+    assert controller.shared.finding == before
+
+
+def test_a_probe_has_to_pay_for_all_who_wait():
+    """One token more for one row of sixteen does not pay for half a step of all."""
+    controller = SmartSpec()
+    controller.learn(PRICES)
+    alone = [row_of()]
+    company = [*alone, *(row_of(guesses=0) for _ in range(15))]
+    for rows, paid in ((alone, True), (company, False)):
+        controller.budgets(rows)
+        assert controller.shared.paid(1, 4, 4, 1) is paid
+
+
+def test_who_waits_counts_in_the_ledger():
+    """A draft that doubles one row's pace and takes half a step from fifteen others loses."""
+    controller = CostModel()
+    controller.learn(PRICES)
+    rows = [row_of(), *(row_of(guesses=0) for _ in range(15))]
+    before, lost = controller.shared.ledger, False
+    for _ in range(100):
+        budgets = controller.budgets(rows)
+        depth = budgets[0].depth
+        drafts = [Draft(chain(0, [0] * one.depth), Draw.POINT) for one in budgets]
+        path = (1,) if depth else ()
+        verdicts = [Verdict(path, 0), *[Verdict((), 0)] * 15]
+        times = StepTimes(16, 16 + depth, 1, 0.5 if depth else 0.0, 2.0, 0.02)
+        controller.observe(step_of(rows, drafts, verdicts, times))
+        lost |= controller.shared.ledger < before
+    assert lost
+
+
+def test_drafting_of_others_is_not_this_rows_price():
+    rows = [row_of(), row_of(seed=1, temperature=1.0)]
+    times = StepTimes(2, 14, 1, 1.0, 1.0, 0.02)
+    drafts = [Draft(chain(0, [0] * depth), Draw.POINT) for depth in (2, 10)]
+    step = step_of(rows, drafts, [Verdict((), 0)] * 2, times)
+    assert own_times(step, [0]).draft == pytest.approx(0.2) and own_times(step, [1]) is times
+    drafts = [Draft(chain(0, [0] * depth), Draw.POINT) for depth in (0, 10)]
+    assert own_times(step_of(rows, drafts, [Verdict((), 0)] * 2, times), [0]) is None

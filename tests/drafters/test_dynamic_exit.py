@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_models import FAMILIES, flat_above, small
 
-from foretoken.drafters.dynamic_exit import Counts, DynamicExit, considered
+from foretoken.drafters.dynamic_exit import Counts, DynamicExit, considered, read_at_once
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError
@@ -320,16 +320,14 @@ def test_few_exits_of_the_first_half_are_considered_by_default():
     assert considered(6, True) == (1, 2, 3, 4, 5)
 
 
-def test_the_end_of_a_prompt_is_read_in_about_a_plain_step():
-    """A head as dear as eight layers, as of small models with large vocabularies."""
-    lm = open_lm(small("llama"), kernels="dense")
-    exits, head = DynamicExit(lm).exits, early_exits(lm, (1,)).head
-    rows = exits.looked_back * len(exits.taps) * head
-    assert rows <= 8 * (4 + head) or exits.looked_back == 1
-    assert (
-        exits.context >= 24
-        and DynamicExit(lm, DynamicExit.Config(look_back=3)).exits.looked_back == 3
-    )
+def test_the_end_of_a_prompt_is_read_in_about_a_plain_step_and_in_eight_places_at_least():
+    """Heads as dear as eight layers are those of small models with large vocabularies."""
+    assert read_at_once(28, 8.0, 5) == 8 and read_at_once(32, 4.0, 5) == 14
+    assert read_at_once(4, 0.1, 3) == read_at_once(8, 0.0, 5) == 32
+    table = TableLM.random(4, layers=8)
+    assert DynamicExit(table).exits.looked_back == 32
+    asked = DynamicExit(table, DynamicExit.Config(look_back=3)).exits
+    assert asked.looked_back == 3 and asked.context == 24, "what is looked at once needs more"
 
 
 def test_the_papers_setting_drafts_behind_any_exit(row):

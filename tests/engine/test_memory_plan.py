@@ -286,7 +286,7 @@ def quantised(folder):
     return folder
 
 
-def test_quantised_weights_are_those_of_their_files_or_refused_by_name(make_llama, tmp_path):
+def test_quantised_weights_are_those_of_their_files_or_as_large_as_dense_ones(make_llama, tmp_path):
     model = make_llama(97)
     dense = footprint(model.config)
     half = make_llama(97).half()  # of the size that half as many bits make of it
@@ -295,8 +295,29 @@ def test_quantised_weights_are_those_of_their_files_or_refused_by_name(make_llam
     assert found.weights < 0.6 * dense.weights and found.column == dense.column
     assert found.copies in (0, 97 * 64 * 4)
     (tmp_path / "small" / "model.safetensors").rename(tmp_path / "small" / "model.bin")
-    with pytest.raises(CapabilityError, match="a quantised llama"):
-        layout_of(tmp_path / "small", "plain", dtype="float32", allow_pickle=True)
+    found = layout_of(tmp_path / "small", "plain", dtype="float32", allow_pickle=True).target
+    assert found.weights == dense.weights, "no file says what they take"
+
+
+def test_weights_that_a_processor_makes_dense_are_counted_dense(make_llama, tmp_path):
+    make_llama(97).half().save_pretrained(tmp_path / "small")
+    folder = quantised(tmp_path / "small")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = layout_of(folder, "plain", dtype="float32").target
+    assert found.weights == footprint(make_llama(97).config).weights
+
+
+def test_fixed_guesses_for_sampled_text_are_planned_along_one_path(pair_folders):
+    """Rules for them ask for the law of each node that is reached, and of no other."""
+    need = Need(2, 100, 40, sampled=True)
+    laws = {}
+    for method in ("tree", "chain"):
+        layout = layout_of(pair_folders[0], method, pair_folders[1], config={"depth": 6})
+        [part] = [one for one in layout.plan(need).parts if one.name == "target's laws"]
+        laws[method] = part.bytes / (4 * layout.target.vocab)
+    assert laws == {"tree": 2 * 7, "chain": 2 * 41}
 
 
 def test_batches_are_priced_with_drafts_of_all_their_rows(pair_folders):
@@ -308,4 +329,5 @@ def test_batches_are_priced_with_drafts_of_all_their_rows(pair_folders):
         assert session.target.rows_held == 0
     layout = layout_of(pair_folders[0], "chain", pair_folders[1])
     plain, *_ = frontier(layout, dataclasses.replace(NEED, rows=4), costs, (0.7, 0.1), (1, 4))
-    assert plain.seconds == pytest.approx(costs.target[4] + costs.overhead)
+    # the least of it and of what larger batches took: what disturbs a measurement makes it longer
+    assert plain.seconds == pytest.approx(min(costs.target.values()) + costs.overhead)

@@ -103,7 +103,7 @@ def test_a_head_cache_is_in_the_plan(tmp_path):
         for kind, (method, module, options) in rows.items():
             folder = saved(tmp_path / kind, kind, module, options)
             layout = layout_of(tied(), method, config={"draft_head": folder})
-            parts = {part.name: part for part in layout.plan(Need(2, 100, 6)).parts}
-            least = 2 * 100 * 4 * sizes.sizes_of(folder).column
-            assert parts["head's cache"].kind == CACHE or kind in BLOCKS
-            assert parts["head's cache"].bytes >= least and layout.taps >= 1
+            parts = layout.plan(Need(2, 100, 6)).parts
+            [cache] = [one for one in parts if (one.name, one.kind) == ("head's cache", CACHE)]
+            assert cache.bytes >= 2 * 100 * 4 * sizes.sizes_of(folder).column > 0
+            assert layout.taps >= 1

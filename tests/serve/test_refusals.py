@@ -58,7 +58,7 @@ WRONG = [
     ({**GOOD, "structured_outputs": {"grammar": "start: x"}}, "structured_outputs"),
     ({**GOOD, "allowed_token_ids": [5]}, "allowed_token_ids"),
     ({**GOOD, "bad_words": ["a"]}, "bad_words"),
-    ({**GOOD, "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+    ({**GOOD, "prompt": [5, 6, 7], "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
     ({**GOOD, "stop": "a", "include_stop_str_in_output": True}, "include_stop_str_in_output"),
     ({**GOOD, "add_special_tokens": False}, "add_special_tokens"),
 ]
@@ -76,18 +76,18 @@ WRONG_CHATS = [
     ({**CHAT, "top_logprobs": 3}, "top_logprobs"),
     ({**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
     ({**CHAT, "chat_template": "{{ messages }}"}, "chat_template"),
-    ({**CHAT, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ({**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ({**CHAT, "add_special_tokens": True}, "add_special_tokens"),
     ({**CHAT, "add_generation_prompt": False}, "add_generation_prompt"),
     ({**CHAT, "continue_final_message": True}, "continue_final_message"),
 ]
 OWN_TURN = {**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "ho"}]}
 NEUTRAL = [  # what is done anyway
-    ("/v1/completions", {**GOOD, "add_special_tokens": True, "truncate_prompt_tokens": -1}),
+    ("/v1/completions", {**GOOD, "add_special_tokens": True, "truncate_prompt_tokens": 999}),
     ("/v1/completions", {**GOOD, "prompt": [5, 6], "add_special_tokens": False}),
     ("/v1/completions", {**GOOD, "allowed_token_ids": None, "bad_words": [],
-                         "include_stop_str_in_output": False, "chat_template": "x"}),
-    ("/v1/chat/completions", {**CHAT, "chat_template": None, "chat_template_kwargs": {},
+                         "include_stop_str_in_output": True, "chat_template": "x"}),
+    ("/v1/chat/completions", {**CHAT, "chat_template": None, "chat_template_kwargs": {"no_such": 1},
                               "add_special_tokens": False, "add_generation_prompt": True,
                               "continue_final_message": False}),
     ("/v1/chat/completions", {**OWN_TURN, "add_generation_prompt": False,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from foretoken.bench.models import Models
     from foretoken.bench.run import BenchConfig
 
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+CONFIGS = ("config.json", "head.json", "tokenizer.json", "draft_vocabulary.json")
+WORDS = ("controller", "verifier", "preset", "kernels", "compile")  # options that name no file
 PIECE = 1 << 20  # bytes read at the beginning, in the middle and at the end of a file
 
 
@@ -51,8 +54,12 @@ def forgetful(journal: Journal) -> list[str]:
 
 def row_contents(spec: RowSpec) -> dict[str, str]:
     """What lies in the files and folders that a row's options name, by option."""
-    named = {key: Path(value) for key, value in spec.options.items() if isinstance(value, str)}
-    return {key: contents(path) for key, path in named.items() if path.exists()}
+    named = {key: value for key, value in spec.options.items() if isinstance(value, str | Path)}
+    return {
+        key: contents(Path(value))
+        for key, value in named.items()
+        if key not in WORDS and Path(value).exists()
+    }
 
 
 def model_contents(source: Any) -> str | None:
@@ -64,8 +71,13 @@ def model_contents(source: Any) -> str | None:
 
 
 def contents(path: Path) -> str:
-    """A short name for a file or for all files of a folder: their sizes, and pieces of each."""
-    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    """A short name for a file, or for the weights and configurations that lie in a folder: their
+    sizes, and pieces of each. What a training leaves below it is no part of a model.
+    """
+    files = [path]
+    if path.is_dir():
+        own = sorted(one for one in path.iterdir() if one.is_file())
+        files = [one for one in own if one.suffix in WEIGHTS or one.name in CONFIGS] or own
     return shortened(*(word for file in files for word in (file.name, *pieces(file))))
 
 

@@ -41,7 +41,7 @@ class GoodputPricing:
         self.max_depth, self.max_nodes = max_depth, max_nodes
         self.pace = Pace(half_life)
         self.last: Budget | None = None
-        self.rows = self.age = 0  # of the last offer
+        self.rows = self.drafting = self.age = 0  # of the last offer
 
     def speed(self, texts: Sequence[Pace]) -> float:
         """Tokens per row in the time of a plain step that drafting reaches in these texts."""
@@ -56,27 +56,32 @@ class GoodputPricing:
         everywhere = (pace.gain(1.0) + self.TRIALS * (self.HOPE - 1.0)) / (pace.steps + self.TRIALS)
         return (text.gain(1.0) + self.PRIOR * everywhere) / (text.steps + self.PRIOR)
 
-    def offered(self, costs: StepCosts, rows: int, speed: float) -> Budget:
+    def offered(self, costs: StepCosts, rows: int, speed: float, drafting: int) -> Budget:
         """The last offer, as long as little has changed since: most steps are like the last one."""
         last, self.age = self.last, self.age + 1
         if (
             last is None
             or last.prices is None
-            or self.rows != rows
+            or (self.rows, self.drafting) != (rows, drafting)
             or self.age >= self.STALE
             or abs(speed / last.prices.step - 1.0) > self.CHANGED
         ):
-            self.last, self.rows, self.age = self.offer(costs, rows, speed), rows, 0
+            self.last, self.age = self.offer(costs, rows, speed, drafting), 0
+            self.rows, self.drafting = rows, drafting
             return self.last
         return last
 
-    def offer(self, costs: StepCosts, rows: int, speed: float) -> Budget:
-        """All depth and nodes, at the price of the tokens that `speed` writes in their time."""
-        rate = speed / costs.plain(rows)
+    def offer(self, costs: StepCosts, rows: int, speed: float, drafting: int) -> Budget:
+        """All depth and nodes, at the price of the tokens that `speed` writes in their time.
+
+        Of `rows` that share the forward so many are `drafting`: each bears its part of what the
+        others wait.
+        """
+        rate = speed / costs.plain(rows) * rows / drafting
         level = rate * (costs.draft.at(4) - costs.draft.at(2)) / 2.0
         curve, drift = costs.rest.reach(rows * (1 + self.max_nodes))
         scale, none = rate * drift, curve[rows]
-        sizes = curve[rows::rows][: self.max_nodes + 1]
+        sizes = curve[rows::drafting][: self.max_nodes + 1]
         # A larger forward is never cheaper: where it was measured so, that was noise.
         nodes = tuple([scale * (seconds - none) for seconds in accumulate(sizes, max)])
         prices = Prices(max(level, 0.0), nodes, speed, rate)
@@ -90,7 +95,7 @@ class Shapes:
         self.max_depth, self.max_nodes, self.margin = max_depth, max_nodes, margin
         self.fade = 0.5 ** (1.0 / half_life)
         self.age = 0  # steps since the last change of regime
-        self.rows = 0
+        self.rows = 0, 0  # and how many of them draft
         self.choice = NONE
         self.curve = [0.0]  # accepted tokens the static shape promises, by nodes
         self.promised = self.found = 2.0
@@ -101,12 +106,14 @@ class Shapes:
             self.promised = self.promised * self.fade + self.curve[min(nodes, len(self.curve) - 1)]
             self.found = self.found * self.fade + accepted
 
-    def best(self, ranks: Ranks, costs: StepCosts, rows: int) -> Budget:
-        """The budget with the most tokens per second; found again at ages 1, 2, 4, 8, ..."""
+    def best(self, ranks: Ranks, costs: StepCosts, rows: int, drafting: int) -> Budget:
+        """The budget with the most tokens per second, where so many of all `rows` of a step are
+        drafting; found again at ages 1, 2, 4, 8, ...
+        """
         self.age += 1
-        if rows == self.rows and self.age % 32 and self.age & (self.age - 1):
+        if (rows, drafting) == self.rows and self.age % 32 and self.age & (self.age - 1):
             return self.choice
-        self.rows = rows
+        self.rows = rows, drafting
         rates = ranks.rates(WIDTH, BELIEF, 2.0)
         lift = min(max(self.found / self.promised, 0.25), 2.0)
         best_rate = self.margin / costs.plain(rows)
@@ -115,8 +122,8 @@ class Shapes:
             shape = best_first_shape(rates, self.max_nodes, depth)
             curve = list(accumulate(shape.values[1:], initial=0.0))
             for nodes in range(1, len(curve)):
-                seconds = costs.drafted(rows, depth, rows * nodes)
-                rate = (1.0 + lift * curve[nodes]) / seconds
+                seconds = costs.drafted(rows, depth, drafting * nodes)
+                rate = (1.0 + lift * curve[nodes] * drafting / rows) / seconds
                 if rate > best_rate:
                     best_rate, self.curve = rate, curve
                     self.choice = Budget(depth, nodes)

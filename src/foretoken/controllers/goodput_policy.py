@@ -345,7 +345,7 @@ class GoodputPolicy:
         """Whether accepted tokens were worth the seconds that one row's draft took."""
         seconds = self.seconds(rows, nodes)
         extra = seconds.drafted(1, depth, nodes) - seconds.scoring[0]
-        return accepted * seconds.scoring[0] / rows > extra
+        return accepted * seconds.scoring[0] / (rows + self.turn.beside) > extra
 
     def forget(self, request: Request, rows: int) -> None:
         """The text has changed: what was seen tells less of what comes."""

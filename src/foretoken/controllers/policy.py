@@ -118,7 +118,7 @@ class Policy:
         """What each row may draft in this step, whose forward has rows `beside` these."""
         all_rows = len(rows) + len(beside)
         if self.lull.goes_on(rows):
-            self.round = Round(all_rows)
+            self.round = Round(all_rows, len(beside))
             return [NONE] * len(rows)
         self.waken()
         costs, records = self.costs_of(all_rows), [self.record(row) for row in rows]
@@ -128,10 +128,10 @@ class Policy:
         elif self.priced:
             chosen = self.offers(records, costs, all_rows)
         elif self.branching:
-            chosen = [self.shapes.best(self.ranks, costs, all_rows)] * len(rows)
+            chosen = [self.shapes.best(self.ranks, costs, all_rows, len(rows))] * len(rows)
         else:
             chosen = [Budget(k, k) for k in self.lengths(records, costs, all_rows)]
-        self.round = Round(all_rows)
+        self.round = Round(all_rows, len(beside))
         self.probe(records, chosen, broke)
         self.round.asked = any(budget.depth for budget in chosen)
         for record, budget in zip(records, chosen, strict=True):
@@ -173,7 +173,7 @@ class Policy:
         if speed < self.limits.margin and not self.cheap:
             return [NONE] * len(records)
         # Plain decoding's speed, at worst: it is always there to be had.
-        offer = self.pricing.offered(costs, rows, max(speed, 1.0))
+        offer = self.pricing.offered(costs, rows, max(speed, 1.0), len(records))
         return [NONE if rests else offer for rests in resting]
 
     def rests(self, record: Record, rows: int) -> bool:
@@ -298,7 +298,8 @@ class Policy:
                 self.asking[size] += ASKING * surprise
         if not step.told:
             return
-        mean = sum(step.emitted) / len(step.told)
+        # Rows beside wait for these drafts as well, and gain a token at least.
+        mean = (sum(step.emitted) + step.beside) / (len(step.told) + step.beside)
         if step.asked and not step.lagging:
             self.pricing.pace.update(mean, spent / plain)
             for record, emitted in zip(step.told, step.emitted, strict=True):
@@ -356,4 +357,4 @@ class Policy:
         if self.priced:  # at the speed of plain decoding a draft has most to offer
             rows = self.round.rows
             costs = self.costs_of(rows)
-            chosen[at] = replace(self.pricing.offer(costs, rows, 1.0), depth=depth)
+            chosen[at] = replace(self.pricing.offer(costs, rows, 1.0, len(records)), depth=depth)

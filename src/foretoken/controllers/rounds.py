@@ -85,7 +85,8 @@ class Lull(Generic[K]):
 class Round:
     """What happened in the step under way."""
 
-    rows: int = 1
+    rows: int = 1  # of its forward
+    beside: int = 0  # of these the policy does not decide for
     told: list[Record] = field(default_factory=list)  # rows that show what the drafter does
     emitted: list[int] = field(default_factory=list)  # by each of these
     asked: bool = False  # a draft was asked for; it may have found nothing worth its price

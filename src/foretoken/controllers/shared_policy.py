@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -127,7 +127,7 @@ class SharedPolicy(ABC, Generic[P]):
                 alone.policy.observe(*of_rows(step, [at]), None)
         if places:
             share = sum([score.share for score in step.scores]) / len(step.scores)
-            self.shared.observe(*of_rows(step, places), step.times, share)
+            self.shared.observe(*of_rows(step, places), own_times(step, places), share)
 
 
 @dataclass(slots=True)
@@ -144,6 +144,17 @@ class Alone:
         if self.given is None:
             [self.given] = self.policy.budgets([row])
         return self.given
+
+
+def own_times(step: Step, places: Sequence[int]) -> StepTimes | None:
+    """What a step took, of its drafting the part of these rows; None where only others drafted."""
+    if len(places) == len(step.rows):
+        return step.times
+    depths = [max(draft.tree.depths()) for draft in step.drafts]
+    deepest, own = max(depths), max([depths[at] for at in places])
+    if own == deepest:
+        return step.times
+    return replace(step.times, draft=step.times.draft * own / deepest) if own else None
 
 
 def of_rows(

@@ -45,7 +45,9 @@ class SmartSpec(SharedPolicy[GoodputPolicy]):
         return GoodputPolicy(self.config, self.traits, latency, self.looks_up)
 
     def admit(self, rows: Rows, drafts: Sequence[Draft]) -> Sequence[Draft]:
-        return self.shared.admit(rows, drafts) if self.looks_up else drafts
+        if not self.looks_up or all(row.uid in self.silent for row in rows):
+            return drafts
+        return self.shared.admit(rows, drafts)
 
 
 def fitted(costs: CostTable) -> Latency:

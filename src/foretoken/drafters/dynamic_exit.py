@@ -71,7 +71,7 @@ class ExitGrowth(ChainGrowth):
 
 
 EXITS = 4  # of the first half, evenly spaced: behind more even perfect drafts save too little
-MOST_READ = 32  # tokens at the end of a prompt
+LEAST_READ, MOST_READ = 8, 32  # tokens at the end of a prompt
 AT_ONCE = 8.0  # rows of a product that take about as long as one
 
 
@@ -87,7 +87,7 @@ class DynamicExit(Grower):
         decay: float = 0.95  # of all counts, per round
         most: int = 18  # tokens of the longest draft
         # tokens at the prompt's end that the first counts are made of; None: as many as the head
-        # reads, behind all exits, in about a plain step
+        # reads, behind all exits, in about a plain step, and 8 to 32
         look_back: int | None = None
         confident: bool = True  # stop a draft at low confidence; False: at the best fixed length
         look_every: int = 4  # rounds between looks at all layers, at the head's price; paper 1
@@ -136,8 +136,7 @@ class ChosenLayers(EarlyExitModel):
         head: float = self.view.head
         # of a forward, for one token behind each exit
         self.prices = [(depth + head) / (layers + head) for depth in exits]
-        free = AT_ONCE * (layers + head) / (len(self.taps) * max(head, 1e-9))
-        self.looked_back = config.look_back or int(min(max(free, 1.0), MOST_READ))
+        self.looked_back = config.look_back or read_at_once(layers, head, len(self.taps))
         self.context = max(self.looked_back, ENOUGH)
         self.evidence = evidence_of(target, exits)
         self.look_due = False  # in the step under way
@@ -302,6 +301,12 @@ def considered(layers: int, every: bool) -> tuple[int, ...]:
     half = max(layers // 2, 1)
     count = min(EXITS, half)
     return tuple(-(-half * place // count) for place in range(1, count + 1))
+
+
+def read_at_once(layers: int, head: float, marks: int) -> int:
+    """Places that a head, as dear as so many layers, reads behind all marks in a plain step."""
+    free = AT_ONCE * (layers + head) / (marks * max(head, 1e-9))
+    return int(min(max(free, LEAST_READ), MOST_READ))
 
 
 def check(config: DynamicExit.Config) -> None:

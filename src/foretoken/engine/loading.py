@@ -90,9 +90,9 @@ def load(
     check_options(method, controller=controller, verifier=verifier, **config)
     check_places(target, method, draft, draft_vocabulary, loading)
     check_request(method, draft, max_rows)
-    budget = parts.pop("memory_budget")
-    if budget is not None:
-        budget = planned(budget, target, method, draft, config, loading, draft_vocabulary, kernels)
+    if (budget := parts.pop("memory_budget")) is not None:
+        options = {**config, "controller": controller}
+        budget = planned(budget, target, method, draft, options, loading, draft_vocabulary, kernels)
         lm_options["kernels"] = budget.kernels(kernels, max_rows)
     parts |= {
         "lm_options": lm_options, "draft_vocabulary": draft_vocabulary,
@@ -130,7 +130,9 @@ def planned(
     reading = {name: value for name, value in loading.items() if name != "device_map"}
     if not isinstance(target, str | Path):
         reading |= {"dtype": target.dtype, "device": target.device}
+    config = dict(config)
     reading |= {"draft_vocabulary": draft_vocabulary, "kernels": kernels}
+    reading |= {"controller": config.pop("controller")}
     return Budget.asked(given, target, method, draft, config, **reading)
 
 

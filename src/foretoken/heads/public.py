@@ -132,7 +132,8 @@ def eagle_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> 
     if f"{LAYER}input_layernorm.weight" in tensors:
         raise unreadable(folder, "its layer has a first norm, which no EAGLE head has")
     outputs = tensors.get("lm_head.weight")
-    if outputs is not None and outputs.shape == (sizes["vocab_size"], sizes["hidden_size"]):
+    width, padded = sizes["hidden_size"], sizes["vocab_size"]  # or more rows than tokens
+    if outputs is not None and outputs.shape[-1] == width and len(outputs) >= padded:
         left.taken("lm_head.weight")  # the target's, which is asked itself
     left.refuse_all_but(IGNORED, "EAGLE")
     return found

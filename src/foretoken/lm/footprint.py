@@ -30,6 +30,7 @@ from foretoken.lm.runtime.slot_attention import in_c
 RAISED = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, KeyError)
 LAWS = 1 << 18  # numbers of laws that are computed together (`warp.ALL_AT_ONCE`)
 TABLE = 2  # cosines and sines of every position (`kernels.position_tables`)
+MADE_DENSE = ("mxfp4", "fp8")  # by loaders, on devices that cannot multiply them
 CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")  # by family
 
 
@@ -169,25 +170,21 @@ def of_modules(model: Any, place: torch.device, kind: torch.dtype) -> Footprint:
 
 def as_held(planned: Footprint, source: Any, config: Any) -> Footprint:
     """With the bytes that weights of this source really have: of a loaded model its own, of a
-    quantised one those of its files.
-
-    CapabilityError for quantised weights that lie in no folder here.
+    quantised one those of its files. Weights whose files are not here, or that are made dense where
+    a device cannot multiply them, are counted as dense ones.
     """
     if isinstance(source, nn.Module):
         linear: list[Any] = [one for one in source.modules() if type(one) in (nn.Linear, Conv1D)]
         copies = sum(module.weight.nbytes for module in linear) if planned.copies else 0
         return replace(planned, weights=weight_bytes(source), copies=copies)
-    if getattr(config, "quantization_config", None) is None:
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is None:
         return planned
     folder = Path(str(shipped.resolve(source))).expanduser()
     files = [file.stat().st_size for file in folder.glob("*.safetensors")]
-    if not files:
-        raise CapabilityError(
-            f"the memory of {source}, a quantised {config.model_type}, was to be planned.",
-            "its configuration does not say what quantised weights take; their files do, which "
-            "are read where they are in the model's folder as safetensors.",
-            "name such a folder, or load the model and pass it in place of its name.",
-        )
+    how = quantised if isinstance(quantised, dict) else vars(quantised)
+    if not files or str(how.get("quant_method")).rpartition(".")[2].lower() in MADE_DENSE:
+        return planned
     # the output layer is left as it is by most; other layers have no copies in a type of ours
     copies = planned.vocab * planned.hidden * planned.element if planned.copies else 0
     return replace(planned, weights=sum(files), copies=copies)

@@ -26,7 +26,7 @@ FAMILY = Family(
             verifier="block",
             verifiers=("recursive",),
             defaults={"depth": 18},
-            paper_options={"every_exit": True, "look_every": 1},
+            paper_options={"every_exit": True, "look_every": 1, "look_back": 32},
             paper="arXiv 2504.05598",
         ),
         Method(

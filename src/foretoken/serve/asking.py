@@ -22,7 +22,7 @@ from foretoken.serve.wire.requests import (
     Speculation,
     StructuredOutputs,
 )
-from foretoken.serve.wire.unsupported import unsupported
+from foretoken.serve.wire.unsupported import check_reading, unsupported
 from foretoken.types import DecodeState
 
 COMPLETION_TOKENS = 16
@@ -205,6 +205,7 @@ def rows_of(
             break
         which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
         ids = prompt_ids(prompt, tokenizer, target.vocab_size, target.max_length, which)
+        check_reading(asked, getattr(tokenizer, "chat_template", None), len(ids))
         first = number * asked.texts
         seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
         most = most_tokens(asked, len(ids), longest, limit)

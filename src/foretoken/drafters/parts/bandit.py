@@ -48,10 +48,13 @@ class Bandit:
         due = self.due(speed)
         if due is not None:
             return due, inf
-        awake = [arm for arm in sorted(self.arms) if not self.resting[arm]]
-        gains = {arm: self.gain(arm, texts, speed) + speed - 1.0 for arm in awake}
+        gains = {arm: self.gain(arm, texts, speed) + speed - 1.0 for arm in self.awake()}
         arm = max(gains, key=gains.__getitem__, default=None)
         return (arm, gains[arm]) if arm is not None and gains[arm] > 0.0 else (None, 0.0)
+
+    def awake(self) -> list[int]:
+        """The arms that may be asked in this step."""
+        return [arm for arm in sorted(self.arms) if not self.resting[arm]]
 
     def gain(self, arm: int, texts: Sequence[Sequence[Pace]], speed: float) -> float:
         """What a step of an arm brings a row of these texts above its time's worth."""
@@ -64,7 +67,7 @@ class Bandit:
         """An arm to be tried: a new one as long as it promises anything, or one that has waited
         long enough; none while trials have lost as much as they may.
         """
-        for arm in sorted(self.arms):
+        for arm in self.awake():
             pace = self.all[arm]
             lost = -pace.gain(speed) / pace.steps if pace.steps else GUESS
             if min(lost, PURSE) > self.purse:

@@ -50,6 +50,7 @@ def layout_of(
         copies=kernels not in NO_COPIES,
         trees="chain" not in row.drafter.partition(":")[0],
         ahead=2 if "overlap" in row.engine else 1,
+        deepest=largest_draft(method, options)[0],
         drawn=draws(row),
     )
     if needs_draft(row):

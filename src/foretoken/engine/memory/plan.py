@@ -96,6 +96,7 @@ class Layout:
     data: int = 0  # bytes of a datastore, resident once all of it was looked at
     copies: bool = True  # kernels may keep second copies of weights
     trees: bool = False  # a draft model may be fed more nodes than are proposed
+    deepest: int = 0  # nodes of the longest path of a draft; 0: not known
     drawn: bool = False  # guesses for sampled text may be drawn, from laws that are kept
     ahead: int = 1  # drafts of a row at a time: two where it is drafted while the target verifies
     # bytes counted where weights lie by now; None: as the configurations say
@@ -164,7 +165,7 @@ class Layout:
 
     def guessing(self, need: Need, guessed: int) -> list[Part]:
         """While a head reads what it keeps of all rows, padded to the longest, with new nodes."""
-        if self.head_decodes or not self.head_column:
+        if self.head_decodes or not (self.head_column or self.head_row):
             return []
         return [
             Part(GUESSING, "draft's logits", guessed, "of every guessed node"),
@@ -220,11 +221,14 @@ class Layout:
 
     def laws(self, need: Need) -> list[Part]:
         """What is made of logits, in float32: for greedy text a few laws at a time; of sampled text
-        every law stays until all rows are judged, as do those that guesses were drawn from. Rules
-        that walk down a tree ask for fewer; which rule it is, no plan is told."""
+        every law that is asked for stays until all rows are judged, as do those that guesses were
+        drawn from. Fixed guesses are asked about along one path; of drawn ones no plan is told
+        which rule asks about all."""
         vocab, nodes = self.target.vocab, need.rows * (1 + need.nodes)
         parts = [Part(JUDGING, "laws", 3 * 4 * min(nodes * vocab, max(LAWS, vocab)), "being made")]
         if need.sampled:
+            path = need.nodes if self.drawn else min(need.nodes, self.deepest or need.nodes)
+            nodes = need.rows * (1 + path)
             drawn = need.rows * need.nodes if self.drawn else 0
             parts += [
                 Part(JUDGING, "target's laws", 4 * nodes * vocab, f"of {nodes} nodes"),

@@ -6,6 +6,7 @@ Any other unknown field is ignored, as clients send new ones that a server need 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,20 +37,18 @@ REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "prompt_logprobs": (unless(), "the tokens of a prompt are not told"),
     "allowed_token_ids": (unless(), "guided_regex and guided_choice say what may be written"),
     "bad_words": (unless(), "logit_bias forbids tokens here"),
-    "include_stop_str_in_output": (unless(), "texts end before their stop"),
-    # -1: cut to the context; a prompt that is longer is refused here
-    "truncate_prompt_tokens": (unless(-1), "prompts are read whole"),
 }
 REFUSED_IN_CHATS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "chat_template": (unless(""), "messages are read by the model's own template"),
-    "chat_template_kwargs": (unless(), "the model's template is given nothing but messages"),
 }
 IGNORED = frozenset(
     "store metadata service_tier parallel_tool_calls safety_identifier prompt_cache_key "
     "prompt_cache_retention verbosity reasoning_effort logprobs top_logprobs best_of "
     "length_penalty skip_special_tokens spaces_between_special_tokens add_special_tokens "
-    "add_generation_prompt continue_final_message chat_template chat_template_kwargs".split()
+    "add_generation_prompt continue_final_message chat_template chat_template_kwargs "
+    "truncate_prompt_tokens include_stop_str_in_output".split()
 )
+THINKS = {"enable_thinking": True}  # what templates that know it do unless they are told otherwise
 
 
 def check_fields(asked: Asked) -> None:
@@ -71,10 +70,29 @@ def check_fields(asked: Asked) -> None:
         elif name == "best_of":
             if value not in (None, asked.texts):
                 raise unsupported(name, "all n texts are returned, and none is chosen of more")
+        elif name == "include_stop_str_in_output" and value and asked.stop:
+            raise unsupported(name, "texts end before their stop")
         elif name not in IGNORED and value is not None and looked_at < LOOKED_AT:
             if len(name) <= longest:
                 check_spelling(name, known)
             looked_at += 1
+
+
+def check_reading(asked: Asked, template: Any, tokens: int) -> None:
+    """Refuse what would have a prompt of so many tokens read in another way: variables that the
+    chat template knows, or a cut."""
+    extra = asked.model_extra or {}
+    told = extra.get("chat_template_kwargs")
+    if isinstance(asked, ChatRequest) and isinstance(told, dict):
+        for name, value in told.items():
+            if re.search(rf"\b{re.escape(name)}\b", str(template)) and THINKS.get(name) != value:
+                raise unsupported(
+                    f"chat_template_kwargs.{name[:40]}",
+                    "the model's template is given nothing but messages",
+                )
+    most = extra.get("truncate_prompt_tokens")
+    if isinstance(most, int) and 0 <= most < tokens:
+        raise unsupported("truncate_prompt_tokens", "prompts are read whole")
 
 
 def reading_of(asked: Asked) -> dict[str, tuple[bool, str]]:

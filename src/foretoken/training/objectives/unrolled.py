@@ -90,7 +90,8 @@ class UnrolledObjective(GuessObjective):
                 f"what it begins as reads the layers {listed(taps)}, in this order.",
                 "leave the option `taps` out, or the option `start`.",
             )
-        return replace(config, taps=taps)
+        usual = fused_layers(innermost(session.target).layers)
+        return config if taps == usual else replace(config, taps=taps)
 
     def shape(self, session: Session) -> dict[str, Any]:
         config, lm = self.config, innermost(session.target)
