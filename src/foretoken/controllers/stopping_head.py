@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.controllers.steady import Stopping
 from foretoken.errors import ConfigError, made_by
-from foretoken.heads import made_for, store
+from foretoken.heads import store
 from foretoken.types import FinalNorm, Level
 
 
@@ -28,7 +28,6 @@ class StoppingHead(Stopping):
         """Refuse a head that was trained for another draft than this one."""
         model = drafter.model
         store.check_fits(self.card, self.folder, model.hidden_size, model.vocab_size)
-        made_for.warn_of_another(self.card, self.folder, model)
 
     def states(self, level: Level) -> Tensor:
         """Hidden states [n H] of a level's branches; the head goes to where they are."""
