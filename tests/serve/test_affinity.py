@@ -122,13 +122,9 @@ def test_errors_of_a_replica_pass_as_they_are() -> None:
     assert sent[0]["status"] == 500 and sent[1]["body"] == b"said"
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_replica_that_goes_is_told_where_nothing_was_sent(begun) -> None:
+def passed_through(inner) -> list[dict]:
+    """What reaches a client of what the router sends in answer to an empty request."""
     sent = []
-
-    async def inner(scope, receive, send):
-        if begun:
-            await send({"type": "http.response.start", **OK})
 
     async def receive():
         return {"type": "http.request", "body": b"{}", "more_body": False}
@@ -138,6 +134,17 @@ def test_a_replica_that_goes_is_told_where_nothing_was_sent(begun) -> None:
 
     scope = {"type": "http", "path": "/v1/completions", "headers": []}
     asyncio.run(Affinity(inner)(scope, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_replica_that_goes_is_told_where_nothing_was_sent(begun) -> None:
+
+    async def inner(scope, receive, send):
+        if begun:
+            await send({"type": "http.response.start", **OK})
+
+    sent = passed_through(inner)
     if begun:
         assert [message["status"] for message in sent] == [200]  # half an answer stays one
     else:
@@ -148,7 +155,6 @@ def test_a_replica_that_goes_is_told_where_nothing_was_sent(begun) -> None:
 def test_a_stream_that_is_cut_ends_with_an_error_as_its_last_event(over) -> None:
     """The router leaves it open where the replica died; one that is whole gets nothing added."""
     events = [(b"Content-Type", b"text/event-stream; charset=utf-8"), *OK["headers"]]
-    sent = []
 
     async def inner(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": events})
@@ -157,14 +163,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_as_its_last_event(over) -> None
         if over:
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    async def receive():
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "path": "/v1/completions", "headers": []}
-    asyncio.run(Affinity(inner)(scope, receive, send))
+    sent = passed_through(inner)
     assert len(sent) == 3 and not sent[-1].get("more_body", False)
     last = sent[-1]["body"].decode()
     assert last.endswith("data: [DONE]\n\n")

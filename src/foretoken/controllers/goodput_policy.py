@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from foretoken.controllers.goodput import NONE
 from foretoken.controllers.latency import Latency
 from foretoken.controllers.lengths import (
     DEPTHS,
@@ -47,7 +48,6 @@ FORGET = 0.1  # what counts keep of their weight when the alarm rings
 WATCHED = 4  # of so many steps in which nobody drafts one is looked at
 CALM = 7  # steps without a draft that go by without a decision
 KEPT = (0.5, 1.25)  # promises may have been so far from what came
-NONE = Budget(0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from itertools import compress
 from typing import Any, Generic, Protocol, TypeVar
 
 from foretoken.contract import StoppingRule
+from foretoken.controllers.goodput import NONE
 from foretoken.types import (
     Budget,
     CostTable,
@@ -52,7 +53,6 @@ class Decides(Protocol):
 
 
 P = TypeVar("P", bound=Decides)
-NONE = Budget(0, 0)
 
 
 class SharedPolicy(ABC, Generic[P]):
