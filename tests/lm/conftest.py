@@ -1,3 +1,4 @@
+import ctypes
 import warnings
 
 import families
@@ -9,6 +10,7 @@ from families import tiny
 from foretoken.lm.kernels import segments
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import slot_attention
+from foretoken.native import library as native
 
 WIDER = {"hidden_size": 128, "head_dim": 32, "n_embd": 128, "word_embed_proj_dim": 128}
 
@@ -26,6 +28,19 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def vectors_alone():
+    """No matrix units: theirs make sums of a tree in the order of its columns."""
+    code = ctypes.CDLL(str(native.built())) if native.operation("product", torch.float32) else None
+    if code is None or not hasattr(code, "amx"):
+        yield
+        return
+    granted = ctypes.c_int.in_dll(code, "amx")
+    before, granted.value = granted.value, 0
+    yield
+    granted.value = before
 
 
 @pytest.fixture

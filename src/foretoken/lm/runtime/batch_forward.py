@@ -25,7 +25,7 @@ from foretoken.lm.runtime.cache_attention import (
 from foretoken.lm.runtime.captured import FILLING, HEADLESS, WHOLE, Call, Captured, Cut
 from foretoken.lm.runtime.family import Family, Structure
 from foretoken.lm.runtime.masks import Masks, Sights, window_bounds
-from foretoken.lm.runtime.packing import Batch, Feed, Numbers
+from foretoken.lm.runtime.packing import Batch, Feed, Numbers, beginning
 from foretoken.lm.runtime.partial_forwards import Part, Stack
 from foretoken.lm.runtime.plan import Plan
 from foretoken.lm.runtime.slot_attention import InSlots, Reading, SlotAttention
@@ -96,6 +96,8 @@ class BatchForward:
 
     def _run(self, feeds: list[Feed], taps: Taps, part: Part | None = None) -> list[Scores]:
         """Forward the feeds together where rows may differ in length, else one by one."""
+        if not self.cache.groups and self.lean is not None and any(f.tokens for f in feeds):
+            self._run_one(beginning(feeds), (), None)  # which makes buffers
         if len(feeds) == 1 and feeds[0].tokens:
             return [self._run_one(feeds[0], taps, part)]
         fed = [feed for feed in feeds if feed.tokens]

@@ -203,6 +203,19 @@ def tree_feed(
     )
 
 
+def beginning(feeds: Sequence[Feed]) -> Feed:
+    """The first token of a feed that has any, as if it were all of a row, which remembers nothing.
+
+    Attention in C knows the buffers of a cache that was written to before: with a token of their
+    own the first text of a session rounds as all later ones do.
+    """
+    feed = max(feeds, key=lambda feed: len(feed.tokens))
+    embedded = None if feed.embedded is None else feed.embedded[:1]
+    first = feed.tokens[:1]
+    memory = Memory(feed.memory.slot)
+    return Feed(memory, 0, 0, first, [0], [1], [0], scored=0, cached=1, embedded=embedded)
+
+
 def renewed_feed(
     memory: Memory,
     committed: Sequence[int],

@@ -73,7 +73,7 @@ class Reading(NamedTuple):
     start: int  # column of the first
     stop: int  # columns read
     behind: int  # columns that all its tokens see: the mask begins behind them
-    mask: int = 0  # address of [tokens, stop - behind], additive; 0: each sees up to itself
+    mask: int = 0  # address of [tokens, stop - behind], zero where a column is seen; 0: no tree
     mask_token: int = 0  # elements between its rows
 
     @classmethod
@@ -87,7 +87,12 @@ class Reading(NamedTuple):
 
 
 class SlotAttention:
-    """`attend` of a captured model for one forward; `kept` are the masks that its rows point to."""
+    """`attend` of a captured model for one forward; `kept` are the masks that its rows point to.
+
+    What is made of a token depends on the tokens that it sees and on nothing else, neither on who
+    is beside it nor on the columns of other branches (matrix units aside, whose sums of a tree are
+    made in the order of its columns).
+    """
 
     __slots__ = ("address", "count", "kept", "owner", "table", "threads")
 

@@ -1,6 +1,6 @@
 /* Attention of new tokens over a slot cache: writes their keys and values where the cache keeps the
  * row, then mixes, for every head and token, the values of the columns it sees:
- *     y = sum over j of softmax_j(scale q k_j + mask_j) v_j
+ *     y = sum over the columns j that it sees of softmax_j(scale q k_j) v_j
  * Rows of a batch lie end to end, and each reads its own columns and no more. COLUMNS are read at a
  * time, from the first on, and what was made of them is scaled down when a larger score comes, so
  * that a sum is made in the same order whatever else is asked. */
@@ -9,12 +9,14 @@
 #include "operations.h"
 
 enum { PARTS = 4, COLUMNS = PARTS * LANES, QUERIES = 48, TURNING = 2, TRIED = 16 };
+enum { LARGE = 1024 }; /* columns of a tree that few queries at a time keep room for */
 enum { BESIDES = LANES < 16 ? 4 : 2 }; /* registers of a value that are mixed at once */
 
 struct asked { /* one query, and what was made of the columns so far */
-  const void *query, *mask;
+  const void *query;
   void *to;
-  int64_t seen, behind; /* columns, before the mask; how many the mask lies behind */
+  const int32_t *path; /* of a tree's columns, those that it sees; from the edge on (see `edge`) */
+  int64_t seen;        /* columns, as if no others of a tree were there */
   floats top, whole; /* the largest score; sums of weights relative to it */
 };
 
@@ -36,12 +38,33 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
 
 #define TILE(T, N)                                                                                \
   tile_##T(some, to, across, from, pairs, first, count, depth, wide, scale, next, N)
+#define MET(T, N)                                                                                 \
+  do {                                                                                            \
+    floats sums[ROWS][PARTS];                                                                     \
+    met_##T(sums, some, across, depth, N);                                                        \
+    for (int i = 0; i < (N); i++) memcpy(told + i * whole, sums[i], sizeof sums[i]);              \
+  } while (0)
+#define EDGE(T, N) edge_##T(some, to, told, whole, from, pairs, edge, shared, wide, scale, N)
+#define BY_TILES(WHAT, T, rows)                                                                   \
+  switch (rows) {                                                                                 \
+    case 1: WHAT(T, 1); break;                                                                    \
+    case 2: WHAT(T, 2); break;                                                                    \
+    case 3: WHAT(T, ROWS < 3 ? ROWS : 3); break;                                                  \
+    default: WHAT(T, ROWS);                                                                       \
+  }
 
 /* turned: keys of COLUMNS columns; across[k * PARTS + p] holds load k of each of LANES columns.
- * scored: scores of one query, and how far what was made so far is scaled down.
+ * met: products of `rows` queries with them.
+ * scored: weights of the columns from `first` on, of their products with a query, and how far what
+ *         was made so far is scaled down.
  * paired: values of columns as products of several tiles take them.
- * tile: `rows` queries with `count` columns from `first` on.
- * Of what comes after, the same number of columns at `next` is fetched meanwhile. */
+ * mix: adds the values of `count` columns, weighed, to what was made of `rows` queries, then of each
+ *      those that it sees alone: `own` of them in all, those from `count` on named by `which`.
+ *      The same number of columns at `next` is fetched meanwhile.
+ * tile: all of it, for `count` columns from `first` on.
+ * edge: the same of the columns from `first` on of which some are a tree's: each query goes over
+ *       those that it sees as if no others were there, so that its sums are made as they are of a
+ *       text without branches. `told`: products with them, `whole` for each query. */
 #define DEFINE(T)                                                                                 \
   INLINE void turned_##T(words *across, const T *keys, int64_t count, int64_t width,              \
                          const T *next) {                                                         \
@@ -60,18 +83,27 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
       }                                                                                           \
   }                                                                                               \
                                                                                                   \
+  INLINE void met_##T(floats sums[ROWS][PARTS], const struct asked *at, const words *across,      \
+                      int64_t depth, const int rows) {                                            \
+    memset(sums, 0, sizeof(floats) * rows * PARTS);                                               \
+    for (int64_t k = 0; k < depth; k++, across += PARTS) {                                        \
+      held_##T keys[PARTS];                                                                       \
+      memcpy(keys, across, sizeof keys);                                                          \
+      for (int p = 0; LANES < 16 && p < PARTS; p++) HELD(keys[p]);                                \
+      for (int r = 0; r < rows; r++) {                                                            \
+        held_##T query = spread_##T((const T *)at[r].query + k * (STEP_##T / LANES));             \
+        HELD(query);                                                                              \
+        for (int p = 0; p < PARTS; p++) sums[r][p] = add_##T(sums[r][p], keys[p], query);         \
+      }                                                                                           \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
   INLINE floats scored_##T(struct asked *at, floats scores[PARTS], weight_##T *weights,           \
                            int64_t first, float scale) {                                          \
     floats top = at->top;                                                                         \
     for (int p = 0; p < PARTS; p++) {                                                             \
-      const int64_t j = first + p * LANES, left = at->seen - j;                                   \
-      const int64_t masked = j - at->behind;                                                      \
+      const int64_t left = at->seen - first - p * LANES;                                          \
       scores[p] *= scale;                                                                         \
-      if (at->mask && masked >= 0 && left >= LANES)                                               \
-        scores[p] += widened_##T((const T *)at->mask + masked);                                   \
-      else if (at->mask)                                                                          \
-        for (int i = masked < 0 ? -masked : 0; i < LANES && i < left; i++)                        \
-          scores[p][i] += wide_##T(((const T *)at->mask)[masked + i]);                            \
       for (int i = left < 0 ? 0 : left; i < LANES; i++) scores[p][i] = -INFINITY;                 \
       top = larger(scores[p], top);                                                               \
     }                                                                                             \
@@ -95,24 +127,10 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
     }                                                                                             \
   }                                                                                               \
                                                                                                   \
-  INLINE void tile_##T(struct asked *at, float *mixed, const words *across, const T *values,      \
-                       const beside_##T *pairs, int64_t first, int64_t count, int64_t depth,     \
-                       int64_t width, float scale, const T *next, const int rows) {               \
-    floats sums[ROWS][PARTS], fade[ROWS];                                                         \
-    weight_##T weights[ROWS][COLUMNS];                                                            \
-    memset(sums, 0, sizeof sums);                                                                 \
-    for (int64_t k = 0; k < depth; k++, across += PARTS) {                                        \
-      held_##T keys[PARTS];                                                                       \
-      memcpy(keys, across, sizeof keys);                                                          \
-      for (int p = 0; LANES < 16 && p < PARTS; p++) HELD(keys[p]);                                \
-      for (int r = 0; r < rows; r++) {                                                            \
-        held_##T query = spread_##T((const T *)at[r].query + k * (STEP_##T / LANES));             \
-        HELD(query);                                                                              \
-        for (int p = 0; p < PARTS; p++) sums[r][p] = add_##T(sums[r][p], keys[p], query);         \
-      }                                                                                           \
-    }                                                                                             \
-    for (int r = 0; r < rows; r++)                                                                \
-      fade[r] = scored_##T(at + r, sums[r], weights[r], first, scale);                            \
+  INLINE void mix_##T(float *mixed, weight_##T weights[ROWS][COLUMNS], const floats *fade,        \
+                      const T *values, const beside_##T *pairs, int64_t count, int64_t width,     \
+                      const T *next, const int64_t *own, const int32_t *const *which,             \
+                      const int rows) {                                                           \
     for (int64_t d = 0; d < width; d += BESIDES * LANES) {                                        \
       floats made[ROWS][BESIDES];                                                                 \
       for (int r = 0; r < rows; r++)                                                              \
@@ -135,10 +153,69 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
             made[r][i] = weighed_##T(made[r][i], value[i], weight);                               \
         }                                                                                         \
       }                                                                                           \
+      for (int r = 0; own && r < rows; r++)                                                       \
+        for (int64_t j = count; j < own[r]; j += BESIDE_##T) {                                    \
+          const int32_t *at = which[r] + j - count;                                               \
+          const T *one = values + at[0] * width + d;                                              \
+          const T *two = j + 1 < own[r] ? values + at[1] * width + d : one;                       \
+          const beside_##T weight = spread_weight_##T(weights[r] + j);                            \
+          for (int i = 0; i < BESIDES; i++)                                                       \
+            made[r][i] =                                                                          \
+              weighed_##T(made[r][i], both_##T(one + i * LANES, two + i * LANES), weight);        \
+        }                                                                                         \
       for (int r = 0; r < rows; r++)                                                              \
         for (int i = 0; i < BESIDES; i++)                                                         \
           keep_f32(mixed + r * width + d + i * LANES, made[r][i]);                                \
     }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
+  INLINE void tile_##T(struct asked *at, float *mixed, const words *across, const T *values,      \
+                       const beside_##T *pairs, int64_t first, int64_t count, int64_t depth,      \
+                       int64_t width, float scale, const T *next, const int rows) {               \
+    floats sums[ROWS][PARTS], fade[ROWS];                                                         \
+    weight_##T weights[ROWS][COLUMNS];                                                            \
+    met_##T(sums, at, across, depth, rows);                                                       \
+    for (int r = 0; r < rows; r++)                                                                \
+      fade[r] = scored_##T(at + r, sums[r], weights[r], first, scale);                            \
+    mix_##T(mixed, weights, fade, values, pairs, count, width, next, 0, 0, rows);                 \
+  }                                                                                               \
+                                                                                                  \
+  INLINE void edge_##T(struct asked *at, float *mixed, const float *told, int64_t whole,          \
+                       const T *values, const beside_##T *pairs, int64_t first, int64_t shared,   \
+                       int64_t width, float scale, const int rows) {                              \
+    const int64_t even = shared / BESIDE_##T * BESIDE_##T;                                        \
+    int64_t most = 0, own[ROWS];                                                                  \
+    const int32_t *which[ROWS];                                                                   \
+    for (int r = 0; r < rows; r++) most = at[r].seen - first > most ? at[r].seen - first : most;  \
+    for (int64_t done = 0; done < most; done += COLUMNS) {                                        \
+      const int64_t count = done ? 0 : even;                                                      \
+      floats sums[ROWS][PARTS], fade[ROWS];                                                       \
+      weight_##T weights[ROWS][COLUMNS];                                                          \
+      for (int r = 0; r < rows; r++) {                                                            \
+        const float *from = told + r * whole;                                                     \
+        const int64_t left = at[r].seen - first - done;                                           \
+        float some[COLUMNS];                                                                      \
+        own[r] = left < COLUMNS ? left : COLUMNS;                                                 \
+        which[r] = at[r].path + (done ? done - even : 0);                                         \
+        memcpy(some, from, sizeof some);                                                          \
+        for (int64_t j = count; j < own[r]; j++) some[j] = from[which[r][j - count]];             \
+        memcpy(sums[r], some, sizeof some);                                                       \
+        fade[r] = scored_##T(at + r, sums[r], weights[r], first + done, scale);                   \
+      }                                                                                           \
+      mix_##T(mixed, weights, fade, values, pairs, count, width, 0, own, which, rows);            \
+    }                                                                                             \
+  }                                                                                               \
+                                                                                                  \
+  /* the path of a token by its row of the mask; how long it is */                                \
+  INLINE int64_t path_##T(int32_t *to, const T *mask, int64_t shared, int64_t tree) {             \
+    int64_t n = 0;                                                                                \
+    if (shared % BESIDE_##T) to[n++] = shared - 1; /* in a pair with the first of the tree */     \
+    const int64_t before = n;                                                                     \
+    for (int64_t j = 0; j < tree; j++) {                                                          \
+      to[n] = shared + j;                                                                         \
+      n += wide_##T(mask[j]) == 0;                                                                \
+    }                                                                                             \
+    return n - before;                                                                            \
   }                                                                                               \
                                                                                                   \
   /* queries of one group: tokens of a row from its `one / fold` on, each with the group's heads; \
@@ -157,37 +234,48 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
     beside_##T room[turns ? COLUMNS / BESIDE_##T * wide / LANES : 1];                             \
     beside_##T *pairs = turns && rows > ROWS ? room : 0;                                          \
     memset(mixed, 0, sizeof(float) * rows * wide);                                                \
+    const int64_t last = row->start + (one + rows - 1) / fold + 1;                                \
+    const int64_t seen = row->mask ? row->stop : last;                                            \
+    const int64_t edge = row->mask ? row->behind / COLUMNS * COLUMNS : seen;                      \
+    const int64_t shared = row->behind - edge, tree = seen - row->behind, around = seen - edge;   \
+    const int64_t whole = (around + COLUMNS - 1) / COLUMNS * COLUMNS;                             \
+    float products[rows * whole + 1];                                                             \
+    int32_t paths[row->mask ? rows * (around + 1) : 1], *path = paths;                            \
     for (int r = 0; r < rows; r++) {                                                              \
       const int64_t token = (one + r) / fold, t = row->first + token;                             \
       const int64_t head = group * fold + (one + r) % fold;                                       \
       at[r].query = q + head * of->q_head + t * of->q_token;                                      \
-      at[r].mask = row->mask ? (const T *)row->mask + token * row->mask_token : 0;                \
       at[r].to = y + (t * of->heads + head) * wide;                                               \
-      at[r].seen = row->mask ? row->stop : row->start + token + 1;                                \
-      at[r].behind = row->behind;                                                                 \
+      at[r].path = path, at[r].seen = row->start + token + 1;                                     \
+      if (row->mask && r && token == (one + r - 1) / fold) at[r].seen = at[r - 1].seen;           \
+      else if (row->mask) {                                                                       \
+        const T *mask = (const T *)row->mask + token * row->mask_token;                           \
+        path = paths + r * (around + 1), at[r].path = path;                                       \
+        at[r].seen = row->behind + path_##T(path, mask, shared, tree);                            \
+      }                                                                                           \
       at[r].top = (floats){0} - FLT_MAX;                                                          \
       at[r].whole = (floats){0};                                                                  \
     }                                                                                             \
-    const int64_t last = row->start + (one + rows - 1) / fold + 1;                                \
-    const int64_t seen = row->mask ? row->stop : last;                                            \
     for (int64_t first = 0; first < seen; first += COLUMNS) {                                     \
       const int64_t end = first + COLUMNS, count = (seen < end ? seen : end) - first;             \
       const T *from = values + first * wide;                                                      \
       const T *next_keys = end < seen ? keys + end * width : later[0];                            \
       const T *next = end < seen ? values + end * wide : later[1];                                \
       turned_##T(across, keys + first * width, count, width, next_keys);                          \
-      if (pairs) paired_##T(pairs, from, count, wide);                                            \
+      if (pairs && first <= edge) paired_##T(pairs, from, count, wide);                           \
       for (int r = 0; r < rows; r += ROWS) {                                                      \
         struct asked *some = at + r;                                                              \
-        float *to = mixed + r * wide;                                                             \
+        float *to = mixed + r * wide, *told = products + r * whole + first - edge;                \
         if (r) next = 0; /* fetched with the first tile */                                        \
-        switch (rows - r) {                                                                       \
-          case 1: TILE(T, 1); break;                                                              \
-          case 2: TILE(T, 2); break;                                                              \
-          case 3: TILE(T, ROWS < 3 ? ROWS : 3); break;                                            \
-          default: TILE(T, ROWS);                                                                 \
-        }                                                                                         \
+        if (first < edge) BY_TILES(TILE, T, rows - r)                                             \
+        else BY_TILES(MET, T, rows - r)                                                           \
       }                                                                                           \
+    }                                                                                             \
+    for (int r = 0; edge < seen && r < rows; r += ROWS) {                                         \
+      struct asked *some = at + r;                                                                \
+      const T *from = values + edge * wide;                                                       \
+      float *to = mixed + r * wide, *told = products + r * whole;                                 \
+      BY_TILES(EDGE, T, rows - r)                                                                 \
     }                                                                                             \
     for (int r = 0; r < rows; r++) {                                                              \
       const float share = 1 / summed(at[r].whole);                                                \
@@ -217,7 +305,9 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
     for (int64_t r = 0; r < count; r++) {                                                         \
       const struct row *row = rows + r, *after = r + 1 < count ? row + 1 : row;                   \
       const int64_t all = (row->last - row->first) * fold;                                        \
-      const int64_t most = evenly(all, of->groups, count, AT_ONCE_##T);                           \
+      const int64_t tree = row->mask ? row->stop - row->behind : 0;                               \
+      const int64_t most =                                                                        \
+        tree > LARGE ? AT_ONCE_##T : evenly(all, of->groups, count, AT_ONCE_##T);                 \
       const int64_t blocks = (all + most - 1) / most;                                             \
       _Pragma("omp for schedule(dynamic) nowait")                                                 \
       for (int64_t task = 0; task < blocks * of->groups; task++) {                                \

@@ -23,8 +23,8 @@ struct layout { /* sizes, then elements between neighbours; of the cache: one la
   int64_t key_slot, key_head, value_slot, value_head;
 };
 
-/* Tokens `first` to `last` of the batch; their columns. All see what the mask lies `behind`; mask
- * null: each sees up to itself. */
+/* Tokens `first` to `last` of the batch; their columns. All see what the mask lies `behind`; it is
+ * zero where a column of a tree is seen. Mask null: each sees up to itself. */
 struct row {
   int64_t slot, first, last, start, stop, behind;
   const void *mask;
