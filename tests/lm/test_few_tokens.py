@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -141,6 +143,64 @@ def test_every_row_attends_to_its_own_columns(cache, dtype, fold, threads):
             near(made[:, part], exact.to(dtype))
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tokens", [2, 3, 5, 7, 9, 16, 21])
+def test_a_node_has_the_bits_of_a_token_behind_its_path_alone(cache, dtype, tokens, vectors_alone):
+    """However many queries are in its tile: compilers may not round copies of the code apart."""
+    dice, slots = random.Random(tokens), cache(dtype)
+    layer = slots.rows_of[1]
+    own = InSlots(slots, 3, 64)
+    for start in (61, 117, 128, 149, 150, 181):
+        parents = [-1, *(dice.randrange(max(0, i - 3), i) for i in range(1, tokens))]
+        paths = []
+        for node, parent in enumerate(parents):
+            paths.append([*(paths[parent] if node else []), node])
+        mask = torch.full((tokens, tokens), torch.finfo(dtype).min, dtype=dtype)
+        for node, path in enumerate(paths):
+            mask[node, path] = 0
+        forms = (6, 64), (2, 64), (2, 32)
+        query, key, value = (torch.randn(1, n, tokens, wide).to(dtype) for n, wide in forms)
+        query[..., ::7] *= 3  # so that the largest score is now in this block, now in that
+        row = Reading.of(1, 0, tokens, start, mask)
+        made = own.over([row], [mask])(1, query, key, value, None)
+        layer.keys[2, :, :start] = layer.keys[1, :, :start]
+        layer.values[2, :, :start] = layer.values[1, :, :start]
+        for node, path in enumerate(paths):
+            at = start + len(path) - 1
+            layer.keys[2, :, start:at] = key[0, :, path[:-1]]
+            layer.values[2, :, start:at] = value[0, :, path[:-1]]
+            states = [each[:, :, node : node + 1] for each in (query, key, value)]
+            alone = own.over([Reading.of(2, 0, 1, at, None)])(1, *states, None)
+            assert torch.equal(alone[:, 0], made[:, node])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("tree", [True, False])
+def test_a_row_behind_pads_is_as_the_row_alone(cache, dtype, tree):
+    slots, pads, start, tokens = cache(dtype), 37, 60, 9
+    for group in slots.groups:
+        group.keys[:, 1, :, : start + tokens] = group.keys[:, 2, :, pads : pads + start + tokens]
+        group.values[:, 1, :, : start + tokens] = group.values[
+            :, 2, :, pads : pads + start + tokens
+        ]
+    states = [
+        torch.randn(1, heads, tokens, n).to(dtype) for heads, n in ((2, 64), (2, 64), (2, 32))
+    ]
+    mask = None
+    if tree:
+        hidden = torch.rand(tokens, tokens).tril(-1) < 0.4
+        mask = torch.zeros(tokens, tokens).masked_fill(hidden, torch.finfo(dtype).min)
+        mask = mask.masked_fill(torch.ones(tokens, tokens).triu(1) > 0, torch.finfo(dtype).min)
+        mask = mask.to(dtype)
+    own, kept = InSlots(slots, 1, 64), [] if mask is None else [mask]
+    alone = own.over([Reading.of(1, 0, tokens, start, mask)], kept)(1, *states, None)
+    behind = own.over([Reading.of(2, 0, tokens, start + pads, mask, pads)], kept)(1, *states, None)
+    assert torch.equal(alone, behind)
+    layer = slots.rows_of[1]
+    assert torch.equal(layer.keys[2, :, pads + start :][:, :tokens], states[1][0])
+    assert torch.equal(layer.values[2, :, pads + start :][:, :tokens], states[2][0])
 
 
 @pytest.mark.parametrize("which", range(3))

@@ -25,7 +25,7 @@ from foretoken.lm.runtime.cache_attention import (
 from foretoken.lm.runtime.captured import FILLING, HEADLESS, WHOLE, Call, Captured, Cut
 from foretoken.lm.runtime.family import Family, Structure
 from foretoken.lm.runtime.masks import Masks, Sights, window_bounds
-from foretoken.lm.runtime.packing import Batch, Feed, Numbers, beginning
+from foretoken.lm.runtime.packing import Batch, Feed, Numbers, beginning, padded, repeated
 from foretoken.lm.runtime.partial_forwards import Part, Stack
 from foretoken.lm.runtime.plan import Plan
 from foretoken.lm.runtime.slot_attention import InSlots, Reading, SlotAttention
@@ -96,8 +96,8 @@ class BatchForward:
 
     def _run(self, feeds: list[Feed], taps: Taps, part: Part | None = None) -> list[Scores]:
         """Forward the feeds together where rows may differ in length, else one by one."""
-        if not self.cache.groups and self.lean is not None and any(f.tokens for f in feeds):
-            self._run_one(beginning(feeds), (), None)  # which makes buffers
+        if not self.cache.groups:
+            self._begin(feeds)
         if len(feeds) == 1 and feeds[0].tokens:
             return [self._run_one(feeds[0], taps, part)]
         fed = [feed for feed in feeds if feed.tokens]
@@ -115,6 +115,13 @@ class BatchForward:
         hidden = None if ran[0].hidden is None else ran[0].hidden[:0]
         none = Scores(ran[0].logits[:0], hidden)
         return [said.get(feed.memory.slot, none) for feed in feeds]
+
+    def _begin(self, feeds: list[Feed]) -> None:
+        """Have the cache's buffers made by a token alone, where attention in C waits for them: with
+        another attention the first text would round as no later one does."""
+        possible = self.lean is not None and self.lean.plain_scores and self.device.type == "cpu"
+        if possible and self.in_slots.waits() and any(feed.tokens for feed in feeds):
+            self._run_one(beginning(feeds), (), None)
 
     def _fits_padded(self, feeds: list[Feed]) -> bool:
         """Whether the cache was granted the columns that a padded batch of these would have."""
@@ -233,14 +240,19 @@ class BatchForward:
         widest = max(len(feed.tokens) for feed in feeds)
         if not self.in_slots.takes(widest):
             return None  # before any mask is made
-        rows, kept = [], []
-        for feed, a, b in zip(feeds, starts, stops, strict=True):
-            mask = None
-            if not feed.in_order:
-                mask = self.masks.behind(feed, b - a)
-                kept.append(mask)
-            rows.append(Reading.of(feed.memory.slot, a, b, feed.start, mask))
+        kept: list[Tensor] = []
+        rows = [
+            self._reading(feed, a, b, kept) for feed, a, b in zip(feeds, starts, stops, strict=True)
+        ]
         return SlotAttention(self.in_slots, rows, kept)
+
+    def _reading(self, feed: Feed, first: int, last: int, kept: list[Tensor]) -> Reading:
+        """What attention in C is told of a row; the mask that it points to is put to those kept."""
+        unseen, mask = feed.unseen, None
+        if not feed.in_order_behind(unseen):
+            mask = self.masks.behind(feed, last - first)[:, unseen:]
+            kept.append(mask)
+        return Reading.of(feed.memory.slot, first, last, feed.start, mask, unseen)
 
     def _run_one(self, feed: Feed, taps: Taps, part: Part | None) -> Scores:
         """The forward of a lone row, which a draft model makes once per token."""
@@ -251,12 +263,12 @@ class BatchForward:
         width = count = len(feed.tokens)
         if self.plan.ordered and count == 1:
             width = 2  # products of a single row round differently from all others
-        tokens, positions = _padded(feed.tokens, width), _padded(feed.positions, width)
+        tokens, positions = padded(feed.tokens, width), padded(feed.positions, width)
         both = self.numbers.of(tokens, positions)
         kept = width - count + feed.scored if feed.scored else 1
         batch = Batch([feed], width, feed.stop, kept, *both)
         if feed.embedded is not None:
-            batch.embedded = _repeated(feed.embedded, width)[None]
+            batch.embedded = repeated(feed.embedded, width)[None]
         logits, hidden = self._forward(batch, taps, part)
         feed.settle()
         if width > count or not feed.scored:  # places too many
@@ -277,9 +289,8 @@ class BatchForward:
         self.cache.reserve([slot], [feed.stop])
         if not self.in_slots.takes(width):
             return None
-        mask = None if feed.in_order else self.masks.behind(feed, width)
-        row = Reading.of(slot, 0, width, feed.start, mask)
-        attend = SlotAttention(self.in_slots, (row,), () if mask is None else (mask,))
+        kept: list[Tensor] = []
+        attend = SlotAttention(self.in_slots, (self._reading(feed, 0, width, kept),), kept)
         ids, positions = self.numbers.of(feed.tokens, feed.positions)
         places = self._last(width, feed.scored)
         *tapped, logits = lean.run(ids, positions, places, attend, taps)
@@ -291,14 +302,14 @@ class BatchForward:
         """Padded ids and positions, in one transfer."""
         rows = len(feeds)
         width = max([len(feed.tokens) for feed in feeds])
-        numbers = [_padded(feed.tokens, width) for feed in feeds]
-        numbers += [_padded(feed.positions, width) for feed in feeds]
+        numbers = [padded(feed.tokens, width) for feed in feeds]
+        numbers += [padded(feed.positions, width) for feed in feeds]
         both = torch.tensor(numbers, device=self.device)
         scored = [len(feed.tokens) - feed.scored for feed in feeds if feed.scored]
         first = min(scored, default=width)
         longest = max([feed.stop for feed in feeds])
         batch = Batch(feeds, width, longest, max(1, width - first), both[:rows], both[rows:])
-        given = [_repeated(f.embedded, width) for f in feeds if f.embedded is not None]
+        given = [repeated(f.embedded, width) for f in feeds if f.embedded is not None]
         batch.embedded = torch.stack(given) if given else None
         return batch
 
@@ -385,14 +396,3 @@ def prompt_cut(taps: Taps) -> Cut:
 
 def _slot(feed: Feed) -> int:
     return feed.memory.slot
-
-
-def _padded(numbers: list[int], width: int) -> list[int]:
-    missing = width - len(numbers)
-    return numbers + numbers[-1:] * missing if missing else numbers
-
-
-def _repeated(rows: Tensor, width: int) -> Tensor:
-    """Rows [q, H] as `width` of them, the last one repeated."""
-    missing = width - len(rows)
-    return torch.cat([rows, rows[-1:].expand(missing, -1)]) if missing else rows

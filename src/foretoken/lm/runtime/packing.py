@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 import torch
 from jaxtyping import Float, Int
@@ -88,10 +90,22 @@ class Feed:
     @property
     def in_order(self) -> bool:
         """Whether every token sees all columns up to its own: a chain."""
-        most = 1 << self.start - self.base
+        return self.in_order_behind(0)
+
+    @property
+    def unseen(self) -> int:
+        """First columns of its row that none of its tokens sees: pads."""
+        if self.base or self.seen[0] & 1:
+            return 0
+        seen = reduce(or_, self.seen)
+        return (seen & -seen).bit_length() - 1
+
+    def in_order_behind(self, unseen: int) -> bool:
+        """The same, so many of the row's first columns aside."""
+        most, none = 1 << self.start - self.base, (1 << unseen) - 1
         for bits in self.seen:
             most <<= 1
-            if bits != most - 1:
+            if bits != most - 1 - none:
                 return False
         return True
 
@@ -214,6 +228,18 @@ def beginning(feeds: Sequence[Feed]) -> Feed:
     first = feed.tokens[:1]
     memory = Memory(feed.memory.slot)
     return Feed(memory, 0, 0, first, [0], [1], [0], scored=0, cached=1, embedded=embedded)
+
+
+def padded(numbers: list[int], width: int) -> list[int]:
+    """As many numbers, the last one repeated."""
+    missing = width - len(numbers)
+    return numbers + numbers[-1:] * missing if missing else numbers
+
+
+def repeated(rows: Float[Tensor, "q H"], width: int) -> Float[Tensor, "width H"]:
+    """As many rows, the last one repeated."""
+    missing = width - len(rows)
+    return torch.cat([rows, rows[-1:].expand(missing, -1)]) if missing else rows
 
 
 def renewed_feed(

@@ -75,15 +75,20 @@ class Reading(NamedTuple):
     behind: int  # columns that all its tokens see: the mask begins behind them
     mask: int = 0  # address of [tokens, stop - behind], zero where a column is seen; 0: no tree
     mask_token: int = 0  # elements between its rows
+    skip: int = 0  # columns in front that none of them sees; those above count from behind them
 
     @classmethod
-    def of(cls, slot: int, first: int, last: int, start: int, mask: Tensor | None) -> Reading:
-        """`mask` is that of the last columns, all before being seen by all tokens."""
+    def of(
+        cls, slot: int, first: int, last: int, start: int, mask: Tensor | None, skip: int = 0
+    ) -> Reading:
+        """`mask` is that of the last columns, all before being seen by all tokens; columns to
+        `skip`, and of the mask none of those, by none."""
+        start -= skip
         stop = start + last - first
         if mask is None:
-            return cls(slot, first, last, start, stop, stop)
-        behind = stop - mask.shape[-1]
-        return cls(slot, first, last, start, stop, behind, mask.data_ptr(), mask.stride(-2))
+            return cls(slot, first, last, start, stop, stop, skip=skip)
+        behind, step = stop - mask.shape[-1], mask.stride(-2)
+        return cls(slot, first, last, start, stop, behind, mask.data_ptr(), step, skip)
 
 
 class SlotAttention:
@@ -135,13 +140,17 @@ class InSlots:
 
     def __init__(self, slots: SlotCache, fold: int, most: int | None = None) -> None:
         self.slots, self.fold = slots, fold
-        self.most = most  # tokens of a row; None: as many as it is the faster one for
+        self.most = most  # tokens of a row, 0: never; None: as many as it is the faster one for
         self.known: int | None = None  # which buffers the addresses below are of
         self.call: Callable[..., None]
         self.reach = 0
         self.layers: list[tuple[int, int, tuple[int, ...]]] = []  # addresses, sizes and steps
         self.layouts: dict[Any, _Layout] = {}
         self.tables: WeakKeyDictionary[Asks, Any] = WeakKeyDictionary()  # askers hold weights
+
+    def waits(self) -> bool:
+        """Whether nothing is missing but buffers, which are made like what layers put in first."""
+        return self.most != 0 and not self.slots.groups and isinstance(library(), Library)
 
     def always(self) -> None:
         """From now on for any number of tokens, whatever was measured."""
@@ -183,7 +192,9 @@ class InSlots:
         self.layers = [layers[id(layer)] for layer in slots.rows_of]
         groups, width, wide = self.layers[0][2][:3]
         form = groups, self.fold, width, wide
-        self.reach = self.most or reach(first.dtype, *form, torch.get_num_threads())
+        self.reach = (
+            reach(first.dtype, *form, torch.get_num_threads()) if self.most is None else self.most
+        )
 
     def layers_of(self, asker: Asks) -> int:
         """Address of a table of all layers, for somebody who asks for attention of several."""
@@ -257,6 +268,9 @@ def timed(own: InSlots, tokens: int) -> tuple[float, float]:
     query = like.new_zeros(1, heads * own.fold, tokens, width)
     key, value = like.new_zeros(1, heads, tokens, width), like.new_zeros(1, heads, tokens, wide)
     mask = like.new_zeros(1, 1, own.fold * tokens, COLUMNS)
+    hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    new, least = mask[0, 0, :, start : start + tokens], torch.finfo(like.dtype).min
+    new.masked_fill_(hidden.repeat(own.fold, 1), least)
     plain = prompt or tokens == 1
     block = mask[0, 0, :, start:]  # of the new columns alone
     ours = own.over([Reading.of(0, 0, tokens, start, None if plain else block)], [mask])

@@ -9,7 +9,7 @@
 #include "operations.h"
 
 enum { PARTS = 4, COLUMNS = PARTS * LANES, QUERIES = 48, TURNING = 2, TRIED = 16 };
-enum { LARGE = 1024 }; /* columns of a tree that few queries at a time keep room for */
+enum { LARGE = 512 }; /* columns of a tree that few queries at a time keep room for */
 enum { BESIDES = LANES < 16 ? 4 : 2 }; /* registers of a value that are mixed at once */
 
 struct asked { /* one query, and what was made of the columns so far */
@@ -195,8 +195,8 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
         const float *from = told + r * whole;                                                     \
         const int64_t left = at[r].seen - first - done;                                           \
         float some[COLUMNS];                                                                      \
-        own[r] = left < COLUMNS ? left : COLUMNS;                                                 \
-        which[r] = at[r].path + (done ? done - even : 0);                                         \
+        own[r] = left < 0 ? 0 : left < COLUMNS ? left : COLUMNS;                                  \
+        which[r] = at[r].path + (own[r] && done ? done - even : 0);                               \
         memcpy(some, from, sizeof some);                                                          \
         for (int64_t j = count; j < own[r]; j++) some[j] = from[which[r][j - count]];             \
         memcpy(sums[r], some, sizeof some);                                                       \
@@ -216,6 +216,17 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
       n += wide_##T(mask[j]) == 0;                                                                \
     }                                                                                             \
     return n - before;                                                                            \
+  }                                                                                               \
+                                                                                                  \
+  /* where the cache keeps those of a row that one group reads */                                 \
+  INLINE const T *keys_##T(const struct layout *of, const struct row *row, const T *keys,         \
+                           int64_t group) {                                                       \
+    return keys + row->slot * of->key_slot + group * of->key_head + row->skip * of->width;        \
+  }                                                                                               \
+  INLINE const T *values_##T(const struct layout *of, const struct row *row, const T *values,     \
+                             int64_t group) {                                                     \
+    return values + row->slot * of->value_slot + group * of->value_head +                         \
+           row->skip * of->value_width;                                                           \
   }                                                                                               \
                                                                                                   \
   /* queries of one group: tokens of a row from its `one / fold` on, each with the group's heads; \
@@ -265,10 +276,15 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
       if (pairs && first <= edge) paired_##T(pairs, from, count, wide);                           \
       for (int r = 0; r < rows; r += ROWS) {                                                      \
         struct asked *some = at + r;                                                              \
-        float *to = mixed + r * wide, *told = products + r * whole + first - edge;                \
+        float *to = mixed + r * wide;                                                             \
         if (r) next = 0; /* fetched with the first tile */                                        \
         if (first < edge) BY_TILES(TILE, T, rows - r)                                             \
-        else BY_TILES(MET, T, rows - r)                                                           \
+        else {                                                                                    \
+          float *told = products + r * whole + (first - edge);                                    \
+          const int64_t asked = next ? count * wide : 0;                                          \
+          for (int64_t d = 0; d < asked; d += LINE / (int)sizeof(T)) FETCH(next + d);             \
+          BY_TILES(MET, T, rows - r)                                                              \
+        }                                                                                         \
       }                                                                                           \
     }                                                                                             \
     for (int r = 0; edge < seen && r < rows; r += ROWS) {                                         \
@@ -289,7 +305,8 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
                         float scale, struct meeting *at) {                                        \
     const int64_t fold = of->heads / of->groups;                                                  \
     for (int64_t r = 0; r < count; r++) {                                                         \
-      T *to_k = keys + rows[r].slot * of->key_slot, *to_v = values + rows[r].slot * of->value_slot; \
+      T *to_k = keys + rows[r].slot * of->key_slot + rows[r].skip * of->width;                    \
+      T *to_v = values + rows[r].slot * of->value_slot + rows[r].skip * of->value_width;          \
       _Pragma("omp for schedule(static) nowait")                                                  \
       for (int64_t t = rows[r].first; t < rows[r].last; t++) {                                    \
         const int64_t at = rows[r].start + t - rows[r].first;                                     \
@@ -307,16 +324,16 @@ INLINE int64_t evenly(int64_t queries, int64_t groups, int64_t rows, int at_once
       const int64_t all = (row->last - row->first) * fold;                                        \
       const int64_t tree = row->mask ? row->stop - row->behind : 0;                               \
       const int64_t most =                                                                        \
-        tree > LARGE ? AT_ONCE_##T : evenly(all, of->groups, count, AT_ONCE_##T);                 \
+        tree > LARGE && ROOM_##T ? ROWS : evenly(all, of->groups, count, AT_ONCE_##T);            \
       const int64_t blocks = (all + most - 1) / most;                                             \
       _Pragma("omp for schedule(dynamic) nowait")                                                 \
       for (int64_t task = 0; task < blocks * of->groups; task++) {                                \
         const int64_t group = task / blocks, ahead = (task + 1) / blocks % of->groups;            \
-        const int64_t slot = task + 1 < blocks * of->groups ? row->slot : after->slot;            \
-        const T *const later[] = {keys + slot * of->key_slot + ahead * of->key_head,              \
-                                  values + slot * of->value_slot + ahead * of->value_head};       \
-        block_##T(of, row, q, y, keys + row->slot * of->key_slot + group * of->key_head,          \
-                  values + row->slot * of->value_slot + group * of->value_head, later, group,     \
+        const T *const later[] = {                                                                \
+          keys_##T(of, task + 1 < blocks * of->groups ? row : after, keys, ahead),                \
+          values_##T(of, task + 1 < blocks * of->groups ? row : after, values, ahead)};           \
+        const T *own = keys_##T(of, row, keys, group);                                            \
+        block_##T(of, row, q, y, own, values_##T(of, row, values, group), later, group,           \
                   task % blocks * most, most, scale);                                             \
       }                                                                                           \
     }                                                                                             \

@@ -251,10 +251,13 @@ INLINE int amx_block_bf16(const struct layout *of, const struct row *row, const 
   return 1;
 }
 #define AT_ONCE_bf16 (amx ? SIDE : ROWS) /* queries */
+#define ROOM_bf16 (!amx)                 /* whether room is kept for all of a tree */
 #else
 #define amx_block_bf16(...) 0
 #define AT_ONCE_bf16 ROWS
+#define ROOM_bf16 1
 #endif
 #define amx_block_f32(...) 0
 #define AT_ONCE_f32 ROWS
+#define ROOM_f32 1
 #endif

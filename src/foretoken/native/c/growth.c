@@ -185,7 +185,7 @@ static int place(struct growth *g, struct forward *all, struct row *row, int64_t
     chain &= g->depths[at] == at;
   }
   const int64_t start = g->root + g->fed - before, stop = start + last - first;
-  *row = (struct row){g->slot, first, last, start, stop, stop, 0, 0};
+  *row = (struct row){g->slot, first, last, start, stop, stop, 0, 0, 0};
   return chain;
 }
 

@@ -23,12 +23,13 @@ struct layout { /* sizes, then elements between neighbours; of the cache: one la
   int64_t key_slot, key_head, value_slot, value_head;
 };
 
-/* Tokens `first` to `last` of the batch; their columns. All see what the mask lies `behind`; it is
- * zero where a column of a tree is seen. Mask null: each sees up to itself. */
+/* Tokens `first` to `last` of the batch; their columns, counted from behind those to `skip`, which
+ * none of them sees. All see what the mask lies `behind`; it is zero where a column of a tree is
+ * seen, else the least number there is, and each sees itself. Mask null: each sees up to itself. */
 struct row {
   int64_t slot, first, last, start, stop, behind;
   const void *mask;
-  int64_t mask_token;
+  int64_t mask_token, skip;
 };
 
 /* Where the threads of a team wait for each other. OpenMP's own barrier puts them to sleep as soon

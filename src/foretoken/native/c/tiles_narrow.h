@@ -23,7 +23,7 @@ INLINE int64_t outputs_of(int64_t rows, int64_t width, int64_t size) { /* at onc
 #if defined(__FMA__)
 #define ADD(sum, a, b) __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b))
 #else
-#define ADD(sum, a, b) sum += a * b
+#define ADD(sum, a, b) sum = fused(a, b, sum)
 #endif
 #define SUMS(r) sum##r##0 = {0}, sum##r##1 = {0}, sum##r##2 = {0}, sum##r##3 = {0}
 #define ALL(r) {sum##r##0, sum##r##1, sum##r##2, sum##r##3}

@@ -68,6 +68,21 @@ INLINE bf16 narrow_bf16(float value) { /* to the nearest, ties to even */
   return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+/* a b + c, rounded once where the processor can. Compilers are told to make no such of their own: they
+ * do it in one copy of a function and not in another, and the same sum would be two numbers. */
+INLINE floats fused(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+  return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
 typedef floats held_f32; /* what one load holds */
 enum { STEP_f32 = LANES };
 INLINE held_f32 load_f32(const f32 *from) {
@@ -75,7 +90,7 @@ INLINE held_f32 load_f32(const f32 *from) {
   memcpy(&value, from, sizeof value);
   return value;
 }
-INLINE floats add_f32(floats sums, held_f32 a, held_f32 b) { return sums + a * b; }
+INLINE floats add_f32(floats sums, held_f32 a, held_f32 b) { return fused(a, b, sums); }
 INLINE held_f32 spread_f32(const f32 *from) { return same(*from); } /* first of a load, to all */
 
 INLINE floats widened_f32(const f32 *from) { return load_f32(from); }
@@ -108,7 +123,7 @@ INLINE held_bf16 spread_bf16(const bf16 *from) {
 typedef floats held_bf16;
 enum { STEP_bf16 = LANES };
 INLINE held_bf16 load_bf16(const bf16 *from) { return widened_bf16(from); }
-INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) { return sums + a * b; }
+INLINE floats add_bf16(floats sums, held_bf16 a, held_bf16 b) { return fused(a, b, sums); }
 INLINE held_bf16 spread_bf16(const bf16 *from) { return same(wide_bf16(*from)); }
 #endif
 
@@ -137,7 +152,7 @@ INLINE floats both_f32(const f32 *one, const f32 *two) {
   (void)two;
   return load_f32(one);
 }
-INLINE floats weighed_f32(floats sums, floats a, floats b) { return sums + a * b; }
+INLINE floats weighed_f32(floats sums, floats a, floats b) { return fused(a, b, sums); }
 #if defined(PAIRS)
 typedef bf16 weight_bf16;
 typedef held_bf16 beside_bf16;
@@ -158,7 +173,7 @@ INLINE floats both_bf16(const bf16 *one, const bf16 *two) {
   (void)two;
   return widened_bf16(one);
 }
-INLINE floats weighed_bf16(floats sums, floats a, floats b) { return sums + a * b; }
+INLINE floats weighed_bf16(floats sums, floats a, floats b) { return fused(a, b, sums); }
 #endif
 
 #if defined(__AVX512F__)
@@ -222,16 +237,17 @@ INLINE double summed_up(const struct sums *from) {
 INLINE floats exponential(floats x) { /* of numbers up to zero; below -88.1, zero */
   const floats lowest = (floats){0} - 88.1f, shift = (floats){0} + 12583039.0f; /* 1.5 2^23 + 127 */
   const floats bounded = larger(lowest, x); /* what is no number stays so */
-  floats turns = bounded * 1.44269504f + shift; /* the exponent in the low bits */
+  floats turns = fused(bounded, same(1.44269504f), shift); /* the exponent in the low bits */
   const floats power = (floats)((words)turns << 23);
   turns -= shift;
-  const floats r = bounded - turns * 0.693145752f - turns * 1.42860677e-6f;
-  floats p = r * 1.3888889e-3f + 8.3333333e-3f;
-  p = p * r + 4.1666667e-2f;
-  p = p * r + 1.6666667e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
+  const floats part = fused(turns, same(-0.693145752f), bounded);
+  const floats r = fused(turns, same(-1.42860677e-6f), part);
+  floats p = fused(r, same(1.3888889e-3f), same(8.3333333e-3f));
+  p = fused(p, r, same(4.1666667e-2f));
+  p = fused(p, r, same(1.6666667e-1f));
+  p = fused(p, r, same(0.5f));
+  p = fused(p, r, same(1.0f));
+  p = fused(p, r, same(1.0f));
   return p * power;
 }
 
