@@ -6,7 +6,7 @@ column = pads + position; and whenever rows are fed whose last tokens do not sha
 are padded anew and their columns moved. Forwards are those of every CachedLM, captured and in C
 where that can be, so that a comparison measures realigning and nothing else. Pads are told by their
 number, never by a token's id, and no token sees one: a row behind pads has a mask over all its
-columns, as a padded batch has. The invariants of every forward:
+columns where torch attends, and is read from behind them in C. The invariants of every forward:
 
 1. the tokens of a row are neighbours, and its last one lies in the column of everybody's last;
 2. a query sees the columns of its own row's tokens up to itself, and no pad;

@@ -70,12 +70,12 @@ class Reading(NamedTuple):
     slot: int
     first: int  # of its tokens among those of the batch
     last: int  # the one behind them
-    start: int  # column of the first
+    start: int  # column of the first; all columns are counted from behind those skipped
     stop: int  # columns read
     behind: int  # columns that all its tokens see: the mask begins behind them
     mask: int = 0  # address of [tokens, stop - behind], zero where a column is seen; 0: no tree
     mask_token: int = 0  # elements between its rows
-    skip: int = 0  # columns in front that none of them sees; those above count from behind them
+    skip: int = 0  # columns in front that none of them sees
 
     @classmethod
     def of(
