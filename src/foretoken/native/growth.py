@@ -27,20 +27,7 @@ def _fields(**kinds: str) -> tuple[tuple[str, Any], ...]:
 
 
 class _Row(ctypes.Structure):
-    _fields_ = tuple(
-        (name, c_int64)
-        for name in (
-            "slot",
-            "first",
-            "last",
-            "start",
-            "stop",
-            "behind",
-            "mask",
-            "mask_token",
-            "skip",
-        )
-    )
+    _fields_ = _fields(n1="slot first last start stop behind mask mask_token skip")
 
 
 class Forward(ctypes.Structure):
