@@ -54,6 +54,8 @@ def ours(asked: argparse.Namespace, port: int, method: str | None) -> list[str]:
         "--dtype", "bfloat16", "--port", str(port), "--max-rows", str(max(asked.concurrency)),
         "--queue", "1024",
     ]  # fmt: skip
+    if asked.head and method != "plain":
+        command += ["--set", f"draft_head={asked.head}"]
     return [*command, *(["--method", method] if method else [])]
 
 
@@ -259,6 +261,7 @@ def run(description: str | None) -> int:
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--tasks", type=Path, required=True, help="questions of Spec-Bench")
     options.add_argument("--methods", type=methods_of, default="default,plain", help="of ours")
+    options.add_argument("--head", help="one trained for the target, for ours that guess")
     options.add_argument("--vllm-python", help="interpreter with vLLM's CPU build")
     options.add_argument("--ngram", action="store_true", help="vLLM with look-up as well")
     options.add_argument("--llama-server", help="llama.cpp's server")
