@@ -170,7 +170,7 @@ def test_a_batch_that_gains_nothing_by_the_model_leaves_texts_unread(hybrid, row
     rows = [row([3] * 40, VOCAB, max_new_tokens=4) for _ in range(8)]
     for one in rows:
         drafter.start(one, None)
-    drafter.reader.pace = 0.01
+    drafter.reader.unread.pace = 0.01
     dear = replace(prices(level=2.0, node=0.01), second=100.0)
     drafter.propose(rows, [Budget(8, 12, dear)] * 8)
     assert len(drafter.reader.unread) == 8

@@ -19,6 +19,7 @@ from foretoken.drafters.parts.agreement import Agreement, Gain
 from foretoken.drafters.parts.chances import affordable, given_parents, of_paths, trials
 from foretoken.drafters.parts.members import Combination, own_part
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.drafters.parts.state_reader import StateReader
 from foretoken.errors import PairingError
 from foretoken.trees.build import Trie
 from foretoken.trees.token_odds import TextOdds, TokenOdds
@@ -55,10 +56,12 @@ class Hybrid(Combination):
         self.inner, self.look_ups = inner, Fusion(*look_ups)
         super().__init__(inner, self.look_ups)
         self.traits = replace(self.traits, shape=Shape.TREE)
-        self.reader: OrdinaryModel | None = None  # a draft model that reads a text when it is asked
+        # a draft model that reads a text when it is asked
+        self.reader: OrdinaryModel | StateReader | None = None
         if isinstance(inner, Guided):
             self.model = inner.model
-            self.reader = inner.model if isinstance(inner.model, OrdinaryModel) else None
+            if isinstance(inner.model, OrdinaryModel | StateReader):
+                self.reader = inner.model
         self.agreement, self.tokens = Agreement(), TokenOdds()
         # by the bit length of the number of rows: prices differ
         self.gains: defaultdict[int, Gain] = defaultdict(Gain)
@@ -110,8 +113,10 @@ class Hybrid(Combination):
         if prices is None or prices.level <= 0.0 or row.rehearsal:
             return place
         begun = row.private[self].begun
-        if not begun and self.reader is not None and self.reader.waits(row):
-            return None  # its first token goes out before the draft model reads the prompt
+        if not begun and isinstance(self.reader, OrdinaryModel) and self.reader.waits(row):
+            # Its first token goes out before the draft model reads the prompt; a head reads what
+            # the target has made of it, which takes a twentieth of that.
+            return None
         reading = rows * self.reading_price(row, prices)
         return place if gain.promising(place, rows, reading) else None
 

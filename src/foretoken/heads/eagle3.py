@@ -97,6 +97,11 @@ class Eagle3(nn.Module):
         found: Tensor = self.join(self.state_norm(self.fuse(states.flatten(-2))))
         return found
 
+    @property
+    def fusing(self) -> tuple[nn.Linear, nn.RMSNorm, nn.Linear]:
+        """The modules of `fused`, one behind another."""
+        return self.fuse, self.state_norm, self.join
+
     def heard(self, states: Float[Tensor, "*n W"]) -> Float[Tensor, "*n W"]:
         """What is added behind states of its own, before its norm."""
         found: Tensor = self.hear(self.norm(states))

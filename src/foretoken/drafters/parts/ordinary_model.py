@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 
 from jaxtyping import Int
 from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
+from foretoken.drafters.parts.unread import Unread
 from foretoken.lm.views.few_rows import is_silenced
 from foretoken.trees.growing import Grown, GrowthRule, grows_trees
 from foretoken.types import DecodeState, Ragged, Rows, Scores, Taps
 
-RECENT = 0.2  # weight of the texts read last in what reading is known to take
-
 
 class OrdinaryModel:
-    """Guesses by the scores of `lm`, whose cache follows what the target takes.
-
-    A text is read when it is drafted for the first time: in a batch too large for drafts to pay
-    nobody pays for prompts twice.
-    """
+    """Guesses by the scores of `lm`, whose cache follows what the target takes."""
 
     taps: Taps = ()
     context: int | None = None
@@ -30,46 +24,38 @@ class OrdinaryModel:
         self.lm = lm
         self.vocab_size, self.hidden_size = lm.vocab_size, lm.hidden_size
         self.max_length = lm.max_length
-        self.unread: set[int] = set()  # uids of rows that were never drafted for
-        self.pace = 0.0  # seconds that reading a token took so far
+        self.unread = Unread()  # rows that were never drafted for
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if self.max_length is not None and len(row.tokens) > self.max_length:
             return False
         if is_silenced(self.lm, row.params):
             return False
-        self.unread.add(row.uid)
+        self.unread.add(row)
         return True
 
     def read(self, rows: Rows) -> None:
-        """Feed what there is of texts that were not read yet, and count it as their prompts'."""
-        new = [row for row in rows if row.uid in self.unread]
-        if not new:
-            return
-        began = perf_counter()
+        """Feed what there is of texts that were not read yet."""
+        if self.unread:
+            self.unread.read(rows, self.feed)
+
+    def feed(self, rows: list[DecodeState]) -> None:
         try:
-            self.lm.prefill(new)
+            self.lm.prefill(rows)
         except BaseException:  # nobody knows what was read: each begins anew
-            self.lm.free(new)
+            self.lm.free(rows)
             raise
-        self.unread.difference_update([row.uid for row in new])
-        took = perf_counter() - began
-        pace = took / sum([len(row.tokens) for row in new])
-        self.pace += (pace - self.pace) * (RECENT if self.pace else 1.0)
-        for row in new:
-            row.prefill += took
 
     def waits(self, row: DecodeState) -> bool:
         """Whether this row's text is yet to be read."""
-        return row.uid in self.unread
+        return row in self.unread
 
     def to_read(self, row: DecodeState) -> float:
         """Seconds until this row can be drafted for."""
-        return self.pace * len(row.tokens) if self.waits(row) else 0.0
+        return self.unread.to_read(row)
 
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
-        if self.unread:
-            self.read(rows)
+        self.read(rows)
         return self.lm.grow(rows, tokens, parents, taps)
 
     def grow_trees(
@@ -78,8 +64,7 @@ class OrdinaryModel:
         """New trees of rows in one call; None: to be asked level by level instead."""
         if not grows_trees(self.lm):
             return [None] * len(rows)
-        if self.unread:
-            self.read(rows)
+        self.read(rows)
         return self.lm.grow_trees(rows, rules, names)
 
     def keep(
@@ -90,5 +75,5 @@ class OrdinaryModel:
             self.lm.commit([row for row, _ in opened], [path for _, path in opened])
 
     def close(self, row: DecodeState) -> None:
-        self.unread.discard(row.uid)
+        self.unread.discard(row)
         self.lm.free([row])

@@ -24,7 +24,9 @@ from foretoken.drafters.parts.trained_head import (
     check_depth,
     reading_few,
 )
+from foretoken.drafters.parts.unread import Unread
 from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.kernels.entering import Entering
 from foretoken.lm.views.few_rows import FewRows, is_silenced
 from foretoken.lm.views.read_by_target import ReadByTarget
 from foretoken.trees.growing import Grown, GrowthRule
@@ -43,7 +45,8 @@ class StateReading(Protocol):
     # outputs behind those of tokens, W of them
     scored: Int[Tensor, "n"] | None  # tokens its own outputs score; None: the target's outputs do
     # What enters is a row for the token and the state before it, added. Then it also says whether
-    # it `reads_embeddings` of the target, `maps_outputs` from them, and makes a `table` of them.
+    # it `reads_embeddings` of the target, `maps_outputs` from them, and makes a `table` of them;
+    # all that `fused` does are a map, a norm and a map: `fusing`.
     adds_tokens: bool
 
     def reads_of(self, layers: int) -> Taps:
@@ -75,7 +78,11 @@ class Followed:
 
 
 class StateReader(TrainedHead):
-    """Guesses by a head that goes on with states."""
+    """Guesses by a head that goes on with states.
+
+    Of a text that is not drafted for it keeps what enters the decoder, fewer numbers than the
+    decoder's cache would have.
+    """
 
     context: int | None = None
 
@@ -84,11 +91,16 @@ class StateReader(TrainedHead):
         self.taps = self.head.reads_of(target.layers)
         check_depth(self.taps, kind, target)
         self.target, self.hidden_size = target, self.head.width
+        self.unread = Unread()  # rows that were never drafted for
         self.max_length = target.max_length
         self.nothing = self.like.new_zeros(1, self.hidden_size)  # the state before the first token
         positions = self.max_length or POSITIONS
         found = opened(self.head, positions, target.vocab_size, self.embedded)
         self.decoder, self.table = found.decoder, found.table
+        self.entering: Entering | None = None  # in one call, where operations in C can be had
+        if self.table is not None:
+            fuse, norm, join = self.head.fusing
+            self.entering = Entering.of(fuse, norm, join, self.table)
         self.laws = self.scoring(target, str((config or self.Config()).draft_head))
 
     def scoring(self, target: LanguageModel, folder: str) -> FewRows | ReadByTarget:
@@ -112,12 +124,28 @@ class StateReader(TrainedHead):
         # that is read at the beginning of a text, by some heads, and where there is no other
         first = begun if begun == 0 and (self.head.begins == 0 or len(before) == 1) else begun + 1
         own = row if first == 0 else behind(row, first)
-        entering = self.read(own.tokens, before[first - begun :])
-        if len(entering) > 1:
-            self.decoder.supply(own, entering)
-            self.decoder.prefill([own])
-        row.private[self] = Followed(own, first, entering[-1:])
+        row.private[self] = Followed(own, first, self.read(own.tokens, before[first - begun :]))
+        self.unread.add(row)
         return True
+
+    def feed(self, rows: list[DecodeState]) -> None:
+        """Let the decoder read texts that are drafted for the first time, their roots aside."""
+        for row in rows:
+            known: Followed = row.private[self]
+            if known.own is not row:
+                known.own.tokens = row.tokens[known.skipped :]
+            if len(known.entering) > 1:
+                self.decoder.supply(known.own, known.entering)
+                try:
+                    self.decoder.prefill([known.own])
+                except BaseException:  # nobody knows what was read: it begins anew
+                    self.decoder.free([known.own])
+                    raise
+            known.entering = known.entering[-1:]
+
+    def to_read(self, row: DecodeState) -> float:
+        """Seconds until this row can be drafted for."""
+        return self.unread.to_read(row)
 
     def read(self, tokens: Sequence[int], before: Float[Tensor, "n W"]) -> Float[Tensor, "n W"]:
         """What enters the decoder at tokens, from the states before them."""
@@ -134,6 +162,8 @@ class StateReader(TrainedHead):
     @torch.inference_mode()
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         """Laws after new nodes; a root is fed with the committed tokens before it."""
+        if self.unread:
+            self.unread.read(rows, self.feed)
         deeper = [
             (new, self.output_of(row, above))
             for row, new, above in zip(rows, tokens, parents, strict=True) if above[0] >= 0
@@ -162,6 +192,8 @@ class StateReader(TrainedHead):
         """New trees of rows in one call; None: to be asked level by level instead."""
         if self.table is None:
             return [None] * len(rows)
+        if self.unread:
+            self.unread.read(rows, self.feed)
         for row in rows:
             known: Followed = row.private[self]
             if known.own is not row:
@@ -212,10 +244,15 @@ class StateReader(TrainedHead):
             self.decoder.commit(opened, [()] * len(opened))
         seen = [one for one in features if one is not None]
         assert len(seen) == len(rows), "features come with every verdict"
-        before = self.head.fused(torch.cat(seen).to(self.nothing))
-        fresh = [row.tokens[-len(one) :] for row, one in zip(rows, seen, strict=True)]
-        entering = self.read([token for new in fresh for token in new], before)
-        parts = torch.split(entering, [len(new) for new in fresh])
+        states = (seen[0] if len(seen) == 1 else torch.cat(seen)).to(self.nothing)
+        tokens = [
+            token for row, one in zip(rows, seen, strict=True) for token in row.tokens[-len(one) :]
+        ]
+        if self.entering is not None and self.entering.takes(states):
+            entering = self.entering(states, tokens)
+        else:
+            entering = self.read(tokens, self.head.fused(states))
+        parts = torch.split(entering, [len(one) for one in seen])
         for row, path, part in zip(rows, paths, parts, strict=True):
             known: Followed = row.private[self]
             known.entering = part if path is not None else torch.cat([known.entering, part])
@@ -224,6 +261,7 @@ class StateReader(TrainedHead):
     def close(self, row: DecodeState) -> None:
         known = row.private.get(self)
         super().close(row)
+        self.unread.discard(row)
         self.decoder.free([row if known is None else known.own])
 
 

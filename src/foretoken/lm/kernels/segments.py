@@ -92,7 +92,7 @@ class Stretch:
             self.results.append((to.buffer, form, node in flat))
         self.slots, self.sizes = shared_memory(steps, made.buffers, taken)
         self.steps = steps
-        self.table = (_Step * len(steps))(*(bound(step, weights) for step in steps))
+        self.table = in_a_row([bound(step, weights) for step in steps])
         self.kept = [weights.get(step.what, step.what) for step in steps]  # what they point into
         for at, step in enumerate(steps):
             if isinstance(step.what, LookUp):
@@ -200,6 +200,11 @@ def bound(step: Step, weights: Mapping[Any, Tensor]) -> _Step:
     elif step.what is not None:
         what = weights[step.what].data_ptr()
     return _Step(step.kind, step.width, three, to, what, count, step.real, step.counted, given)
+
+
+def in_a_row(steps: Sequence[_Step]) -> ctypes.Array[_Step]:
+    """As C reads them."""
+    return (_Step * len(steps))(*steps)
 
 
 def shared_memory(

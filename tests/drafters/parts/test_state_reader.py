@@ -1,0 +1,106 @@
+"""When a head reads a text, and that waiting changes nothing it says."""
+
+import pytest
+import torch
+
+from foretoken.drafters.parts.state_reader import StateReader
+from foretoken.drafters.parts.trained_head import HeadOptions
+from foretoken.heads import store
+from foretoken.heads.eagle3 import Eagle3
+from foretoken.lm.opening import open_lm
+from foretoken.native.library import operation
+from tests.lm.families import tied
+
+VOCAB, TAPS = 97, (0, 1)
+
+
+@pytest.fixture
+def reader(tmp_path):
+    """A random head beside a small target, both anew."""
+    torch.manual_seed(2)
+    sizes = {"hidden_size": 64, "vocab_size": VOCAB, "width": 64, "tokens": VOCAB}
+    at = store.save(tmp_path / "head", "eagle3", Eagle3(Eagle3.Config(**sizes, taps=TAPS)), {})
+    return lambda: StateReader(open_lm(tied()), "eagle3", HeadOptions(draft_head=at))
+
+
+def states(count, seed=0):
+    """Hidden states of the target at so many tokens."""
+    torch.manual_seed(seed)
+    return torch.randn(count, len(TAPS), 64)
+
+
+def held(model):
+    """Rows that the head's decoder knows."""
+    return len(model.decoder._rows)
+
+
+def test_a_text_is_read_when_it_is_first_drafted_for(reader, row):
+    model, rows = reader(), [row([1, 2, 3, 4], VOCAB), row([5, 6], VOCAB)]
+    for one in rows:
+        assert model.open(one, states(len(one.tokens) - 1))
+    assert held(model) == 0 and all(one.prefill == 0.0 for one in rows)
+    [first] = model.grow(rows[:1], [[4]], [[-1]])
+    assert held(model) == 1 and rows[0].prefill > 0.0 == rows[1].prefill
+    assert model.to_read(rows[0]) == 0.0 < model.to_read(rows[1])
+    read = rows[0].prefill
+    model.keep(rows[:1], [()], [states(1, 7)])
+    rows[0].tokens.append(7)
+    model.grow(rows[:1], [[7]], [[-1]])
+    assert rows[0].prefill == read, "it is read once"
+    for one in rows:
+        model.close(one)
+    assert held(model) == 0 and not model.unread
+    assert first.logits.isfinite().any()
+
+
+def test_what_waited_says_what_is_read_at_once(reader, row):
+    """Tokens that were written while nobody asked are read with the prompt."""
+    late, early = reader(), reader()
+    waiting, asked = row([1, 2, 3], VOCAB), row([1, 2, 3], VOCAB)
+    late.open(waiting, states(2))
+    early.open(asked, states(2))
+    early.grow([asked], [[3]], [[-1]])
+    for step, new in enumerate(([9, 11], [4])):
+        seen = states(len(new), 20 + step)
+        for model, one in ((late, waiting), (early, asked)):
+            one.tokens += new
+            model.keep([one], [() if model is early and not step else None], [seen])
+    assert waiting in late.unread and asked not in early.unread
+    said = [
+        model.grow([one], [[4]], [[-1]])[0].logits
+        for model, one in ((late, waiting), (early, asked))
+    ]
+    torch.testing.assert_close(*said)
+
+
+def test_a_text_is_read_anew_after_a_failure(reader, row, monkeypatch):
+    model, right, one, other = reader(), reader(), row([1, 2, 3], VOCAB), row([1, 2, 3], VOCAB)
+    for each, text in ((model, one), (right, other)):
+        each.open(text, states(2))
+    prefill = model.decoder.prefill
+
+    def broken(rows):
+        prefill(rows)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model.decoder, "prefill", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.grow([one], [[3]], [[-1]])
+    assert held(model) == 0 and one in model.unread
+    monkeypatch.undo()
+    [said], [wanted] = (each.grow([text], [[3]], [[-1]]) for each, text in
+                        ((model, one), (right, other)))  # fmt: skip
+    torch.testing.assert_close(said.logits, wanted.logits)
+
+
+@pytest.mark.skipif(operation("segment", torch.float32) is None, reason="no operations in C")
+def test_few_states_enter_in_one_call(reader, row, monkeypatch):
+    """As the modules and the table of the head have them."""
+    model, one = reader(), row([1, 2, 3], VOCAB)
+    model.open(one, states(2))
+    one.tokens += [5, 8]
+    seen = states(2, 4)
+    right = model.read([5, 8], model.head.fused(seen))
+    monkeypatch.setattr(model, "read", None)
+    model.keep([one], [None], [seen])
+    torch.testing.assert_close(one.private[model].entering[-2:], right)
