@@ -41,13 +41,25 @@ def test_a_server_that_answers_nothing_fails_its_gates(module):
         ours = {"default": row(100.0, 0.1), "plain": row(90.0, 0.1), silent: row(0, 0, 0)}
         found = judged(module, {**ours, **peers})
         assert len(found) == 5
-        assert not found["4 at once, default over plain"].holds
-        assert found["4 at once, default over plain"].measured is None
+        assert not found["4 at once, default over plain, tokens/s"].holds
+        assert found["4 at once, default over plain, tokens/s"].measured is None
         assert not found[f"4 at once, answered by {silent}"].holds
         assert found["4 at once, default over llama.cpp, tokens/s"].holds == (silent == "plain")
     none = {name: row(0, 0, 0) for name in peers}
     found = judged(module, {"default": row(100.0, 0.1), **none})
     assert len(found) == 3 and sum(gate.measured is None for gate in found.values()) == 2
+
+
+def test_a_lone_client_is_judged_by_how_soon_answers_are_there(module):
+    servers = {"default": row(100.0, 0.1), "plain": row(90.0, 0.1)}
+    for name, seconds in (("default", 1.0), ("plain", 1.9)):
+        servers[name]["latency"] = {"p50": {"value": seconds}}
+    results = {"levels": [{"value": 1.0, "servers": servers}]}
+    *_, sooner = module("serving").verdicts(results, "default", [])
+    assert sooner.measured == pytest.approx(1.9) and sooner.holds
+    servers["plain"]["latency"]["p50"]["value"] = 1.7
+    *_, sooner = module("serving").verdicts(results, "default", [])
+    assert not sooner.holds
 
 
 def test_some_requests_without_an_answer_fail(module):
