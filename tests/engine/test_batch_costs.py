@@ -7,7 +7,7 @@ from foretoken.audit.fixtures import needed
 from foretoken.coins import SeededCoins
 from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.smartspec import SmartSpec
-from foretoken.drafters.parts import ordinary_model
+from foretoken.drafters.parts import unread
 from foretoken.engine import batch_costs as batches
 from foretoken.engine import step
 from foretoken.engine.assemble import assemble
@@ -30,7 +30,7 @@ TEXT = [
 
 @pytest.fixture
 def clock(monkeypatch):
-    return set_in(monkeypatch, batches, step, ordinary_model)
+    return set_in(monkeypatch, batches, step, unread)
 
 
 def pair(clock, base=1e-3, node=1e-4):

@@ -2,7 +2,7 @@ import pytest
 from timed_tables import Clock, Timed, set_in, timed_pair
 
 from foretoken.audit.fixtures import needed
-from foretoken.drafters.parts import ordinary_model
+from foretoken.drafters.parts import unread
 from foretoken.engine import measure, step
 from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import DEPTHS, SIZES, measure_costs
@@ -12,7 +12,7 @@ from foretoken.types import Shape
 
 @pytest.fixture
 def clock(monkeypatch):
-    return set_in(monkeypatch, measure, step, ordinary_model)
+    return set_in(monkeypatch, measure, step, unread)
 
 
 @pytest.mark.parametrize("name", [n for n, row in METHODS.items() if row.writes == "text"])
