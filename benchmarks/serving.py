@@ -191,10 +191,11 @@ def verdicts(results: Mapping[str, Any], first: str, peers: Sequence[str]) -> li
 
 
 def over_plain(level: Mapping[str, Any], first: str) -> list[gates.Gate]:
-    """Never slower; and where nobody else is there, how much sooner whole answers are there."""
+    """Never slower; a lone client far faster, by tokens and by when whole answers are there."""
     clients = int(level["value"])
     ratio = over(speed(level, first), speed(level, "plain"))
-    found = [gates.Gate(f"{clients} at once, {first} over plain, tokens/s", ratio, 0.97, unit="x")]
+    bound = 1.8 if clients == 1 else 0.97
+    found = [gates.Gate(f"{clients} at once, {first} over plain, tokens/s", ratio, bound, unit="x")]
     if clients == 1:
         later, sooner = (
             figure(level, name, "latency", "p50", "value") for name in ("plain", first)

@@ -36,8 +36,7 @@ class OrdinaryModel:
 
     def read(self, rows: Rows) -> None:
         """Feed what there is of texts that were not read yet."""
-        if self.unread:
-            self.unread.read(rows, self.feed)
+        self.unread.read(rows, self.feed)
 
     def feed(self, rows: list[DecodeState]) -> None:
         try:

@@ -128,12 +128,17 @@ class StateReader(TrainedHead):
         self.unread.add(row)
         return True
 
+    def followed(self, row: DecodeState) -> Followed:
+        """The row as the decoder knows it, up to the tokens there are now."""
+        known: Followed = row.private[self]
+        if known.own is not row:
+            known.own.tokens = row.tokens[known.skipped :]
+        return known
+
     def feed(self, rows: list[DecodeState]) -> None:
         """Let the decoder read texts that are drafted for the first time, their roots aside."""
         for row in rows:
-            known: Followed = row.private[self]
-            if known.own is not row:
-                known.own.tokens = row.tokens[known.skipped :]
+            known = self.followed(row)
             if len(known.entering) > 1:
                 self.decoder.supply(known.own, known.entering)
                 try:
@@ -162,8 +167,7 @@ class StateReader(TrainedHead):
     @torch.inference_mode()
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         """Laws after new nodes; a root is fed with the committed tokens before it."""
-        if self.unread:
-            self.unread.read(rows, self.feed)
+        self.unread.read(rows, self.feed)
         deeper = [
             (new, self.output_of(row, above))
             for row, new, above in zip(rows, tokens, parents, strict=True) if above[0] >= 0
@@ -174,9 +178,7 @@ class StateReader(TrainedHead):
             entering = self.read([token for new in below for token in new], together)
             parts = iter(torch.split(entering, [len(new) for new in below]))
         for row, above in zip(rows, parents, strict=True):
-            known: Followed = row.private[self]
-            if known.own is not row:
-                known.own.tokens = row.tokens[known.skipped :]
+            known = self.followed(row)
             self.decoder.supply(known.own, known.entering if above[0] < 0 else next(parts))
         asked = [row.private[self].own for row in rows]
         scores, outputs = self.said(asked, tokens, parents, taps)
@@ -192,12 +194,9 @@ class StateReader(TrainedHead):
         """New trees of rows in one call; None: to be asked level by level instead."""
         if self.table is None:
             return [None] * len(rows)
-        if self.unread:
-            self.unread.read(rows, self.feed)
+        self.unread.read(rows, self.feed)
         for row in rows:
-            known: Followed = row.private[self]
-            if known.own is not row:
-                known.own.tokens = row.tokens[known.skipped :]
+            known = self.followed(row)
             self.decoder.supply(known.own, known.entering)
         asked = [row.private[self].own for row in rows]
         found = self.decoder.grow_trees(asked, rules, self.head.scored, self.table)

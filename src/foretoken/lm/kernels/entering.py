@@ -35,7 +35,8 @@ class Entering:
         self, call: Call, fuse: Places, norm: nn.RMSNorm, join: Places, table: Tensor
     ) -> None:
         width, size = fuse.outs, table.shape[1]
-        self.call, self.reads, self.kept = call, fuse.width, (fuse, norm, join, table)
+        self.call, self.reads, self.table = call, fuse.width, table
+        self.kept = fuse, norm, join  # what the steps point into
         self.room = [table.new_empty(self.most, count) for count in (width, width)]
         given, made = Place(GIVEN, 0, fuse.width), Place(MADE, 0, size)
         fused, normed = Place(FUSED, 0, width), Place(NORMED, 0, width)
@@ -78,8 +79,7 @@ class Entering:
         """What enters at tokens, from the states before them, `reads` numbers each."""
         count, held, ids = len(states), states.contiguous(), array("q", tokens)
         assert len(ids) == count and held.numel() == count * self.reads, "a state before each token"
-        table = self.kept[-1]
-        made = table.new_empty(count, table.shape[1])
+        made = self.table.new_empty(count, self.table.shape[1])
         self.bases[GIVEN], self.bases[MADE] = held.data_ptr(), made.data_ptr()
         known = ids.buffer_info()[0]
         short = self.call(
@@ -87,5 +87,5 @@ class Entering:
             count, 0, known, known, known, None, None, 0, torch.get_num_threads(),
         )  # fmt: skip
         if short >= 0:
-            raise IndexError(f"{list(tokens)} are not all below {len(table)}")
+            raise IndexError(f"{list(tokens)} are not all below {len(self.table)}")
         return made
