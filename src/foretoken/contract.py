@@ -176,6 +176,14 @@ class ReadsLate(Protocol):
 
 
 @runtime_checkable
+class ReadsTexts(Protocol):
+    """A draft model that reads a text when it is first asked to guess in it."""
+
+    def to_read(self, row: DecodeState) -> float:
+        """Seconds until this row can be drafted for."""
+
+
+@runtime_checkable
 class Shallow(Protocol):
     """A draft model that guesses so many levels and no more."""
 

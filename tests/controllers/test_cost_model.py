@@ -529,3 +529,14 @@ def test_a_row_that_joins_is_decided_for_at_once(monkeypatch):
     decided.clear()
     plain_steps(policy, [row, state()], 1)
     assert decided == [2]
+
+
+def test_rows_that_draft_bear_what_a_level_makes_resting_rows_wait():
+    """Three of four rest: the fourth pays for the level that all of them wait for."""
+    policy, rows = priced(asking=0.01), [state() for _ in range(4)]
+    [all_of_them, *_] = policy.budgets(rows)
+    for row in rows[1:]:
+        policy.record(row).resting = 9
+    [one, *resting] = policy.budgets(rows)
+    assert not any(budget.depth for budget in resting)
+    assert one.prices.level == pytest.approx(4.0 * all_of_them.prices.level)

@@ -7,7 +7,7 @@ import torch
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
-from foretoken.drafters.hybrid import Hybrid, Union
+from foretoken.drafters.hybrid import Hybrid, Union, shared_by_asked
 from foretoken.drafters.parts.agreement import Agreement, Gain
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.drafters.prompt_lookup import PromptLookup
@@ -16,7 +16,8 @@ from foretoken.errors import PairingError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import from_paths
 from foretoken.trees.token_odds import TextOdds, TokenOdds
-from foretoken.types import Budget, Draft, Draw, Prices
+from foretoken.types import Budget, Draft, Draw, Prices, Step, StepTimes
+from foretoken.verifiers.point import Point
 
 VOCAB = 12
 
@@ -222,3 +223,54 @@ def test_steps_without_drafts_spare_the_model_and_are_forgotten(
     assert any(len(draft.tree) > 2 for record in records for draft in record.drafts)
     assert sum(len(text) for text in found) > sum(len(record.rows) for record in records)
     assert pair[1].rows_held == 0
+
+
+def test_who_is_asked_bears_what_the_others_wait_for_a_level():
+    budgets = [Budget(8, 12, prices(level=0.5, node=0.01))] * 3 + [Budget(0, 0)]
+    [own, *others] = shared_by_asked(budgets, [True, False, False, False])
+    assert own.prices.level == pytest.approx(1.5) and own.depth == 8
+    assert own.prices.nodes == budgets[0].prices.nodes
+    assert not any(other.depth for other in others)
+    assert shared_by_asked(budgets[:3], [True] * 3) == budgets[:3]
+
+
+def test_a_text_that_the_model_cannot_take_says_nothing_of_what_it_is_worth(pair, row):
+    short = OrdinaryModel(pair[1])
+    short.max_length = 5
+    drafter = Hybrid(BestFirst(short), PromptLookup())
+    rows = [row([3] * 9, VOCAB, max_new_tokens=40), row([3] * 4, VOCAB, max_new_tokens=40)]
+    for one in rows:
+        drafter.start(one, None)
+    dear = Budget(8, 12, prices(level=0.5, node=0.01))
+    drafter.propose(rows[:1], [dear])
+    assert all(sum(gain.trees) == len(gain.trees) for gain in drafter.gains.values())
+    for _ in range(2):  # the first step of a text does not wait for the model
+        drafter.propose(rows[1:], [dear])
+    assert any(sum(gain.trees) > len(gain.trees) for gain in drafter.gains.values())
+
+
+def test_rows_that_were_asked_for_apart_are_observed_together(hybrid, row, pair):
+    """As after a failure: one may draft nothing, the other has a tree."""
+    drafter = hybrid()
+    rows = [row([1, 2, 3], VOCAB, max_new_tokens=9) for _ in range(2)]
+    for one in rows:
+        pair[0].prefill([one])
+        drafter.start(one, None)
+    drafts = [
+        drafter.propose([one], [budget])[0]
+        for one, budget in zip(rows, (Budget(0, 0), Budget(4, 8)), strict=True)
+    ]
+    assert drafter.inner.source.lm.rows_held == 1
+    scores = pair[0].score(rows, drafts)
+    for one, draft, said in zip(rows, drafts, scores, strict=True):
+        said.p = one.warp.laws(one.tokens, draft.tree, said.logits)
+    verdicts = Point().verify(rows, drafts, scores)
+    pair[0].commit(rows, [verdict.path for verdict in verdicts])
+    emitted = [
+        one.extend([*(draft.tree.tokens[node] for node in verdict.path), verdict.next_token])
+        for one, draft, verdict in zip(rows, drafts, verdicts, strict=True)
+    ]
+    drafter.observe(Step(tuple(rows), tuple(drafts), tuple(scores), tuple(verdicts),
+                         tuple(emitted), StepTimes(2, 8, 4, 0.1, 0.1, 0.1)))  # fmt: skip
+    drafts = drafter.propose(rows, [Budget(4, 8)] * 2)
+    assert all(len(draft.tree) > 1 for draft in drafts)

@@ -311,3 +311,20 @@ def test_a_table_is_read_as_well(tmp_path):
     assert law.logits.dtype == torch.float64
     assert not torch.allclose(F.softmax(model.grow([other], [TEXT[4:5]], [[-1]])[0].logits, -1),
                               F.softmax(before, -1))  # fmt: skip
+
+
+def test_a_window_knows_nothing_before_its_columns_are_there(targets, tmp_path, monkeypatch):
+    target = targets["llama"]
+    model = reader(target, made(target), tmp_path)
+    row, other = (opened(target, model, TEXT[:12]) for _ in range(2))
+    embed = target.embed
+
+    def broken(tokens):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(target, "embed", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.grow([row], [[TEXT[11]]], [[-1]])
+    monkeypatch.setattr(target, "embed", embed)
+    [said], [wanted] = (model.grow([one], [[TEXT[11]]], [[-1]]) for one in (row, other))
+    assert torch.equal(said.logits, wanted.logits)

@@ -173,7 +173,7 @@ class Policy:
         if speed < self.limits.margin and not self.cheap:
             return [NONE] * len(records)
         # Plain decoding's speed, at worst: it is always there to be had.
-        offer = self.pricing.offered(costs, rows, max(speed, 1.0), len(records))
+        offer = self.pricing.offered(costs, rows, max(speed, 1.0), resting.count(False))
         return [NONE if rests else offer for rests in resting]
 
     def rests(self, record: Record, rows: int) -> bool:

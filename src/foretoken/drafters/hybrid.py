@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from foretoken.contract import Drafter, Features, Guided, NoOptions, StoppingRule
 from foretoken.drafters.fusion import Fusion, unpriced
+from foretoken.drafters.growers.grower import ModelDrafter
 from foretoken.drafters.parts.agreement import Agreement, Gain
 from foretoken.drafters.parts.chances import affordable, given_parents, of_paths, trials
 from foretoken.drafters.parts.members import Combination, own_part
@@ -83,14 +84,11 @@ class Hybrid(Combination):
             self.asking(gain, row, looked_up, budget, len(rows))
             for row, looked_up, budget in zip(rows, found, budgets, strict=True)
         ]
-        own = [
-            budget if place is not None else replace(budget, depth=0)
-            for place, budget in zip(places, budgets, strict=True)
-        ]
+        own = shared_by_asked(budgets, [place is not None for place in places])
         grown = self.inner.propose(rows, own, stop)
         drafts = []
         for row, budget, tree, looked_up, place in zip(
-            rows, budgets, grown, found, places, strict=True
+            rows, own, grown, found, places, strict=True
         ):
             text: _Text = row.private[self]
             text.begun = True
@@ -107,6 +105,8 @@ class Hybrid(Combination):
         self, gain: Gain, row: DecodeState, found: Draft, budget: Budget, rows: int
     ) -> int | None:
         """The class of what was looked up, where the draft model is to be asked as well."""
+        if isinstance(self.inner, ModelDrafter) and self.inner.reach(row, budget) <= 0:
+            return None  # it would guess nothing, which says nothing of what it is worth
         assert found.chances is not None, "look-ups say the chance of each node"
         place = gain.place(found.chances, found.tree.parents)
         prices = budget.prices
@@ -127,16 +127,36 @@ class Hybrid(Combination):
 
     def observe(self, step: Step) -> None:
         """Learn what nodes are worth; the drafter sees its own part of the tree."""
-        grown = []
-        for row, said in zip(step.rows, step.emitted, strict=True):
-            text: _Text = row.private[self]
-            if text.union is None:
-                continue
-            if not row.rehearsal:
-                text.union.teach(said, self.agreement, self.tokens, text.odds)
-            grown.append(text.union.grown)
-        self.inner.observe(own_part(step, grown) if grown else step)
+        unions = [row.private[self].union for row in step.rows]
+        for row, union, said in zip(step.rows, unions, step.emitted, strict=True):
+            if union is not None and not row.rehearsal:
+                union.teach(said, self.agreement, self.tokens, row.private[self].odds)
+        own = step
+        if any(union is not None for union in unions):  # rows that were asked for apart may differ
+            pairs = zip(unions, step.drafts, strict=True)
+            own = own_part(step, [draft if one is None else one.grown for one, draft in pairs])
+        self.inner.observe(own)
         self.look_ups.observe(step)
+
+
+def shared_by_asked(budgets: Sequence[Budget], asked: Sequence[bool]) -> list[Budget]:
+    """Budgets of rows whose drafter is asked or not: who is asked bears what a level makes all wait
+    who might have been.
+    """
+    granted = sum([budget.depth > 0 for budget in budgets])
+    share = granted / max(sum(asked), 1)
+    dearer: dict[Prices, Prices] = {}
+    found = []
+    for budget, is_asked in zip(budgets, asked, strict=True):
+        prices = budget.prices
+        if not is_asked:
+            budget = replace(budget, depth=0)
+        elif share != 1.0 and prices is not None:
+            if prices not in dearer:
+                dearer[prices] = replace(prices, level=share * prices.level)
+            budget = replace(budget, prices=dearer[prices])
+        found.append(budget)
+    return found
 
 
 class Union:

@@ -19,7 +19,7 @@ from foretoken.engine.engine import decode
 from foretoken.lm.table import TableLM
 from foretoken.methods.heads import FAMILY
 from foretoken.row import make_row
-from foretoken.types import Budget, Layer, SamplingParams, Scores, Verdict
+from foretoken.types import Budget, Layer, Prices, SamplingParams, Scores, Verdict
 from foretoken.verifiers.recursive import Recursive
 
 HEADS = {row.name: row for row in FAMILY.methods if row.head}  # those that are nothing but a head
@@ -210,3 +210,17 @@ def test_a_draft_that_others_pruned_is_found_again(pair, row, step):
     laws.append(float(draft.after([1, 2, text[0]]).softmax(-1)[text[1]]))
     gained = sum(drafter.ranker.calibration.promised) - promised
     assert gained == pytest.approx(sum(laws), rel=0.01), "of the two nodes judged, and no others"
+
+
+def test_no_text_is_read_for_longer_than_is_left_of_it(row):
+    """Four tokens more are soon written plainly, a hundred are not."""
+    lm = TableLM.random(vocab=8, seed=0)
+    grower = BestFirst(OrdinaryModel(lm))
+    short, long = (row([1] * 40, 8, max_new_tokens=count) for count in (4, 100))
+    for one in (short, long):
+        grower.start(one, None)
+    grower.source.unread.pace = 0.01  # 0.39 seconds, in which plain steps write 20 tokens
+    budget = Budget(4, 8, Prices(0.1, tuple(0.01 * n for n in range(9)), 1.0, second=50.0))
+    drafts = grower.propose([short, long], [budget] * 2)
+    assert len(drafts[0].tree) == 1 < len(drafts[1].tree)
+    assert short in grower.source.unread and long not in grower.source.unread

@@ -171,3 +171,16 @@ def test_a_tables_states_do_as_well(row, tmp_path):
     assert model.open(one, features)
     [score] = model.grow([one], [[3]], [[-1]])
     assert score.logits.shape == (1, 5) and model.deepest == 2
+
+
+def test_a_row_with_a_seed_is_guessed_alone(target, row, tmp_path):
+    """In a padded batch its laws would round otherwise, and its coins might fall otherwise."""
+    model = reader(target, made(), tmp_path)
+    long = opened(model, target, row, list(range(30)))
+    one, other = (row([5, 6, 7], VOCAB, temperature=1.0, seed=4) for _ in range(2))
+    for each in (one, other):
+        [features] = target.prefill([each], model.taps)
+        assert model.open(each, features)
+    [alone] = model.grow([one], [[7]], [[-1]])
+    [_, beside] = model.grow([long, other], [[29], [7]], [[-1], [-1]])
+    assert torch.equal(alone.logits, beside.logits)

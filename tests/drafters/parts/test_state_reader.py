@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.drafters.parts.state_reader import StateReader
+from foretoken.drafters.parts.state_reader import FEW, StateReader
 from foretoken.drafters.parts.trained_head import HeadOptions
 from foretoken.heads import store
 from foretoken.heads.eagle3 import Eagle3
@@ -104,3 +104,49 @@ def test_few_states_enter_in_one_call(reader, row, monkeypatch):
     monkeypatch.setattr(model, "read", None)
     model.keep([one], [None], [seen])
     torch.testing.assert_close(one.private[model].entering[-2:], right)
+
+
+def test_what_a_failed_call_had_cached_is_not_fed_again(reader, row, monkeypatch):
+    """The decoder has read all but the root when a forward ends in an error."""
+    model, right, one, other = reader(), reader(), row([1, 2, 3], VOCAB), row([1, 2, 3], VOCAB)
+    for each, text in ((model, one), (right, other)):
+        each.open(text, states(2))
+        each.grow([text], [[3]], [[-1]])
+        text.tokens += [9, 11, 4]
+        each.keep([text], [()], [states(3, 20)])
+
+    def broken(rows, *given):
+        model.decoder.prefill(rows)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model.laws, "grow", broken)
+    monkeypatch.setattr(model.decoder, "grow", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model.grow([one], [[4]], [[-1]])
+    monkeypatch.undo()
+    assert model.decoder.missing(one.private[model].own) == 0 < model.missing(one)
+    [said], [wanted] = (each.grow([text], [[4]], [[-1]]) for each, text in
+                        ((model, one), (right, other)))  # fmt: skip
+    torch.testing.assert_close(said.logits, wanted.logits)
+
+
+def test_many_states_enter_as_few_do(reader, row):
+    """What a row's tokens become is the same number whoever shares the step."""
+    model, rows = reader(), [row([1, 2, 3], VOCAB) for _ in range(5)]
+    fed = states(FEW // 2, 4)
+    for one in rows:
+        model.open(one, states(2))
+        one.tokens += [7] * len(fed)
+    model.keep(rows[:1], [None], [fed])
+    model.keep(rows[1:], [None] * 4, [fed] * 4)
+    first, *others = [one.private[model].entering for one in rows]
+    assert all(torch.equal(first, entering) for entering in others)
+
+
+def test_a_text_that_was_read_keeps_no_numbers_for_its_prompt(reader, row):
+    model, one = reader(), row([1] * 60, VOCAB)
+    model.open(one, states(59))
+    model.grow([one], [[1]], [[-1]])
+    model.keep([one], [()], [states(1, 3)])
+    kept = [one.private[model].entering, model.decoder._memory(one.private[model].own).supplied]
+    assert all(each.untyped_storage().nbytes() <= 4 * 64 for each in kept if each is not None)

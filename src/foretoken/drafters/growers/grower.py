@@ -19,6 +19,7 @@ from foretoken.contract import (
     Features,
     LanguageModel,
     ReadsLate,
+    ReadsTexts,
     Shallow,
     StoppingRule,
     Views,
@@ -133,14 +134,26 @@ class ModelDrafter(RowDrafter):
 
     def reach(self, row: DecodeState, budget: Budget) -> int:
         """Levels that may be drafted; nodes of the last one are never fed."""
+        if row.private.get(self) is None:
+            return 0
         if row.tokens[-1] in row.params.eos and len(row.tokens) > row.prompt_len:
             return 0  # of a row whose last tokens nobody has judged yet
         depth = min(budget.depth, budget.nodes)
+        if depth > 0 and self.read_in_vain(row, budget):
+            return 0
         if self.deepest is not None:
             depth = min(depth, self.deepest)
         if self.longest is not None:
             depth = min(depth, self.longest - len(row.tokens) + 1)
         return depth
+
+    def read_in_vain(self, row: DecodeState, budget: Budget) -> bool:
+        """Whether the model would read a text for longer than what is left of it takes without a
+        draft."""
+        prices, source = budget.prices, self.source
+        if prices is None or prices.level <= 0.0 or not isinstance(source, ReadsTexts):
+            return False
+        return prices.second * source.to_read(row) > row.room * prices.step
 
     def observe(self, step: Step) -> None:
         rows: list[DecodeState] = []

@@ -73,8 +73,13 @@ class BlockReader(TrainedHead):
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
         """Laws after new nodes; blocks are guessed for all roots among them, in one pass."""
         roots = [row for row, above in zip(rows, parents, strict=True) if above[0] < 0]
-        if roots:
-            self.guess(roots)
+        # A batch is padded and multiplied otherwise than a lone row, which a seed has to repeat.
+        shared = [row for row in roots if not row.repeatable]
+        if shared:
+            self.guess(shared)
+        for row in roots:
+            if row.repeatable:
+                self.guess([row])
         found = []
         for row, new, above in zip(rows, tokens, parents, strict=True):
             known: Known = row.private[self]

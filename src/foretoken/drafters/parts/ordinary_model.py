@@ -24,7 +24,7 @@ class OrdinaryModel:
         self.lm = lm
         self.vocab_size, self.hidden_size = lm.vocab_size, lm.hidden_size
         self.max_length = lm.max_length
-        self.unread = Unread()  # rows that were never drafted for
+        self.unread = Unread(lm.missing)  # rows that were never drafted for
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if self.max_length is not None and len(row.tokens) > self.max_length:

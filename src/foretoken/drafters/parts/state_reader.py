@@ -32,6 +32,7 @@ from foretoken.lm.views.read_by_target import ReadByTarget
 from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import DecodeState, Layer, Ragged, Rows, Scores, Taps
 
+FEW = Entering.most  # tokens whose states are read at once
 POSITIONS = 1 << 20  # rotary: as many as anyone needs, where the target names no end
 
 
@@ -91,7 +92,7 @@ class StateReader(TrainedHead):
         self.taps = self.head.reads_of(target.layers)
         check_depth(self.taps, kind, target)
         self.target, self.hidden_size = target, self.head.width
-        self.unread = Unread()  # rows that were never drafted for
+        self.unread = Unread(self.missing)  # rows that were never drafted for
         self.max_length = target.max_length
         self.nothing = self.like.new_zeros(1, self.hidden_size)  # the state before the first token
         positions = self.max_length or POSITIONS
@@ -135,18 +136,31 @@ class StateReader(TrainedHead):
             known.own.tokens = row.tokens[known.skipped :]
         return known
 
+    def missing(self, row: DecodeState) -> int:
+        """Tokens that the decoder has yet to read, the root aside."""
+        known: Followed = row.private[self]
+        return len(known.entering) - 1
+
+    def supply(self, known: Followed) -> None:
+        """Tell the decoder what enters at the tokens that it lacks, the root last.
+
+        A call that ended in an error may have had some of them cached.
+        """
+        lacking = self.decoder.missing(known.own) + 1
+        self.decoder.supply(known.own, known.entering[-lacking:])
+
     def feed(self, rows: list[DecodeState]) -> None:
         """Let the decoder read texts that are drafted for the first time, their roots aside."""
         for row in rows:
             known = self.followed(row)
             if len(known.entering) > 1:
-                self.decoder.supply(known.own, known.entering)
+                self.supply(known)
                 try:
                     self.decoder.prefill([known.own])
                 except BaseException:  # nobody knows what was read: it begins anew
                     self.decoder.free([known.own])
                     raise
-            known.entering = known.entering[-1:]
+            known.entering = known.entering[-1:].clone()  # which does not keep the others
 
     def to_read(self, row: DecodeState) -> float:
         """Seconds until this row can be drafted for."""
@@ -179,7 +193,10 @@ class StateReader(TrainedHead):
             parts = iter(torch.split(entering, [len(new) for new in below]))
         for row, above in zip(rows, parents, strict=True):
             known = self.followed(row)
-            self.decoder.supply(known.own, known.entering if above[0] < 0 else next(parts))
+            if above[0] < 0:
+                self.supply(known)
+            else:
+                self.decoder.supply(known.own, next(parts))
         asked = [row.private[self].own for row in rows]
         scores, outputs = self.said(asked, tokens, parents, taps)
         for row, above, own in zip(rows, parents, outputs, strict=True):
@@ -196,8 +213,7 @@ class StateReader(TrainedHead):
             return [None] * len(rows)
         self.unread.read(rows, self.feed)
         for row in rows:
-            known = self.followed(row)
-            self.decoder.supply(known.own, known.entering)
+            self.supply(self.followed(row))
         asked = [row.private[self].own for row in rows]
         found = self.decoder.grow_trees(asked, rules, self.head.scored, self.table)
         for row, grown in zip(rows, found, strict=True):
@@ -247,15 +263,25 @@ class StateReader(TrainedHead):
         tokens = [
             token for row, one in zip(rows, seen, strict=True) for token in row.tokens[-len(one) :]
         ]
-        if self.entering is not None and self.entering.takes(states):
-            entering = self.entering(states, tokens)
-        else:
-            entering = self.read(tokens, self.head.fused(states))
+        # in pieces: more at once are multiplied by other kernels than a row's few, and round else
+        pieces = [
+            self.entered(own, tokens[first : first + len(own)])
+            for first, own in zip(range(0, len(tokens), FEW), torch.split(states, FEW), strict=True)
+        ]
+        entering = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         parts = torch.split(entering, [len(one) for one in seen])
         for row, path, part in zip(rows, paths, parts, strict=True):
             known: Followed = row.private[self]
             known.entering = part if path is not None else torch.cat([known.entering, part])
             known.outputs = None
+
+    def entered(
+        self, states: Float[Tensor, "n L H"], tokens: Sequence[int]
+    ) -> Float[Tensor, "n W"]:
+        """What enters the decoder at a few tokens, from the target's states before them."""
+        if self.entering is not None and self.entering.takes(states):
+            return self.entering(states, tokens)
+        return self.read(tokens, self.head.fused(states))
 
     def close(self, row: DecodeState) -> None:
         known = row.private.get(self)

@@ -131,7 +131,6 @@ class WindowReader(TrainedHead):
         if parents[0] < 0:
             window.forget()
             late = range(max(window.known, committed - self.head.window), committed)
-            window.known = committed
             window.context = self.cache.keys_values(row)
         down, seen = depths(parents, window.depths), ancestors(parents, window.seen)
         window.depths += down
@@ -154,6 +153,8 @@ class WindowReader(TrainedHead):
         at = torch.tensor(columns, device=keys.device)
         window.keys[:, at] = keys.transpose(0, 1)
         window.values[:, at] = values.transpose(0, 1)
+        if one.late:  # their columns are there now
+            window.known = one.positions[one.late - 1] + 1
 
     def looked_back(
         self, one: Fed, query: Float[Tensor, "n heads size"], positions: Int[Tensor, "n"]

@@ -38,7 +38,8 @@ class Memory:
         if self.supplied is None:
             return None
         assert len(self.supplied) >= count, "tokens are fed that nothing was supplied for"
-        taken, self.supplied = self.supplied[:count], self.supplied[count:]
+        taken, left = self.supplied[:count], self.supplied[count:]
+        self.supplied = left if len(left) else left.clone()  # which does not keep what was taken
         return taken
 
     def forget(self) -> None:

@@ -158,7 +158,7 @@ def settle(cache: SlotCache, memory: Memory, tree: Planted, grown: Grown) -> Non
             tokens[place] = token
     memory.forget()
     if memory.supplied is not None:
-        memory.supplied = memory.supplied[:0]
+        memory.supplied = memory.supplied[:0].clone()  # which does not keep the others
     memory.cached, memory.tokens, memory.depths = state.root, tokens, state.depths[:fed]
     memory.seen = ancestors(state.above[:fed])
     cache.reserve([memory.slot], [state.root + fed])
