@@ -24,7 +24,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over generated text only
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     banned_tokens: frozenset[int] = frozenset()
-    min_new_tokens: int = 0  # end tokens are impossible before
+    min_new_tokens: int = 0  # end tokens are impossible before, and stop texts end nothing
     stop: tuple[str, ...] = ()
     eos: frozenset[int] = frozenset()
     processors: Any = None  # a transformers LogitsProcessorList, applied after the options above

@@ -8,7 +8,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from foretoken.cli import app
-from foretoken.cli.colour import ACCEPTED, CORRECTED, OWN, legend, marked, signs
+from foretoken.cli.colour import ACCEPTED, CORRECTED, OWN, legend, marked, paint, signs
+from foretoken.engine.loading import load
 from foretoken.engine.session import Piece
 from foretoken.engine.text import RowText
 
@@ -67,3 +68,16 @@ def test_without_its_signs_the_shown_text_is_the_text(pair_folders):
     assert "guessed and accepted" in first and "corrected" in first
     assert shown != plain
     assert re.sub("[\u2039\u203a\u00ab\u00bb]", "", shown) == plain
+
+
+def test_what_is_shown_goes_on_where_stop_texts_are_held_back(pair_folders):
+    target, draft = pair_folders
+    with load(target, "chain", draft, kernels="dense") as session:
+        bias = dict.fromkeys(session.tokenizer("xyz")["input_ids"], 50.0)
+        sampling = {"max_new_tokens": 40, "logit_bias": bias, "seed": 1, "temperature": 1.0}
+        sampling |= {"stop": ["x", "y"], "min_new_tokens": 12}
+        out = screen()
+        told = paint(session, "the cat", sampling, out, show=True).text
+        out.file.seek(0)
+        assert re.sub("[\u2039\u203a\u00ab\u00bb]", "", out.file.read()).strip() == told
+        assert len(told) >= 12 and "x" in told

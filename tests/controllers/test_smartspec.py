@@ -205,6 +205,21 @@ def test_what_a_request_gives_is_neither_cut_nor_counted():
     assert own.chance(0.5, 0.0) == pytest.approx(0.5, abs=0.02), "one of two guesses stood"
 
 
+def test_what_requests_give_is_nothing_that_was_found():
+    """All are given tokens, also while one is asked; a lone row is decided for afterwards."""
+    controller, rows = looking_up(1.0, 8)
+    given, whole = replace(proposed(8), given=8), Verdict(tuple(range(1, 9)), 0)
+    for _ in range(100):
+        controller.budgets(rows)
+        drafts = controller.admit(rows, [given] * 8)
+        controller.observe(step_of(rows, drafts, [whole] * 8, StepTimes(8, 72, 1, 0.0, 30.0, 0.0)))
+    assert controller.shared.finding < 0.5, "nothing was found"
+    for _ in range(60):
+        controller.budgets(rows[:1])
+        controller.admit(rows[:1], [proposed(8)])
+    assert 0.9 < controller.shared.finding <= 1.0
+
+
 class Clocked(OwnClock, SmartSpec):
     """The controller under test."""
 

@@ -47,6 +47,31 @@ def test_the_most_urgent_is_first_but_nobody_waits_for_ever():
     assert inside.index(patient) == PATIENCE
 
 
+def test_a_single_request_does_not_wait_behind_all_that_are_overdue():
+    waiting, many, single = Waiting(), [a_row("a") for _ in range(3 * PATIENCE)], a_row("b")
+    for row in many:
+        waiting.add(row)
+    inside = []
+    for _ in range(PATIENCE + 1):
+        inside = [*inside[-3:], waiting.next(inside)]
+        waiting.take(inside[-1])
+    waiting.add(single)
+    assert waiting.next(inside) is single
+
+
+def test_a_backlog_of_urgent_rows_that_are_all_overdue_starves_nobody():
+    waiting, patient = Waiting(), a_row(priority=5)
+    for _ in range(2 * PATIENCE):
+        waiting.add(a_row(priority=0))
+    waiting.add(patient)
+    let_in = []
+    while patient not in let_in and len(let_in) < 10 * PATIENCE:
+        waiting.add(a_row(priority=0))
+        let_in.append(waiting.next(()))
+        waiting.take(let_in[-1])
+    assert let_in[-1] is patient
+
+
 def test_a_row_that_left_gets_no_place():
     waiting, rows = Waiting(), [a_row() for _ in range(3)]
     for row in rows:

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from foretoken.audit import checks
+from foretoken.audit.fixtures import random_head
 from foretoken.audit.rows import write
 from foretoken.coins import SeededCoins
 from foretoken.engine.admission import Waiting
+from foretoken.engine.engine import joined
+from foretoken.engine.loading import load
 from foretoken.errors import ConfigError
 from foretoken.methods import METHODS
 from foretoken.row import make_row
-from foretoken.types import DecodeState, Finish, SamplingParams
+from foretoken.types import DecodeState, Finish, SamplingParams, Step, StepTimes
 
 VOCAB = 4
 TEXT_ROWS = [row for row in METHODS.values() if row.writes == "text"]
@@ -180,6 +183,39 @@ def test_long_prompts_are_fed_in_chunks_between_steps(monkeypatch) -> None:
     ]
 
 
+@pytest.mark.parametrize("method", ["plain", "eagle"])
+def test_what_is_kept_of_a_beginning_takes_no_part_of_a_chunk(method, make_llama, monkeypatch):
+    """Next turns of several chats, one of them said before to its last token, beside a row."""
+    from foretoken.engine import engine as module
+
+    monkeypatch.setattr(module, "CHUNK", 16)
+    monkeypatch.setattr(module, "ALONE", 16)
+    given = {"draft_head": random_head("eagle", 32, 64), "depth": 2} if method == "eagle" else {}
+    turns = [[at, *(at * i % 29 for i in range(50))] for at in range(1, 8)]
+    next_turns = [turns[0], *([*turn, 30, 31] for turn in turns[1:])]
+
+    def written(limit):
+        with load(make_llama(32), method, kernels="dense", compile="off", **given) as session:
+            session.keep_prefixes(limit)
+            engine, options = session.engine, SamplingParams(max_new_tokens=8)
+            *said, running = (
+                make_row(prompt, options, SeededCoins(0), 32) for prompt in [*turns, turns[0][:2]]
+            )
+            rows = [make_row(prompt, options, SeededCoins(0), 32) for prompt in next_turns]
+            for row in said:
+                engine.submit(row)
+                drained(engine, row)
+            engine.submit(running)
+            engine.step()
+            for row in rows:
+                engine.submit(row)
+            step = engine.step()
+            return len(step.rows), [drained(engine, row) for row in rows]
+
+    (few, alone), (all_of_them, texts) = written(0), written(1 << 24)
+    assert few == 1 and all_of_them == 1 + len(next_turns) and texts == alone
+
+
 @pytest.mark.parametrize(("places", "fed"), [(1, 1), (16, 2)])
 def test_prompts_of_rows_that_left_are_fed_no_further(places, fed, monkeypatch) -> None:
     """A burst of long prompts whose clients leave while the first chunk is read, waiting or not."""
@@ -320,6 +356,16 @@ def test_a_processor_that_raises_ends_its_own_row_only(name) -> None:
     while not engine.idle:
         engine.step()
     assert len(again.new_tokens) == 20, "the engine goes on"
+
+
+def test_steps_of_single_rows_are_joined_with_all_that_they_took() -> None:
+    steps = []
+    for at in range(3):
+        row, times = a_row(at, [0, 1], 9, 0.0), StepTimes(1, 2, 2, 0.1, 0.2, 0.3, 0.05, 0.4)
+        steps.append(Step((row,), (), (), (), ([at],), times))
+    times = joined(steps).times
+    assert (times.rows, times.nodes, times.context) == (3, 6, 2)
+    assert (times.whole, times.hidden, times.prefill) == pytest.approx((1.8, 0.15, 1.2))
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=type)

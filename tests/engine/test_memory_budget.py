@@ -16,6 +16,7 @@ from foretoken.engine.memory.bounded import FEW, Bounded, Room, wanted
 from foretoken.engine.memory.keeping import LEAST
 from foretoken.engine.memory.layout import layout_of
 from foretoken.engine.memory.plan import Need
+from foretoken.engine.timings import batches_before
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.runtime.heap import c_library
 from foretoken.lm.runtime.probe import probe_row
@@ -322,6 +323,8 @@ def test_batches_are_measured_within_the_budget(pair_folders):
         priced = [size for size in (2, 4, 8, 16) if not session.engine.unpriced(size)]
         assert priced == [2] and session.target.cache.slots == 2
         assert held(session) <= budget
+        known = batches_before(session.target)[2]
+        assert max(known.target) > 2 and known.draft, "forwards of trees, and drafts"
 
 
 def test_costs_can_be_measured_in_the_least_memory_that_holds_a_text(pair_folders):

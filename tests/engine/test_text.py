@@ -136,6 +136,36 @@ def test_a_special_token_as_stop_is_seen_though_its_text_is_not():
     assert row.close() == "a"
 
 
+@pytest.mark.parametrize(
+    ("text", "stops", "least", "kept"),
+    [
+        ("one.two.three", (".",), 3, "one"),
+        ("one.two.three", (".",), 4, "one.two"),
+        ("one.two.three", (".", "never said"), 4, "one.two"),
+        ("one.two", (".t",), 4, "one"),
+        ("one.two", (".",), 9, "one.two"),
+        ("a日b日c", ("日",), 4, "a日b"),
+    ],
+)
+def test_first_tokens_complete_no_stop(text, stops, least, kept):
+    pieces = told(RowText(byte_decoder, stops, least=least), text.encode())
+    assert "".join(pieces) == kept
+
+
+def test_a_stop_beside_half_a_character_is_no_stop_later():
+    pieces = [b"one", b"STOP\xe6", b"\x97\xa5", b" STOP"]
+
+    def decode(tokens):
+        return b"".join(pieces[t] for t in tokens).decode("utf-8", errors="replace")
+
+    assert "".join(told(RowText(decode, ["STOP"], least=2), range(4))) == "oneSTOP日 "
+
+
+def test_a_special_token_is_no_stop_too_early():
+    row = RowText(byte_decoder, ["<end>"], {97: "<end>"}, least=2)
+    assert [row.feed(token) for token in (97, 98, 97)] == [None, None, "<end>"]
+
+
 @pytest.mark.parametrize("broken", [[0xFF], [0xF0, 0x9F], [0xE6, 0x97]])
 def test_a_loop_of_broken_bytes_costs_no_more_per_token(broken):
     """What can be no character is told after a few tokens, not decoded again with every one."""

@@ -14,7 +14,7 @@ import pytest
 from live_server import wait_for
 
 from foretoken.errors import ConfigError
-from foretoken.serve import Settings, app
+from foretoken.serve import Settings, answering, app
 from foretoken.serve.answer import Answer
 from foretoken.serve.request_log import RequestLog
 from foretoken.serve.service import PREPARERS
@@ -52,11 +52,14 @@ def slow(make_session, running):
             yield server
 
 
-def raw(server, fields, path="/v1/completions") -> socket.socket:
+def raw(server, fields, path="/v1/completions", buffer=None) -> socket.socket:
     """A connection on which a request was sent, and nothing was read."""
     body = json.dumps(fields).encode()
     host, port = server.url.removeprefix("http://").split(":")
-    sock = socket.create_connection((host, int(port)))
+    sock = socket.socket()
+    if buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    sock.connect((host, int(port)))
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body)
     return sock
@@ -232,6 +235,27 @@ def test_a_request_has_so_much_time(make_session, running) -> None:
             assert told.text.endswith("data: [DONE]\n\n")
             wait_for(lambda: session.engine.idle and server.service.places == 0)
             assert server.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_who_does_not_read_holds_no_place_beyond_the_limit(
+    make_session, running, monkeypatch, tmp_path
+) -> None:
+    """Its stream is longer than what buffers take."""
+    monkeypatch.setattr(answering, "UNREAD", 0.2)
+    path = tmp_path / "requests.jsonl"
+    fields = {**LONG, "n": 8, "include_speculation": True, "stream": True, "logprobs": 20}
+    with (
+        make_session() as session,
+        running(session, request_timeout=1.5, log_file=path) as server,
+        raw(server, fields, buffer=4096) as sock,
+    ):
+        wait_for(lambda: server.service.places == 8)
+        wait_for(lambda: server.service.places == 0, seconds=10)
+        assert session.engine.idle
+        assert server.post("/v1/completions", json=SHORT).status_code == 200
+        sock.close()
+    [line, _] = [json.loads(line) for line in path.read_text().splitlines()]
+    assert line["error"] == "timeout" and line["seconds"] >= 1.5
 
 
 def test_a_full_disk_for_the_log_stops_nothing(make_session, running) -> None:

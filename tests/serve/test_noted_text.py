@@ -45,3 +45,22 @@ def test_segments_are_the_text_piece_by_piece(byte_tokenizer, text, stops, whole
     assert firsts == sorted(set(firsts)) == list(range(len(firsts)))
     tokens = byte_tokenizer(whole)["input_ids"] if not stops else firsts
     assert len(firsts) == len(tokens)
+
+
+@pytest.mark.parametrize("step", [1, 2, 100])
+@pytest.mark.parametrize("stop", ["?", "?!", "c?", "c?!"])
+def test_tokens_behind_the_cut_are_left_out_however_many_they_are(
+    byte_tokenizer, stop, step
+) -> None:
+    pieces, segments = read(byte_tokenizer, "abc?!", (stop,), step)
+    assert pieces == "abc"[: "abc?!".index(stop)]
+    assert [one.text for one in segments] == list(pieces)
+
+
+def test_a_special_token_as_stop_is_left_out(byte_tokenizer) -> None:
+    special = byte_tokenizer.convert_tokens_to_ids("<turn>")
+    noted = NotedText(decoder(byte_tokenizer), ("<turn>",), {special: "<turn>"})
+    tokens = byte_tokenizer("ab")["input_ids"]
+    assert [noted.feed(token) for token in [*tokens, special]] == [None, None, "<turn>"]
+    assert noted.close() == "ab"
+    assert [one.text for one in noted.segments(2)] == ["a", "b"]

@@ -30,6 +30,7 @@ PARAMETERS = [
     ({"ignore_eos": True, "logit_bias": {"262": 9}}, {"ignore_eos": True, "logit_bias": {262: 9}}),
     ({"stop": ["e", "zz"]}, {"stop": ["e", "zz"]}),
     ({"stop": " "}, {"stop": " "}),
+    ({"stop": ["e", "a"], "min_tokens": 12}, {"stop": ["e", "a"], "min_new_tokens": 12}),
     ({"speculation": False}, {"guesses": 0}),
     ({"speculation": {"max_tokens": 2}}, {"guesses": 2}),
     ({"priority": 3, "user": "somebody"}, {}),
@@ -161,8 +162,9 @@ def test_logprobs_are_those_of_a_fresh_forward(make_session, running, method, te
             assert len(told.token_logprobs) == 20
             right = laws[range(20), result.tokens]
             assert torch.allclose(torch.tensor(told.token_logprobs), right, atol=2e-4)
-            top = laws.topk(4).values
-            for found, best in zip(told.top_logprobs, top, strict=True):
+            for found, law, token in zip(told.top_logprobs, laws, result.tokens, strict=True):
+                ids = sorted({*law.topk(4).indices.tolist(), token})
+                best = law[ids].sort(descending=True).values
                 values = torch.tensor(sorted(found.values(), reverse=True))
                 assert torch.allclose(values, best[: len(values)], atol=2e-4)
 
@@ -238,6 +240,30 @@ def test_tokens_are_told_as_json_whatever_their_texts(byte_tokenizer) -> None:
         "top_logprobs": [{names.text(tokens[0]): -1.5}, None],
         "text_offset": [0, 1],
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_stop_texts_are_held_back_as_long_as_end_tokens_are(served, stream, logprobs) -> None:
+    """A text of three letters, each a token."""
+    bias = {str(token): 50 for token in served.session.tokenizer("xyz")["input_ids"]}
+    asked = {"prompt": PROMPT, "max_tokens": 40, "seed": 1, "logit_bias": bias, "model": "tiny"}
+    client = served.client()
+    long = client.completions.create(**asked).choices[0].text
+    stop = long[3]
+    found = client.completions.create(
+        **asked, stop=stop, stream=stream, logprobs=logprobs, extra_body={"min_tokens": 12}
+    )
+    text = "".join(one.choices[0].text for one in found) if stream else found.choices[0].text
+    assert text == long[: long.index(stop, 12)] and stop in text
+
+
+def test_the_token_that_was_written_is_told_beside_likelier_ones(byte_tokenizer) -> None:
+    names = Names(byte_tokenizer)
+    [a, b, c] = byte_tokenizer("xyz")["input_ids"]
+    chosen = [Chosen(c, -3.0, [(a, -0.5), (b, -1.0)]), Chosen(b, -1.0, [(a, -0.5), (b, -1.0)])]
+    told = json.loads(names.in_completion(chosen, [0, 1]))["top_logprobs"]
+    assert told == [{"x": -0.5, "y": -1.0, "z": -3.0}, {"x": -0.5, "y": -1.0}]
 
 
 def test_what_was_guessed_is_told_beside_the_text(served) -> None:

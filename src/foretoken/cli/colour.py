@@ -80,7 +80,8 @@ def paint(
     if session.tokenizer is None:
         show = False
     stream, around = session.stream(prompt, **sampling), signs(out)
-    brush = RowText(decoder(session.tokenizer), sampling.get("stop") or ()) if show else None
+    stops, least = sampling.get("stop") or (), stream.row.params.min_new_tokens
+    brush = RowText(decoder(session.tokenizer), stops, least=least) if show else None
     for piece in stream:
         if brush is None:
             out.print(piece.text or plain_ids(session, piece), end="", markup=False)

@@ -240,9 +240,10 @@ class GoodputPolicy:
         if not self.turn.asked:
             return drafts
         requests = [self.request(row) for row in rows]
-        found = sum([len(draft.tree) > 1 for draft in drafts])
+        # Whoever is not asked may be given tokens by its request: they were not found.
+        found = sum([len(guessed(draft)) > 1 for draft in drafts])
         self.finding += 0.15 * (found / self.turn.asked - self.finding)
-        self.finding = max(self.finding, 1.0 / 64.0)
+        self.finding = min(max(self.finding, 1.0 / 64.0), 1.0)
         if not found:
             return drafts
         # A probe is there to be judged, and what a request gives is no guess.

@@ -2,7 +2,7 @@
 
 The most urgent priority first; among equals the requester who has the fewest rows in the batch, so
 that many requests of one do not hold up a single one of another; among these whoever came first. A
-row that many others were let in before is next, whatever its priority.
+row that many others were let in before counts as urgent as the most urgent one that waits.
 """
 
 from __future__ import annotations
@@ -51,16 +51,19 @@ class Waiting:
             if not self._since:
                 return None
             held = Counter(row.requester for row in inside)
+            urgent = min(row.priority for row in self._since)
             arrivals = itertools.count()
             return min(
                 self._since,
                 key=lambda row: (
-                    self._let_in - self._since[row] < PATIENCE,
-                    row.priority,
+                    urgent if self._overdue(row) else row.priority,
                     held[row.requester],
                     next(arrivals),
                 ),
             )
+
+    def _overdue(self, row: DecodeState) -> bool:
+        return self._let_in - self._since[row] >= PATIENCE
 
     def refusal(self, row: DecodeState) -> ForetokenError | None:
         """Why a row could only wait for ever; None where it cannot be known."""

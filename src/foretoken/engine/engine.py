@@ -17,6 +17,7 @@ import torch
 
 from foretoken.drafters.given_text import GivenText, foretold
 from foretoken.engine.admission import Waiting
+from foretoken.engine.alike import Alike, KeepsTexts
 from foretoken.engine.batch_costs import batch_costs
 from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
@@ -40,6 +41,7 @@ class Engine(Parts):
     waiting: Waiting = field(default_factory=Waiting)
     filling: list[DecodeState] = field(default_factory=list)  # `private[engine]`: features so far
     running: list[DecodeState] = field(default_factory=list)
+    alike: Alike = field(default_factory=Alike)  # of those being filled, who waits for whom
     given: GivenText | None = None  # around the drafter, once a request says what comes next
 
     def __post_init__(self) -> None:
@@ -102,13 +104,18 @@ class Engine(Parts):
         self.sweep()  # who left meanwhile is fed no chunk more, however many prompts there are
         while row := self.admitted():
             self.waiting.take(row)
+            if self.keeps_texts:
+                self.alike.add(row, self.filling)
             self.filling.append(row)
         if not self.filling:
             return False
-        count = self.portion()
-        together, self.filling = self.filling[:count], self.filling[count:]
+        together = self.filling
         try:
-            self.feed(together)
+            fed, held = self.alike.parted(self.filling)
+            count = self.portion(fed)
+            together, self.filling = fed[:count], fed[count:] + held
+            if due := [row for row in together if row.finish is None and not self.whole(row)]:
+                self.feed(due, CHUNK)
             for row in together:
                 if row.finish is not None:
                     self.leave([row])
@@ -129,10 +136,18 @@ class Engine(Parts):
         inside = (*self.running, *self.filling)
         return self.waiting.next(inside) if len(inside) < self.most_held else None
 
-    def portion(self) -> int:
-        """How many of the prompts under way are fed a chunk now: at least the first of them."""
+    @property
+    def keeps_texts(self) -> bool:
+        """Whether the target keeps what it has read for texts that begin alike."""
+        return isinstance(self.target, KeepsTexts) and self.target.prefixes is not None
+
+    def portion(self, filling: Rows) -> int:
+        """How many of these prompts are fed a chunk now: at least the first of them."""
         room, count = CHUNK if self.running else ALONE, 0
-        for row in self.filling:
+        keeps = self.keeps_texts
+        for row in filling:
+            if keeps and self not in row.private:
+                self.feed([row], 0)  # what is kept of its beginning is not to be fed
             room -= min(self.target.missing(row), CHUNK)
             if count and room < 0:
                 break
@@ -143,13 +158,17 @@ class Engine(Parts):
         """The running rows that take part in the next round."""
         return tuple(self.running)
 
-    def feed(self, rows: Rows) -> None:
-        """One chunk of each prompt; if it fails, each is fed alone, to find the row at fault.
+    def whole(self, row: DecodeState) -> bool:
+        """Whether the target knows a row and lacks nothing of its prompt."""
+        return self in row.private and not self.target.missing(row)
+
+    def feed(self, rows: Rows, limit: int) -> None:
+        """So much of each prompt; if it fails, each is fed alone, to find the row at fault.
 
         Nobody knows what of them was cached by then, so each begins anew.
         """
         try:
-            self.prefill(rows)
+            self.prefill(rows, limit)
         except Exception as error:
             if len(rows) == 1:
                 rows[0].fail(error)
@@ -157,11 +176,14 @@ class Engine(Parts):
             self.target.free(rows)
             for row in rows:
                 row.private.pop(self, None)
-                self.feed([row])
+                self.feed([row], limit)
 
     def start(self, row: DecodeState) -> None:
         """Let a row run whose prompt is cached."""
-        seen = torch.cat(row.private.pop(self)) if self.drafter.traits.taps else None
+        if self.alike.awaited(row) and isinstance(self.target, KeepsTexts):
+            self.target.keep_text(row)
+        fed = row.private.pop(self)
+        seen = torch.cat(fed) if self.drafter.traits.taps else None
         try:
             self.drafter.start(row, seen)
             self.running.append(row)
@@ -169,13 +191,14 @@ class Engine(Parts):
             row.fail(error)
             self.leave([row])
 
-    def prefill(self, rows: Rows) -> None:
-        """One chunk of each prompt, in one forward where the model can."""
+    def prefill(self, rows: Rows, limit: int) -> None:
+        """Up to so many tokens of each prompt, in one forward where the model can."""
         traits, began = self.drafter.traits, perf_counter()
-        fed = self.target.prefill(rows, traits.taps, limit=CHUNK, last=traits.context)
+        fed = self.target.prefill(rows, traits.taps, limit=limit, last=traits.context)
         for row, features in zip(rows, fed, strict=True):
+            seen = row.private.setdefault(self, [])
             if features is not None:
-                row.private.setdefault(self, []).append(features)
+                seen.append(features)
             row.prefill += perf_counter() - began
 
     def round(self, rows: Rows) -> Step | None:
@@ -219,7 +242,8 @@ class Engine(Parts):
     def price(self, rows: Rows) -> None:
         """Let the controller know what a batch like this costs, tried on its own rows."""
         used = [getattr(row.coins, "used", 0) for row in rows]
-        ends = max(row.prompt_len + row.limit[0] for row in rows)
+        # Rehearsed rows have no end of their own, and are written no further here.
+        ends = max(len(r.tokens) if r.rehearsal else r.prompt_len + r.limit[0] for r in rows)
         affords = partial(self.waiting.affords, ends, rows=len(rows))
         costs = batch_costs(rows, self, affords=affords)
         rewind(rows, used)
@@ -279,6 +303,7 @@ class Engine(Parts):
         finally:
             for row in rows:
                 row.private.clear()
+                self.alike.forget(row)
         if problem is not None:
             raise problem
 
@@ -293,7 +318,7 @@ def joined(steps: Sequence[Step]) -> Step:
     """Steps of single rows as one."""
     first = steps[0]
     for step in steps[1:]:
-        for name in ("rows", "nodes", "draft", "target", "other", "hidden"):
+        for name in ("rows", "nodes", "draft", "target", "other", "hidden", "prefill"):
             setattr(first.times, name, getattr(first.times, name) + getattr(step.times, name))
     return Step(
         tuple(row for step in steps for row in step.rows),

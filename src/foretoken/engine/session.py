@@ -358,7 +358,7 @@ class Session:
                 "pass tokenizer= to load.",
             )
         ids = silent_stops(self.tokenizer, params.stop)
-        return RowText(decoder(self.tokenizer), params.stop, ids)
+        return RowText(decoder(self.tokenizer), params.stop, ids, params.min_new_tokens)
 
     def result(self, row: DecodeState, recorder: Recorder) -> Result:
         """What became of a row."""

@@ -68,19 +68,24 @@ class RowText:
     """
 
     def __init__(
-        self, decode: Decode, stops: Sequence[str] = (), stop_ids: Mapping[int, str] | None = None
+        self,
+        decode: Decode,
+        stops: Sequence[str] = (),
+        stop_ids: Mapping[int, str] | None = None,
+        least: int = 0,
     ) -> None:
         self.decode = decode
         self.stops = tuple(stops)
         self.stop_ids = dict(stop_ids or {})
+        self.least = least  # tokens that complete no stop, whatever they say
         self.text = ""  # decided so far, cut before a stop text
         self.matched: str | None = None
+        self._fed = 0  # tokens
         self._window: list[int] = []
         self._read = 0  # tokens of the window whose text is decided
         self._shown = ""  # their text
         self._taken = 0  # characters handed out by `take`
         self._searched = 0  # characters in which no stop was found
-        self._overlap = max((len(stop) for stop in self.stops), default=1) - 1
 
     def __call__(self, row: DecodeState) -> Finish | None:
         stop = self.feed(row.tokens[-1])
@@ -88,7 +93,8 @@ class RowText:
 
     def feed(self, token: int) -> str | None:
         """Add a token; returns the stop text it completed, if any."""
-        if token in self.stop_ids:
+        self._fed += 1
+        if token in self.stop_ids and self._fed > self.least:
             self.matched = self.stop_ids[token]
             return self.matched
         self._window.append(token)
@@ -114,9 +120,12 @@ class RowText:
 
     def _cut_at_stop(self, text: str) -> str | None:
         """Look for a stop in what was not searched yet; the earliest one cuts the text."""
-        start = max(self._searched - self._overlap, 0)
-        self._searched = len(self.text)
-        found = [(at, stop) for stop in self.stops if (at := text.find(stop, start)) >= 0]
+        if self._fed <= self.least:
+            self._searched = len(text)
+            return None
+        searched, self._searched = self._searched, len(self.text)
+        starts = [(max(searched - len(stop) + 1, 0), stop) for stop in self.stops]
+        found = [(at, stop) for start, stop in starts if (at := text.find(stop, start)) >= 0]
         if not found:
             return None
         at, self.matched = min(found)

@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from foretoken.errors import ForetokenError
 from foretoken.serve.answer import Answer
@@ -17,6 +17,7 @@ from foretoken.serve.service import Service
 from foretoken.serve.wire.errors import Refusal, refusal_of
 from foretoken.serve.wire.words import DONE, event, words_for
 
+UNREAD = 5.0  # seconds behind the time limit that a message waits for a client that does not read
 LONG_ANSWER = 2048  # tokens told of from which on a document is written beside the event loop
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -36,13 +37,15 @@ class Answering(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(until_gone(receive))
         gone.add_done_callback(self._left)
-        timer = self._timer()
+        timer, send = self._timer(), self._bounded(send)
         try:
             await self._begin()
             if not self.answer.gone:
                 await (self._stream(send) if self.answer.wants.pieces else self._whole(send))
-        except OSError:  # of the connection: nobody is there to be told
+        except OSError:  # of the connection, or nobody reads: nobody is there to be told
             self.answer.leave()
+            if self.answer.refusal is not None:
+                self.answer.account.facts["error"] = self.answer.refusal.code
         finally:
             gone.cancel()
             if timer is not None:
@@ -59,6 +62,19 @@ class Answering(Response):
         if limit is None:
             return None
         return asyncio.get_running_loop().call_later(limit, self.answer.end, timed_out(limit))
+
+    def _bounded(self, send: Send) -> Send:
+        """`send`, which raises TimeoutError where behind the time limit nobody reads."""
+        limit, clock = self.service.settings.request_timeout, asyncio.get_running_loop().time
+        if limit is None:
+            return send
+        end = clock() + limit
+
+        async def bounded(message: Message) -> None:
+            async with asyncio.timeout_at(max(end, clock()) + UNREAD):
+                await send(message)
+
+        return bounded
 
     async def _begin(self) -> None:
         """Checked rows; what is wrong with the request is raised before anything is sent.

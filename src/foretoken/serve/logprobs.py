@@ -109,7 +109,12 @@ class Names:
         )
 
     def _likeliest(self, chosen: Chosen) -> str:
-        """The likeliest tokens by their texts, of equal ones the last; null where none are told."""
-        by_text = {self.quoted(token): value for token, value in chosen.top}
+        """The likeliest tokens and the one that was written by their texts, of equal ones the last;
+        null where none are told.
+        """
+        tops = chosen.top
+        if tops and all(token != chosen.token for token, _ in tops):
+            tops = [*tops, (chosen.token, chosen.logprob)]
+        by_text = {self.quoted(token): value for token, value in tops}
         told = ",".join([f"{text}:{value!r}" for text, value in by_text.items()])
         return f"{{{told}}}" if told else "null"

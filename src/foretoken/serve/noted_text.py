@@ -22,17 +22,22 @@ class NotedText(RowText):
     """RowText, and the end of each token in it."""
 
     def __init__(
-        self, decode: Decode, stops: Sequence[str] = (), stop_ids: Mapping[int, str] | None = None
+        self,
+        decode: Decode,
+        stops: Sequence[str] = (),
+        stop_ids: Mapping[int, str] | None = None,
+        least: int = 0,
     ) -> None:
-        super().__init__(decode, stops, stop_ids)
-        self.ends: list[int] = []  # characters decided once each token was read
+        super().__init__(decode, stops, stop_ids, least)
+        self.ends: list[int] = []  # characters decided once each token of the text was read
         self._at = 0  # the first token that is not told to its end
         self._begun = False  # and whether some of it is
         self._told = 0  # characters
 
     def feed(self, token: int) -> str | None:
-        stop = super().feed(token)
-        self.ends.append(len(self.text))
+        stop, before = super().feed(token), self.ends[-1] if self.ends else 0
+        if stop is None or len(self.text) > before:  # else all of the token lies behind the cut
+            self.ends.append(len(self.text))
         return stop
 
     def close(self) -> str:

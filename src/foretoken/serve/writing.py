@@ -86,12 +86,11 @@ class Writing:
     def _reader(self, row: DecodeState) -> Any:
         """What reads the row's tokens: as little as is needed for what is wanted."""
         text = row.ended
-        stops: tuple[str, ...] = ()
-        stop_ids: dict[int, str] = {}
-        if isinstance(text, RowText):
-            stops, stop_ids = text.stops, text.stop_ids
         if self.wants.tokens:
-            return NotedText(decoder(self.session.tokenizer), stops, stop_ids)
+            decode = decoder(self.session.tokenizer)
+            if isinstance(text, RowText):
+                return NotedText(decode, text.stops, text.stop_ids, text.least)
+            return NotedText(decode)
         if text is None and self.wants.pieces:
             return RowText(decoder(self.session.tokenizer))
         return text

@@ -167,7 +167,7 @@ def test_a_day_is_told_hour_by_hour(tmp_path) -> None:
     assert night["arrivals_per_second"] < evening["arrivals_per_second"]
     names = {path.stem for path in (tmp_path / "plots").glob("*.svg")}
     assert names == {"day", "day-ttft"}, "one load makes no curve over loads"
-    assert results["prompts"]["repeated"] is (row["requests"] > 60)
+    assert results["prompts"]["repeated"] is (row["requests"] > 60 - asked.warm_up)
 
 
 def test_tokens_are_counted_where_a_server_tells_no_usage(tmp_path) -> None:
@@ -267,3 +267,10 @@ def test_prompts_come_in_an_order_of_their_seed_and_then_again() -> None:
     assert sorted(order) == sorted(task.id for task in TASKS) and not one.repeated
     assert one.at(60).id == order[0] and one.repeated
     assert one.spare(0).id == order[-1]
+
+
+def test_a_prompt_of_the_warm_up_that_is_measured_came_again() -> None:
+    one = Prompts(TASKS)
+    warm = {one.spare(n).id for n in range(3)}
+    assert warm.isdisjoint(one.at(n).id for n in range(57)) and not one.repeated
+    assert one.at(57).id in warm and one.repeated

@@ -71,6 +71,7 @@ class Prompts:
     tasks: Sequence[Task]
     seed: int = 0
     asked: int = 0  # requests that took a prompt from one place, the most of all places
+    spared: int = 0  # and from the other end
     _order: list[Task] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +84,7 @@ class Prompts:
 
     def spare(self, number: int) -> Task:
         """A prompt from the other end, for requests that are not measured."""
+        self.spared = max(self.spared, number + 1)
         return self._order[-1 - number % len(self._order)]
 
     @property
@@ -92,7 +94,7 @@ class Prompts:
     @property
     def repeated(self) -> bool:
         """Whether a server saw a prompt twice, so that it may have kept what it computed."""
-        return self.asked > len(self._order)
+        return self.asked + self.spared > len(self._order)
 
 
 def check_prompts(tasks: Sequence[Task], writing: Writing) -> None:

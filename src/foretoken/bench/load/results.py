@@ -91,8 +91,9 @@ def warnings_of(results: Mapping[str, Any]) -> list[str]:
         found.append("the test was interrupted: the last load is a part of what was asked for")
     if results["prompts"]["repeated"]:
         found.append(
-            f"{results['prompts']['given']} prompts were fewer than requests, so they came again: "
-            "a server that keeps what it computed for a prompt has less to do than with new ones"
+            f"{results['prompts']['given']} prompts were fewer than requests, warm-up included, so "
+            "some came again: a server that keeps what it computed for a prompt has less to do "
+            "than with new ones"
         )
     for level in results["levels"]:
         for name, row in level["servers"].items():

@@ -24,7 +24,7 @@ from foretoken.lm.runtime.packing import (
     committed_feed,
     tree_feed,
 )
-from foretoken.lm.runtime.prefixes import Prefixes, retire
+from foretoken.lm.runtime.prefixes import Prefixes, keep_text, retire
 from foretoken.lm.runtime.scaled_rows import advance_scaled
 from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.runtime.sharing import exclusive, shared_by
@@ -152,6 +152,13 @@ class CachedLM(BatchForward):
     def keep_prefixes(self, limit: int) -> None:
         """Keep up to so many bytes of texts that are over, for texts that begin alike; 0: none."""
         self.prefixes = Prefixes(limit) if limit and self.family.switch is None else None
+
+    @exclusive
+    def keep_text(self, row: DecodeState) -> None:
+        """Keep what is cached of a row that goes on, for those that begin as it does, if anything
+        is kept at all."""
+        if self.prefixes is not None:
+            keep_text(row, self._memory(row), self.cache, self.prefixes)
 
     def _resume(
         self, prefixes: Prefixes, row: DecodeState, memory: Memory, taps: Taps, last: int | None

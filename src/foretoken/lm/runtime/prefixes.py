@@ -1,4 +1,4 @@
-"""Prefix reuse: keys and values of texts that are over, for texts that begin as they did.
+"""Prefix reuse: keys and values of texts that were read, for texts that begin as they did.
 
 A system prompt that every request repeats, or the next turn of a chat, is then not fed again. What
 is kept are copies, the longest unused given up first, so that rows of the batch own their slots.
@@ -120,13 +120,19 @@ class Prefixes:
 
 
 def retire(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Prefixes) -> None:
-    """Keep what is cached of a row that ended without a fault.
+    """Keep what is cached of a row that ended without a fault."""
+    if row.finish is not None and row.error is None:
+        keep_text(row, memory, cache, prefixes)
 
-    Whoever frees a row goes on where there is no memory for the copy: nothing is kept then.
+
+def keep_text(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Prefixes) -> None:
+    """Keep a copy of what is cached of a row, which may go on.
+
+    Whoever asks goes on where there is no memory for the copy: nothing is kept then.
     """
     tokens = row.tokens[: memory.cached]
-    over = row.finish is not None and row.error is None and not row.rehearsal
-    if not over or memory.supplied is not None or memory.stale or prefixes.covers(tokens):
+    own = memory.supplied is not None or memory.stale or row.rehearsal
+    if own or prefixes.covers(tokens):
         return
     parts = [part for group in cache.groups for part in (group.keys, group.values)]
     size = memory.cached * sum(part[:, 0, :, 0].nbytes for part in parts)
