@@ -109,3 +109,41 @@ def test_who_waits_is_told_by_what_is_shared():
     assert alike.parted([copy, half]) == ([copy, half], []), "the first has left"
     assert alike.awaited(first) and not alike.awaited(first)
     assert alike.parted([first, copy]) == ([first, copy], [])
+
+
+def test_a_short_prompt_does_not_wait_for_much_that_is_not_its_own():
+    alike = Alike()
+    long, short = (
+        make_row(tokens, SamplingParams(), SeededCoins(0), 200)
+        for tokens in (LONG + OTHER + OTHER, LONG[:60])
+    )
+    alike.add(short, [long])
+    assert alike.parted([long, short]) == ([long, short], [])
+
+
+def test_what_is_kept_already_is_not_waited_for(opened):
+    session = opened("plain")
+    session.keep_prefixes(1 << 24)
+    session.generate(LONG, max_new_tokens=4, temperature=0.0)
+    fed = fed_by(session)
+    session.generate([LONG + OTHER[:20], LONG + OTHER[:10]], max_new_tokens=4, temperature=0.0)
+    assert len(fed) == 1, "both go on behind it at once"
+
+
+def test_several_texts_of_a_prompt_are_kept_once(opened):
+    """Or sixteen of them would push out what is kept of everybody else."""
+    session = opened("plain")
+    session.keep_prefixes(1 << 24)
+    session.generate([LONG] * 6, max_new_tokens=8, temperature=1.0, seed=1)
+    assert len(innermost(session.target).prefixes) == 1
+    session.generate(OTHER, max_new_tokens=8)
+    assert len(innermost(session.target).prefixes) == 2
+
+
+def test_realigned_rows_are_read_each_by_itself(opened):
+    session = opened("chain")
+    [alone] = session.generate([LONG], max_new_tokens=8, temperature=0.0)
+    session.keep_prefixes(1 << 24)
+    padded = session.using("eqspec")
+    found = padded.generate([LONG, LONG], max_new_tokens=8, temperature=0.0)
+    assert [one.tokens for one in found] == [alone.tokens] * 2

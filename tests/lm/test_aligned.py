@@ -254,3 +254,33 @@ def test_rows_are_padded_anew_only_where_they_do_not_end_together():
 def test_a_table_is_padded_as_a_model_is():
     table = realigned(TableLM.random(4))
     assert isinstance(table, TableRealigned) and table.caps.tree == "chain"
+
+
+@torch.inference_mode()
+def test_a_row_that_could_not_be_moved_lies_where_it_lay(lm, monkeypatch):
+    """Its pads are those before, so that it is read right when it goes on alone."""
+    _, rows, view = begun(lm)
+    cache = view.aligned.cache
+
+    def refused(*given):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(cache, "shift", refused)
+    drafts = [point(random_chain(random.Random(1), row.tokens[-1], 2)) for row in rows]
+    with pytest.raises(MemoryError, match="no room"):
+        view.score(rows, drafts)
+    assert not any(view.alignment.pads.values())
+    monkeypatch.undo()
+    [said] = view.score(rows[:1], drafts[:1])
+    [right] = lm_scores(lm, rows[0], drafts[0])
+    torch.testing.assert_close(said.logits, right.logits, atol=CLOSE, rtol=0.0)
+    view.free(rows)
+
+
+def lm_scores(lm, row, draft):
+    """What the model says of a row by itself."""
+    alone = row_of(list(row.tokens))
+    lm.prefill([alone])
+    found = lm.score([alone], [draft])
+    lm.free([alone])
+    return found

@@ -285,3 +285,46 @@ def test_layers_keep_their_columns_where_they_compute():
     cache.reserve(range(2), [9] * 2)
     assert [group.keys.device.type for group in cache.groups] == ["cpu", "meta"]
     assert cache.rows_of[1].keys.shape == (2, 2, 256, 4) or cache.columns == 128
+
+
+def test_a_growth_without_memory_leaves_what_there_is(monkeypatch):
+    """Who asks for more fails, and others read, compact and grow as before."""
+    cache = SlotCache(3, slots=1, columns=4)
+    write(cache, [0], [0], 1)
+    given, _ = write(cache, [0], [1], 2)
+    zeros, made = cache_module.zeros, []
+
+    def scarce(shape, like):
+        made.append(shape)
+        if len(made) == 3:  # the first kind of layers has got its new buffers
+            raise MemoryError("no room")
+        return zeros(shape, like)
+
+    monkeypatch.setattr(cache_module, "zeros", scarce)
+    with pytest.raises(MemoryError, match="no room"):
+        cache.reserve([0, 1], [3, 90])
+    monkeypatch.undo()
+    assert (cache.slots, cache.columns) == (1, 4) and len(cache.groups) == 2
+    _, read = write(cache, [0], [3], 1)
+    for i in range(3):
+        assert torch.equal(read[i][0][:, :, 1:3], given[i][0])
+    cache.keep(0, 1, [1])
+    _, read = write(cache, [0, 1], [2, 0], 9)
+    for i in range(3):
+        assert torch.equal(read[i][0][0, :, 1], given[i][0][0, :, 1])
+        assert torch.equal(read[i][1][0, :, 1], given[i][1][0, :, 1])
+
+
+def test_a_row_without_a_buffer_has_nothing_that_was_kept():
+    cache = SlotCache(3, slots=1, columns=4)
+    write(cache, [0], [0], 2)
+    assert cache.kept(0, 0, 2) is not None and cache.kept(0, 1, 0) is None
+
+
+def test_a_row_that_was_never_fed_moves_into_an_empty_slot():
+    cache = SlotCache(3, slots=1, columns=4)
+    cache.grant(1, 16)  # all of it is held, so that what nobody needs is zeroed
+    write(cache, [0], [0], 3)
+    cache.move(1, 0)
+    assert cache.filled[0] == 0
+    assert not any(group.keys[:, 0].any() or group.values[:, 0].any() for group in cache.groups)

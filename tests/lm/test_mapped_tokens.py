@@ -20,7 +20,7 @@ from foretoken.lm.token_map import TokenMap
 from foretoken.lm.views.mapped_tokens import MappedTokens
 from foretoken.lm.views.table_views import TableColumns
 from foretoken.row import make_row
-from foretoken.types import SamplingParams
+from foretoken.types import Finish, SamplingParams
 
 # Four ids of the target: one as itself, one as three ids of the draft, one elsewhere, one as two.
 FEEDS = ((0,), (1, 2, 1), (3,), (4, 0))
@@ -128,3 +128,22 @@ def test_a_text_beyond_the_drafts_positions_gets_blind_guesses(make_llama):
     assert draft.rows_held == 0
     draft.close()
     target.close()
+
+
+class Leaving(TableLM):
+    """Notes how rows ended that left it."""
+
+    def free(self, rows):
+        self.ended = [row.finish for row in rows]
+        super().free(rows)
+
+
+def test_a_text_that_is_over_is_over_for_the_draft():
+    """Which keeps prefixes of such texts alone."""
+    table = Leaving.random(5, seed=22)
+    lm = mapped(table=table)
+    row = make_row([1, 3], SamplingParams(), SeededCoins(0), 4)
+    lm.prefill([row])
+    row.finish = Finish("stop")
+    lm.free([row])
+    assert table.ended == [Finish("stop")]

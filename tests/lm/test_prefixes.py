@@ -6,8 +6,11 @@ import torch
 
 import foretoken
 from foretoken.audit.fixtures import random_head
+from foretoken.audit.rows import seeded_rows
+from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.prefixes import SHORTEST, Prefix, Prefixes, in_common
 from foretoken.methods import METHODS as METHOD_ROWS
+from foretoken.types import Finish, Layer, SamplingParams
 
 SYSTEM = "there is a thin cat in the other end of the garden and it is there in the rain; "
 TURNS = [SYSTEM + "what is it?", SYSTEM + "who is there?", SYSTEM + "what is in the rain?"]
@@ -229,3 +232,24 @@ def test_a_refresh_that_was_asked_for_forgets_what_was_kept(make_llama, byte_tok
         target.model.layers[0].mlp.down_proj.weight.data[3, 5:9] += 0.5
         spec.refresh()
         assert len(spec.target.prefixes) == 0
+
+
+def test_states_of_a_prompt_that_was_begun_before_are_not_kept(make_llama, byte_tokenizer):
+    """They would be those of other tokens."""
+    target = make_llama(len(byte_tokenizer), num_hidden_layers=4)
+    with open_lm(target, kernels="dense") as lm:
+        ids, taps = byte_tokenizer(SYSTEM)["input_ids"], (Layer(0), Layer(2))
+        row, other = seeded_rows([ids, ids + [5, 6]], SamplingParams(), len(byte_tokenizer))
+        with torch.inference_mode():
+            lm.prefill([row], taps, limit=20)
+            lm.keep_prefixes(1 << 24)
+            lm.prefill([row], taps)
+            row.finish = Finish("stop")
+            lm.free([row])
+            [states] = lm.prefill([other], taps)
+            lm.keep_prefixes(0)
+            lm.free([other])
+            [again] = seeded_rows([ids + [5, 6]], SamplingParams(), len(byte_tokenizer))
+            [right] = lm.prefill([again], taps)
+            lm.free([again])
+    torch.testing.assert_close(states, right, atol=1e-4, rtol=0.0)

@@ -6,21 +6,10 @@ Several texts of one request, or clients that arrive together with one long syst
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 from foretoken.types import DecodeState
 
 LEAST = 32  # tokens of a prompt that is worth waiting for half of
-
-
-@runtime_checkable
-class KeepsTexts(Protocol):
-    """A language model that may keep what it has cached of a text for others."""
-
-    prefixes: object | None  # None: it keeps nothing
-
-    def keep_text(self, row: DecodeState) -> None:
-        """Keep what is cached of a row that goes on, for those that begin as it does."""
 
 
 class Alike:
@@ -58,6 +47,13 @@ class Alike:
 
 
 def mostly_shared(row: DecodeState, other: DecodeState) -> bool:
-    """Whether half of a row's prompt at least is how another one begins."""
-    half = (row.prompt_len + 1) // 2
-    return row.prompt_len >= LEAST and row.tokens[:half] == other.tokens[:half]
+    """Whether half of a row's prompt at least is how another one begins, not much of which is
+    something else."""
+    if row.prompt_len < LEAST or other.prompt_len > 2 * row.prompt_len:
+        return False
+    return row.tokens[: half_of(row)] == other.tokens[: half_of(row)]
+
+
+def half_of(row: DecodeState) -> int:
+    """Tokens of a prompt that are to be shared if it waits."""
+    return (row.prompt_len + 1) // 2

@@ -12,12 +12,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from foretoken.drafters.given_text import GivenText, foretold
 from foretoken.engine.admission import Waiting
-from foretoken.engine.alike import Alike, KeepsTexts
+from foretoken.engine.alike import Alike, half_of
 from foretoken.engine.batch_costs import batch_costs
 from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
@@ -104,7 +105,7 @@ class Engine(Parts):
         self.sweep()  # who left meanwhile is fed no chunk more, however many prompts there are
         while row := self.admitted():
             self.waiting.take(row)
-            if self.keeps_texts:
+            if self.kept is not None and not self.kept.covers(row.tokens[: half_of(row)]):
                 self.alike.add(row, self.filling)
             self.filling.append(row)
         if not self.filling:
@@ -137,14 +138,14 @@ class Engine(Parts):
         return self.waiting.next(inside) if len(inside) < self.most_held else None
 
     @property
-    def keeps_texts(self) -> bool:
-        """Whether the target keeps what it has read for texts that begin alike."""
-        return isinstance(self.target, KeepsTexts) and self.target.prefixes is not None
+    def kept(self) -> Any:
+        """What the target keeps of texts that it has read, for those that begin alike; or None."""
+        return getattr(self.target, "prefixes", None)
 
     def portion(self, filling: Rows) -> int:
         """How many of these prompts are fed a chunk now: at least the first of them."""
         room, count = CHUNK if self.running else ALONE, 0
-        keeps = self.keeps_texts
+        keeps = self.kept is not None
         for row in filling:
             if keeps and self not in row.private:
                 self.feed([row], 0)  # what is kept of its beginning is not to be fed
@@ -180,8 +181,8 @@ class Engine(Parts):
 
     def start(self, row: DecodeState) -> None:
         """Let a row run whose prompt is cached."""
-        if self.alike.awaited(row) and isinstance(self.target, KeepsTexts):
-            self.target.keep_text(row)
+        if self.alike.awaited(row):
+            self.target.keep_text(row)  # type: ignore[attr-defined]  # it keeps texts, or none waits
         fed = row.private.pop(self)
         seen = torch.cat(fed) if self.drafter.traits.taps else None
         try:

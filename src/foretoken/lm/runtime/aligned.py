@@ -100,10 +100,14 @@ class AlignedLM(CachedLM):
         if not moves:
             return
         began = self.clock()
-        for move in moves:
+        for at, move in enumerate(moves):
             memory = self._memory(move.row)
-            self.cache.reserve([memory.slot], [move.target + memory.cached])
-            self.cache.shift(memory.slot, move.source, move.target, memory.cached)
+            try:
+                self.cache.reserve([memory.slot], [move.target + memory.cached])
+                self.cache.shift(memory.slot, move.source, move.target, memory.cached)
+            except BaseException:
+                self.alignment.undo(moves[at:])
+                raise
         self.alignment.seconds += self.clock() - began
 
     def crop(self, rows: Rows) -> None:

@@ -58,6 +58,11 @@ class Alignment:
         self.moved += len(moves)
         return moves
 
+    def undo(self, moves: Sequence[Move]) -> None:
+        """Rows that could not be moved lie behind the pads they had."""
+        for move in moves:
+            self.pads[move.row.uid] = move.source
+
     def forget(self, rows: Rows) -> None:
         """Rows that left."""
         for row in rows:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from foretoken.lm.runtime.pages import Pages, zeros
-from foretoken.native.columns import Mover, movers
+from foretoken.lm.runtime.buffers import Group
+from foretoken.lm.runtime.pages import zeros
 
 Columns = tuple[Tensor, Tensor, Tensor, Tensor]  # keys and values to write, then to read
 WHOLE = 16  # columns of a granted size are a multiple of it
@@ -95,57 +95,6 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
-@dataclass(slots=True, eq=False)
-class Group:
-    """Layers of one shape and their shared buffers."""
-
-    layers: list[SlotLayer]
-    keys: Tensor  # [layers, slots, heads, columns, dim]
-    values: Tensor
-    pages: Sequence[Pages] = ()  # what the buffers lie in, where that can be given back in part
-    movers: list[Mover] | None = None  # of keys and values as they lie, once asked for
-
-    def gathered(self, slot: int, columns: Sequence[int], to: int) -> bool:
-        """Move ascending columns of a row to follow each other from column `to` on, which is not
-        behind the first of them, in C; False where this cannot be had."""
-        if self.movers is None:
-            self.movers = movers(self.keys, self.values)
-        for mover in self.movers:
-            mover.gather(slot, columns, to)
-        return bool(self.movers)
-
-    def attach(self) -> None:
-        for i, layer in enumerate(self.layers):
-            layer.keys, layer.values = self.keys[i], self.values[i]
-
-    def leave(self, count: int) -> None:
-        """Forget the first layers."""
-        self.layers = self.layers[count:]
-        self.keys, self.values, self.movers = self.keys[count:], self.values[count:], None
-        self.pages = ()  # they begin with the layers that are gone
-
-    def empty(self) -> None:
-        """Keep the shape alone, and give the memory back."""
-        self.keys, self.values = self.keys[:, :0].clone(), self.values[:, :0].clone()
-        self.pages, self.movers = (), None
-        self.attach()
-
-    def give_back(self, layer: int, slot: int | None = None, first: int = 0) -> None:
-        """Memory of a layer, or of a slot's columns from the `first` on in it, that nobody will
-        read: it is zero again, but for parts of pages at its ends."""
-        for buffer, pages in zip((self.keys, self.values), self.pages, strict=False):
-            place = buffer[layer] if slot is None else buffer[layer, slot]
-            for part in place[:, first:] if first else (place,):  # columns of each head by itself
-                start = int(part.storage_offset()) * buffer.element_size()
-                pages.give_back(start, start + int(part.nbytes))
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """Groups of equal kind can share buffers."""
-        keys, values = self.keys, self.values
-        return keys.shape[2], keys.shape[4], values.shape[4], keys.dtype, str(keys.device)
-
-
 class SlotCache(Cache):
     """Keys and values of all rows; the only user of `past_key_values`."""
 
@@ -198,6 +147,16 @@ class SlotCache(Cache):
                 self.filled[slot] = stop
 
     def fit(self, slots: int, columns: int) -> None:
+        """Buffers of at least this size, or of the one that was granted; where there is no memory
+        for them, others go on with those that there are."""
+        before = self.slots, self.columns, self.due
+        try:
+            self.resize(slots, columns)
+        except BaseException:
+            self.slots, self.columns, self.due = before
+            raise
+
+    def resize(self, slots: int, columns: int) -> None:
         """Buffers of at least this size, or of the one that was granted."""
         if self.due is not None:
             wanted = max(slots, self.due[0]), max(rounded(columns), self.due[1])
@@ -226,15 +185,20 @@ class SlotCache(Cache):
         for group in self.groups:
             kinds.setdefault(group.kind, []).append(group)
         self.groups = []
-        for groups in kinds.values():
-            if self.exact and self.used == 0:
-                for group in groups:
-                    group.empty()
-            count = sum(len(group.layers) for group in groups)
-            whole = not self.exact or groups[0].keys.is_cpu
-            part = count if whole else -(-count // PARTS)
-            while groups:
-                self.groups.append(self._merged(groups, part))
+        try:
+            for groups in kinds.values():
+                if self.exact and self.used == 0:
+                    for group in groups:
+                        group.empty()
+                count = sum(len(group.layers) for group in groups)
+                whole = not self.exact or groups[0].keys.is_cpu
+                part = count if whole else -(-count // PARTS)
+                while groups:
+                    self.groups.append(self._merged(groups, part))
+        except BaseException:  # those without new buffers keep their own
+            self.groups += [group for groups in kinds.values() for group in groups]
+            self.loose = True
+            raise
         self.shared = sum(len(group.layers) for group in self.groups) == len(self.rows_of)
 
     def _merged(self, groups: list[Group], part: int) -> Group:
@@ -323,9 +287,9 @@ class SlotCache(Cache):
                 * group.keys.element_size())  # fmt: skip
 
     def kept(self, layer: int, slot: int, columns: int) -> tuple[Tensor, Tensor] | None:
-        """Views of a row's first columns in a layer; None where it was never run."""
+        """Views of a row's first columns in a layer; None where none were ever written."""
         keys, values = self.rows_of[layer].keys, self.rows_of[layer].values
-        if keys is None or values is None:
+        if keys is None or values is None or slot >= len(keys):
             return None
         return keys[slot, :, :columns], values[slot, :, :columns]
 
@@ -371,7 +335,8 @@ class SlotCache(Cache):
     def move(self, source: int, target: int) -> None:
         """Copy a row into another slot, with columns that only some layers have filled."""
         if source >= self.slots:
-            return  # nothing was fed to that row yet
+            self.vacate(target)  # nothing was fed to that row yet
+            return
         columns, held = self.filled[source], self.filled[target]
         if held > columns + FEW:
             self.vacate(target, columns)

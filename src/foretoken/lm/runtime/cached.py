@@ -146,7 +146,10 @@ class CachedLM(BatchForward):
             for row, states in zip(rows, fed, strict=True):
                 memory = self._memory(row)
                 memory.taps = taps
-                memory.fed.append(states)
+                if sum(map(len, memory.fed)) + len(states) == memory.cached:
+                    memory.fed.append(states)
+                else:  # texts were not kept yet when its first tokens were fed
+                    memory.fed.clear()
         return [states if last is None else states[-last:] for states in fed]
 
     def keep_prefixes(self, limit: int) -> None:
@@ -266,7 +269,9 @@ class CachedLM(BatchForward):
             memory = self._rows.pop(row.uid, None)
             if memory is None:
                 continue
-            if self.prefixes is not None:
+            # Of several texts of one prompt the first is kept; others took it over from there.
+            again = 0 < row.prompt_len - 1 <= row.reused.get(self.name, 0)
+            if self.prefixes is not None and not again:
                 retire(row, memory, self.cache, self.prefixes)
             last = self._slots.pop()
             if last != row.uid:

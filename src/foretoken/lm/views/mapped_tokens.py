@@ -164,8 +164,12 @@ class MappedTokens(FewRows):
             self.base.prune(*map(list, zip(*cuts, strict=True)))
 
     def free(self, rows: Rows) -> None:
-        shadows = [self._shadows.pop(row.uid, None) for row in rows]
-        self.lm.free([shadow.row for shadow in shadows if shadow is not None])
+        shadows = []
+        for row in rows:
+            if (shadow := self._shadows.pop(row.uid, None)) is not None:
+                shadow.row.finish, shadow.row.error = row.finish, row.error  # it may be kept now
+                shadows.append(shadow.row)
+        self.lm.free(shadows)
 
     def self_check(self, row: DecodeState) -> None:
         shadow = self.follow_text(row)

@@ -27,6 +27,8 @@ class Realigned(TargetView):
 
     lm: CachedLM
 
+    prefixes = None  # nothing is kept, whatever the model beside it keeps
+
     def __init__(self, lm: CachedLM, aligned: type[AlignedLM] = AlignedLM) -> None:
         super().__init__(lm)
         self.base = self.aligned = aligned(lm)
