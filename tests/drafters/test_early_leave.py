@@ -26,17 +26,20 @@ K = 4
 
 @pytest.fixture
 def folder(tmp_path):
-    """Predictors that always fire, or never, by the bias of their last unit."""
+    """Predictors that always fire, or never, by the bias of their last unit; tables are as wide as
+    their vocabulary.
+    """
 
-    def make(bias, vocab=61, layers=range(3), often=None):
-        sizes = {"hidden_size": 64, "vocab_size": vocab, "candidates": K, "hidden": 8}
+    def make(bias, vocab=61, layers=range(3), often=None, width=None, **notes):
+        width = width or (64 if vocab == 61 else vocab)
+        sizes = {"hidden_size": width, "vocab_size": vocab, "candidates": K, "hidden": 8}
         head = ExitPredictors(ExitPredictors.Config(**sizes, layers=tuple(layers), often=often))
         with torch.no_grad():
             for weight in head.parameters():
                 weight.zero_()
             for layer in layers:
                 head.predictors[str(layer)][2].bias.fill_(bias)
-        return str(store.save(tmp_path / f"{bias}-{vocab}", "exits", head, {}))
+        return str(store.save(tmp_path / f"{bias}-{vocab}", "exits", head, notes))
 
     return make
 
@@ -233,3 +236,15 @@ def test_what_is_missing_or_does_not_fit_is_told(folder):
         EarlyLeave(table, table, EarlyLeave.Config(predictors=folder(9.0), shape="bush"))
     with pytest.raises(ConfigError, match="61 tokens"):
         EarlyLeave(table, table, EarlyLeave.Config(predictors=folder(9.0)))
+
+
+def test_predictors_of_a_target_of_other_layers_are_refused(folder):
+    """Those that training made have one for every layer but the last."""
+    trained = EarlyLeave.Config(predictors=folder(9.0, vocab=12, layers=range(5), settings={}))
+    EarlyLeave(TableLM.random(12, layers=6), TableLM.random(12), trained)
+    for layers in (4, 9):
+        with pytest.raises(ConfigError, match=f"trained on 6 layers, the target has {layers}"):
+            EarlyLeave(TableLM.random(12, layers=layers), TableLM.random(12), trained)
+    wide = EarlyLeave.Config(predictors=folder(9.0, vocab=12, width=64))
+    with pytest.raises(ConfigError, match="hidden size is 12"):
+        EarlyLeave(TableLM.random(12), TableLM.random(12), wide)

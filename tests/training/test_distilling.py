@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import shutil
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import foretoken
 from foretoken.errors import ConfigError
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.stream import ChatStream
-from foretoken.training.drafts import distilling, selecting
+from foretoken.training.drafts import distilling, learning, selecting
 from foretoken.training.drafts.distilling import DistillConfig
 from foretoken.training.drafts.selecting import AdaspecConfig
 from foretoken.training.objectives.distilled import Distilled, joined, parts, target_logits
@@ -287,3 +288,38 @@ def test_layers_learn_in_bf16_from_the_drafts_own_texts(session, texts, weak_dra
     slopes = {name: weight.grad for name, weight in model.named_parameters() if weight.ndim == 2}
     assert len(slopes) > 5 and all(slope is not None for slope in slopes.values())
     assert all(slope.abs().sum() > 0 for name, slope in slopes.items() if "embed" not in name)
+
+
+def test_a_draft_that_was_trained_further_is_taught_anew(session, texts, weak_draft, tmp_path):
+    """Into its own folder, twice: what is taught the second time is what the first one wrote."""
+    config = DistillConfig(
+        epochs=0.5, minutes=None, tokens=512, row_tokens=64, evaluations=1, held_out=2,
+        on_policy=0.0, precision="no",
+    )  # fmt: skip
+    shutil.copytree(weak_draft, tmp_path, dirs_exist_ok=True)
+    order = Order(session, config, tmp_path, texts, tmp_path, (), "tiny", False)
+    begun_in = distilling.Student.of(order).work
+    assert distilling.Student.of(order).work == begun_in, "a killed run goes on"
+    first = distilling.run(order)
+    written = (tmp_path / "model.safetensors").read_bytes()
+    second = distilling.run(order)
+    assert (tmp_path / "model.safetensors").read_bytes() != written
+    assert second["first_loss"] != first["first_loss"]
+    assert len(list((tmp_path / "training").iterdir())) == 2
+
+
+def test_the_reference_and_the_draft_share_the_minutes(session, texts, weak_draft, tmp_path):
+    config = AdaspecConfig(
+        epochs=1.5, reference_epochs=0.5, minutes=8.0, tokens=512, row_tokens=64, evaluations=1,
+        held_out=2, precision="no",
+    )  # fmt: skip
+    order = Order(session, config, tmp_path, texts, weak_draft, (), "tiny", False)
+    seconds, real = [], learning.Trainer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            learning, "Trainer",
+            lambda *parts, **named: (seconds.append(parts[3].seconds), real(*parts, **named))[1],
+        )  # fmt: skip
+        notes = selecting.run(order)
+    assert seconds == [120.0, 360.0]
+    assert notes["settings"]["minutes"] == 8.0

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import foretoken
 from foretoken.cli.train import clear
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError
-from foretoken.lm import draft_vocabulary
+from foretoken.lm import draft_exits, draft_vocabulary
 from foretoken.training import checkpoint, recipes
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.stream import ChatStream
@@ -276,3 +277,42 @@ def test_starting_over_leaves_texts_where_they_are(texts, tmp_path):
     assert not (tmp_path / "training").exists() and list(tmp_path.glob("train-*.jsonl"))
     clear(tmp_path, recipes.LEFT_BY_RUNS)
     assert not list(tmp_path.glob("train-*"))
+
+
+def test_a_run_goes_on_with_the_same_number_of_processes_only(texts, tmp_path, monkeypatch):
+    one = run_folder(tmp_path, CONFIG, texts, "target")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run_folder(tmp_path, CONFIG, texts, "target") != one
+
+
+def test_nothing_of_an_earlier_draft_stays_beside_a_new_one(draft, session, tmp_path):
+    out, notes = draft
+    model, exits = AutoModelForCausalLM.from_pretrained(out), tmp_path / draft_exits.NAME
+    for name in (draft_exits.NAME, "model-00001-of-00002.safetensors", "mine.txt"):
+        (tmp_path / name).write_text("{}")
+    writing.write_draft(tmp_path, model, session, torch.arange(9), notes, beside={"x.json": "1"})
+    assert not exits.exists() and len(list(tmp_path.glob("*.safetensors"))) == 1
+    assert (tmp_path / "mine.txt").exists()
+    text = '{"version": 1}'
+    writing.write_draft(tmp_path, model, session, torch.arange(9), notes, beside={exits.name: text})
+    assert exits.read_text() == text
+
+
+def test_a_draft_half_written_is_no_model_with_the_earlier_config(
+    draft, session, tmp_path, monkeypatch
+):
+    out, notes = draft
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+
+    real = os.replace
+
+    def killed(source, into):
+        if into.parent == tmp_path:
+            raise KeyboardInterrupt
+        real(source, into)
+
+    monkeypatch.setattr(writing.os, "replace", killed)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    with pytest.raises(KeyboardInterrupt):
+        writing.write_draft(tmp_path, model, session, torch.arange(9), notes)
+    assert not (tmp_path / "config.json").exists()

@@ -13,6 +13,7 @@ from foretoken.lm.opening import open_lm
 from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.training.capture import collect
 from foretoken.training.captures.layers import LayerPredictions
+from foretoken.training.config import configured
 from foretoken.training.heads import run_training
 from foretoken.training.objectives.exits import ExitTraining, everywhere, frequent, settled
 from foretoken.trees.build import root
@@ -113,3 +114,9 @@ def test_exits_are_where_all_later_layers_agree():
 def test_a_head_of_another_kind_is_refused(tmp_path: Path):
     with pytest.raises(CheckpointError, match="exits"):
         store.load(tmp_path, "exits")
+
+
+def test_epochs_that_are_passed_stand_in_place_of_the_usual_steps():
+    assert configured(ExitTraining, {}, "exits").steps == 600
+    assert configured(ExitTraining, {"epochs": 10}, "exits").steps is None
+    assert configured(ExitTraining, {"epochs": 10, "steps": 7}, "exits").steps == 7

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from foretoken.errors import ConfigError
-from foretoken.training.features import WINDOW, Features, Shuffled
+from foretoken.training.features import JUDGED, JUDGED_TEXTS, WINDOW, Features, Shuffled
 
 MIB = 2**20
 
@@ -97,3 +97,11 @@ def test_the_peak_of_resident_features_does_not_grow_with_their_number(tmp_path)
     small, large = peak(few), peak(many)
     assert large < small + WINDOW * MIB, (small / MIB, large / MIB)
     assert large < 3 * WINDOW * MIB, "all of them are ten windows"
+
+
+def test_whole_texts_are_judged_in_few_at_once(tmp_path):
+    """Of 300 texts with the logits of a whole vocabulary, not all at once."""
+    save_file({"input_ids": torch.zeros(300, 128).long()}, tmp_path / "texts.safetensors")
+    texts = Features([tmp_path / "texts.safetensors"])
+    assert len(texts) == 300 and texts.judged_together == JUDGED_TEXTS < 32
+    assert shards(tmp_path, LENGTHS).judged_together == JUDGED

@@ -118,3 +118,10 @@ def test_states_that_float16_cannot_tell_are_refused(session):
     states = States.of(session, "final")
     with pytest.raises(CapabilityError, match="float16"):
         states.kept(torch.tensor([1e6]))
+
+
+def test_states_are_counted_of_whole_shards(session, tmp_path):
+    """A folder with one chat more than a shard has gets two shards."""
+    config = replace(CONFIG, chats=6001, shard=6000, new_tokens=1000, features_gib=1.0)
+    with pytest.raises(ConfigError, match=r"would take 2\.8\d GiB"):
+        make_data(session, config, tmp_path / "out", show=False)

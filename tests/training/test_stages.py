@@ -3,6 +3,7 @@ with laws that nobody kept, with figures for TensorBoard; and how such runs fail
 """
 
 import random
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -226,3 +227,14 @@ def test_tensorboard_reads_loss_acceptance_and_speed_up(session, texts, tmp_path
         read = [(one.step, one.value) for one in events.Scalars(name)]
         told = [(step, figures[name]) for step, figures in notes["measured"]]
         assert dict(read) == pytest.approx(dict(told))
+
+
+def test_a_start_that_was_trained_further_is_continued_anew(session, texts, draft, tmp_path):
+    config = replace(CONFIG, shape=None, text_share=0.0, epochs=0.1, evaluations=1)
+    start, out = tmp_path / "start", tmp_path / "out"
+    shutil.copytree(draft[0], start)
+    first = make_draft(session, config, texts, out, start=start, show=False)
+    shutil.copytree(out, start, ignore=shutil.ignore_patterns("training"), dirs_exist_ok=True)
+    second = make_draft(session, config, texts, out, start=start, show=False)
+    assert second["first_loss"] != first["first_loss"]
+    assert len(list((out / "training").iterdir())) == 2

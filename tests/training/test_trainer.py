@@ -217,3 +217,13 @@ def test_the_best_weights_are_there_before_a_step_says_so(tmp_path, monkeypatch)
     assert killed and checkpoint.latest(tmp_path).name == "step-00000001.pt"
     assert checkpoint.load(tmp_path / "best.pt")["x"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "step-00000001.pt"]
+
+
+def test_a_checkpoint_that_a_kill_left_half_done_shares_nothing_with_the_best(tmp_path):
+    """Killed behind the best one's link: what was written is both."""
+    state = {"model": {"weight": torch.ones(3)}}
+    checkpoint.save(tmp_path, 1, state, best=True)
+    os.replace(tmp_path / "step-00000001.pt", tmp_path / ".partial")
+    before = (tmp_path / "best.pt").read_bytes()
+    checkpoint.save(tmp_path, 2, {"model": {"weight": torch.zeros(3)}}, best=False)
+    assert (tmp_path / "best.pt").read_bytes() == before

@@ -10,6 +10,7 @@ node of the path that would be accepted agrees (the paper's hyper-token, section
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -125,13 +126,7 @@ class EarlyLeave(Grower):
             self.traits = BestFirst.traits
         self.head: ExitPredictors
         self.head, card = store.load(config.predictors, "exits")
-        if card.vocab_size != target.vocab_size:
-            raise ConfigError(
-                f"predictors of {config.predictors} were asked for.",
-                f"they were trained on {card.vocab_size} tokens, the target has "
-                f"{target.vocab_size}.",
-                "train some for this pair with `foretoken train exits --out DIR`.",
-            )
+        check_fits(card, self.head.layers, config.predictors, target)
         super().__init__(OrdinaryModel(draft))
         self.ranker = Ranker(config.branch, calibrate=True, template=None, min_gain=0.05)
         self.scoring = self.view = early_exit_scoring(target)
@@ -184,3 +179,22 @@ class EarlyLeave(Grower):
                 schedule.exits.append(depth)
                 schedule.rounds += 1
                 schedule.layers += depth
+
+
+def check_fits(card: store.Card, layers: Sequence[int], folder: str, target: LanguageModel) -> None:
+    """ConfigError for predictors of a target of another vocabulary, width or depth.
+
+    Training makes one for every layer but the last; those made otherwise may be of any layers.
+    """
+    if card.vocab_size != target.vocab_size:
+        why = f"they were trained on {card.vocab_size} tokens, the target has {target.vocab_size}"
+    elif "settings" in card.notes and tuple(layers) != tuple(range(target.layers - 1)):
+        why = f"they were trained on {len(layers) + 1} layers, the target has {target.layers}"
+    else:
+        store.check_fits(card, folder, target.hidden_size, target.vocab_size)
+        return
+    raise ConfigError(
+        f"predictors of {folder} were asked for.",
+        f"{why}.",
+        "train some for this pair with `foretoken train exits --out DIR`.",
+    )

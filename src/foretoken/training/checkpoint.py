@@ -30,6 +30,7 @@ def save(folder: Path, step: int, state: dict[str, Any], *, best: bool) -> Path:
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # one that a kill left may be the best one's, too
         with open(partial, "wb") as file:
             torch.save(state, file)
             file.flush()

@@ -66,7 +66,10 @@ class Option:
 
 
 def configured(cls: type[Config], given: Mapping[str, Any], what: str) -> Config:
-    """`cls(**given)`, where a list of one may be its value; unknown names are refused."""
+    """`cls(**given)`, where a list of one may be its value; unknown names are refused.
+
+    Epochs that are given stand in place of steps that are not.
+    """
     known = [option.name for option in options(cls)]
     for name in given:
         if name not in known:
@@ -75,6 +78,8 @@ def configured(cls: type[Config], given: Mapping[str, Any], what: str) -> Config
                 f"its options are {', '.join(known)}.",
                 meant(name, known),
             )
+    if "epochs" in given and "steps" in known:
+        given = {"steps": None, **given}
     hints = typing.get_type_hints(cls)
     lists = {name for name in given if typing.get_origin(hints[name]) is tuple}
     return cls(**{

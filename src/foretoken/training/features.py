@@ -17,6 +17,7 @@ from foretoken.errors import ConfigError
 
 WINDOW = 8  # shards that a batch draws from
 JUDGED = 1024  # tokens of a batch that is only judged
+JUDGED_TEXTS = 16  # the same where a row is a whole text: as many as a step learns from
 
 
 class Examples(Protocol):
@@ -35,7 +36,6 @@ class Examples(Protocol):
 class Features:
     """Tokens in shards, numbered through; only the shards that are asked for are mapped."""
 
-    judged_together = JUDGED
     digest = ""  # what tells a run's texts from others; here a folder holds those of one run
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -52,6 +52,11 @@ class Features:
 
     def __len__(self) -> int:
         return sum(self.lengths)
+
+    @property
+    def judged_together(self) -> int:
+        """How many rows are judged at once; their logits are all in memory."""
+        return JUDGED if len(shape(self.paths[0])) == 1 else JUDGED_TEXTS
 
     def take(self, chosen: Tensor) -> dict[str, Tensor]:
         """The tokens with these numbers [n], in this order; other shards are let go."""
@@ -144,6 +149,11 @@ def beside(head: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def rows(path: Path) -> int:
-    """How many tokens a shard has; only its header is read."""
+    """How many tokens or texts a shard has."""
+    return shape(path)[0]
+
+
+def shape(path: Path) -> list[int]:
+    """Of a shard's tokens: [n], or [n T] of whole texts; only its header is read."""
     with safe_open(path, framework="pt") as shard:
-        return int(shard.get_slice("input_ids").get_shape()[0])
+        return [int(size) for size in shard.get_slice("input_ids").get_shape()]

@@ -23,7 +23,8 @@ class KeysValues(Capture):
     """Tokens and positions [1 T], "keys" and "values" [1 T heads size] as they lie in the cache,
     weights [1 T]: 1 where the target wrote.
 
-    A longer text keeps its first tokens, its last ones and their true positions.
+    A longer text keeps its first tokens, its last ones and their true positions; the first of the
+    last ones counts for nothing, as the token before it is not there.
     """
 
     window: int  # T
@@ -43,6 +44,9 @@ class KeysValues(Capture):
             "values": values,
             "weights": (places >= before).float(),
         }
+        if len(places) > self.window:
+            # It would be learned as what follows the last token before the gap.
+            found["weights"][len(places) - self.window + SINKS] = 0.0
         return {name: self.cut(value) for name, value in found.items()}
 
     def cut(self, values: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ FREE = ("chats", "features_gib", "lockstep")  # options that may change in a fol
 class DataConfig:
     """How many chats, how long, how varied."""
 
-    chats: int = 8192  # prompts with an answer, before what is filtered; 0: ordinary text only
+    chats: int = 8192  # prompts with an answer, in whole shards, before any filter; 0: text only
     shard: int = 512  # chats in a shard; one is lost where a run is killed
     prompt_tokens: int = 120  # that the target adds to a user turn, at most
     new_tokens: int = 160  # of an answer, at most
@@ -263,7 +263,10 @@ def check_work(maker: Maker, chats: int, read: Read) -> None:
         )
     if chats:
         maker.prompts.check()
-    places = chats * maker.config.new_tokens + read.tokens
+    given, shard = len(maker.prompts.given), maker.config.shard
+    whole = -(-chats // shard) * shard  # the last one, too, so that more chats go on behind it
+    written = min(whole, given) if given else whole
+    places = written * maker.config.new_tokens + read.tokens
     target, limit = maker.session.target, maker.config.features_gib
     maker.states.check_size(places, target.hidden_size, limit)
 

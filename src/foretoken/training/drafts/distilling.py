@@ -15,11 +15,13 @@ from foretoken.errors import ConfigError, check_values
 from foretoken.lm.draft_vocabulary import chosen_rows
 from foretoken.lm.load import load_model
 from foretoken.lm.opening import open_draft, open_lm
-from foretoken.training.drafts.learning import Learning, fit, held_out, run_folder, told
+from foretoken.training.capture import models_of
+from foretoken.training.drafts.learning import Learning, fit, held_out, part, run_folder, told
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.drafts.shape import Timed, ratio
 from foretoken.training.drafts.words import covered, mass
 from foretoken.training.drafts.writing import shape_of, write_draft
+from foretoken.training.identity import identity
 from foretoken.training.objectives.distilled import Distilled
 from foretoken.training.objectives.divergence import DIVERGENCES
 from foretoken.training.recipes import Order
@@ -73,7 +75,8 @@ class Student:
         config, session, data = order.config, order.session, order.data
         assert data is not None, "its row says that it needs texts"
         model, tokens = read_draft(order)
-        work = run_folder(order.out, config, data, order.source, order.draft)
+        begun_as = identity(*models_of(session), model)
+        work = run_folder(order.out, config, data, order.source, begun_as)
         cost = cost_of(session, order.draft)
         measure = EngineAcceptance(session, held_out(data, config.held_out), tokens, cost)
         objective = Distilled(
@@ -82,14 +85,14 @@ class Student:
         )  # fmt: skip
         return cls(order, data, model, tokens, work, cost, measure, objective)
 
-    def taught(self, objective: Objective, recipe: str) -> dict[str, Any]:
-        """Teach the draft and write it down; the notes of its card."""
+    def taught(self, objective: Objective, recipe: str, share: float = 1.0) -> dict[str, Any]:
+        """Teach the draft in a share of the minutes and write it down; the notes of its card."""
         order, model, session = self.order, self.model, self.order.session
         before = self.measure(model)
         run = self.work / "run"
         progress = fit(
-            model, objective, order.config, self.data, run, self.measure, packed=False,
-            show=order.show,
+            model, objective, part(order.config, share), self.data, run, self.measure,
+            packed=False, show=order.show,
         )  # fmt: skip
         counts = mass(self.data, session.target.vocab_size)
         notes = {

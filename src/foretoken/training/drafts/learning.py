@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from foretoken.training.config import check_types
 from foretoken.training.dataset.records import DOCUMENT, Chat, Folders, every_chat, shards
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.measuring import EngineAcceptance
-from foretoken.training.processes import processes
+from foretoken.training.processes import processes, several
 from foretoken.training.scalars import require_tensorboard
 from foretoken.training.trainer import Objective, Progress, Trainer, TrainingPlan
 
@@ -119,6 +118,11 @@ def fit(
     return progress
 
 
+def part(config: Learning, share: float) -> Any:
+    """The same options with a share of the minutes."""
+    return replace(config, minutes=share * config.minutes) if config.minutes else config
+
+
 def told(progress: Progress) -> dict[str, Any]:
     """What a card says of a run."""
     return {
@@ -154,10 +158,13 @@ def beginning(chat: Chat) -> list[int]:
 def run_folder(out: Path, config: Any, data: Folders | None, *others: object) -> Path:
     """Where a run with these options learns from these texts; any other run works elsewhere.
 
-    `others` name what else decides what comes of it: the target, the draft that it begins with.
+    `others` name what else decides what comes of it: the target, the weights it begins with. Steps
+    and batches are those of a number of processes, so that another one goes on with nothing.
     """
     texts = [] if data is None else [digest(path) for path in shards(data, "train")]
-    said: Sequence[Any] = [asdict(config), texts, *map(str, others)]
+    said: list[Any] = [asdict(config), texts, *map(str, others)]
+    if several():
+        said.append({"processes": processes()})
     work = out / "training" / hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
     work.mkdir(parents=True, exist_ok=True)
     return work

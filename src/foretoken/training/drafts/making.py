@@ -13,6 +13,7 @@ from typing import Any
 
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
+from foretoken.training.capture import models_of
 from foretoken.training.dataset.records import every_chat, read_told, replace_text, shards
 from foretoken.training.drafts.distilling import cost_of, student
 from foretoken.training.drafts.learning import Learning, fit, held_out, run_folder, told
@@ -20,6 +21,7 @@ from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.drafts.shape import Shape, build, costs, fitting_shape
 from foretoken.training.drafts.words import covered, frequent, mass
 from foretoken.training.drafts.writing import shape_of, write_draft
+from foretoken.training.identity import identity
 from foretoken.training.objectives.asked_laws import AskedLaws
 from foretoken.training.objectives.sparse_laws import SparseLaws
 from foretoken.training.processes import main_first
@@ -77,11 +79,16 @@ def make_draft(
     becomes a model directory that any transformers reads, with the file that says which tokens it
     scores.
     """
-    work = run_folder(out, config, data, source, *([] if start is None else [start]))
+    with main_first():
+        given = [] if start is None else [continued(session, config, start)]
+    work = run_folder(out, config, data, source, identity(*models_of(session), *given))
     counts = mass(data, session.target.vocab_size)
     tokens = frequent(counts, config.vocabulary, session.eos)
     with main_first():
-        model, cost = begun(session, config, work, counts, len(tokens), start)
+        if given:
+            model, cost = given[0], cost_of_existing(session, work, given[0], start)
+        else:
+            model, cost = begun(session, config, work, counts, len(tokens))
     objective, packed = taught(session, SparseLaws.over(tokens, len(counts), config.hard), data)
     measure = EngineAcceptance(session, held_out(data, config.held_out), tokens, cost)
     runs = {
@@ -127,15 +134,18 @@ def taught(session: Session, laws: SparseLaws, data: Path) -> tuple[Any, bool]:
 
 
 def begun(
-    session: Session, config: DraftConfig, work: Path, counts: Any, rows: int, start: Any
+    session: Session, config: DraftConfig, work: Path, counts: Any, rows: int
 ) -> tuple[Any, float]:
-    """A draft that has learned nothing yet, or the one to be continued; and its measured cost."""
+    """A draft that has learned nothing yet, and its measured cost."""
     target = session.target.model
-    if start is None:
-        shape, cost = decided(work, lambda: chosen(config, target, rows))
-        return build(shape, target, counts, config.seed), cost
+    shape, cost = decided(work, lambda: chosen(config, target, rows))
+    return build(shape, target, counts, config.seed), cost
+
+
+def continued(session: Session, config: DraftConfig, start: Any) -> Any:
+    """The draft to be continued; one of another shape than was asked for is refused."""
     model = student(session, start, "continuing")
-    found = Shape(model.config.hidden_size, model.config.num_hidden_layers)
+    found = shape_in(model)
     if config.shape is not None and Shape(*config.shape) != found:
         raise ConfigError(
             f"continuing the draft {start} in the shape {config.shape[0]}x{config.shape[1]} was "
@@ -143,7 +153,16 @@ def begun(
             f"it is {found.hidden} wide and has {found.layers} layers.",
             "leave the option `shape` out, or leave the draft out: a new one has any shape.",
         )
-    return model, decided(work, lambda: (found, cost_of(session, start)))[1]
+    return model
+
+
+def cost_of_existing(session: Session, work: Path, model: Any, start: Any) -> float:
+    """The measured cost of the draft to be continued."""
+    return decided(work, lambda: (shape_in(model), cost_of(session, start)))[1]
+
+
+def shape_in(model: Any) -> Shape:
+    return Shape(model.config.hidden_size, model.config.num_hidden_layers)
 
 
 def chosen(config: DraftConfig, target: Any, rows: int) -> tuple[Shape, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretoken.errors import check_values
 from foretoken.training.drafts.distilling import DistillConfig, Student
-from foretoken.training.drafts.learning import fit
+from foretoken.training.drafts.learning import fit, part
 from foretoken.training.objectives.selected import Selected
 from foretoken.training.recipes import Order
 
@@ -33,11 +33,13 @@ class AdaspecConfig(DistillConfig):
 def run(order: Order) -> dict[str, Any]:
     """Distil a reference and then, with its help, `order.draft`; the notes of the draft's card."""
     student, config = Student.of(order), order.config
+    share = config.reference_epochs / (config.reference_epochs + config.epochs)  # of the minutes
+    reference = replace(part(config, share), epochs=config.reference_epochs)
     twin = copy.deepcopy(student.model)
     fit(
-        twin, student.objective, replace(config, epochs=config.reference_epochs), student.data,
-        student.work / "reference", student.measure, packed=False, show=order.show,
+        twin, student.objective, reference, student.data, student.work / "reference",
+        student.measure, packed=False, show=order.show,
     )  # fmt: skip
     twin.eval().requires_grad_(False)
     chosen = Selected(student.objective, twin, config.keep)
-    return student.taught(chosen, "adaspec")
+    return student.taught(chosen, "adaspec", 1.0 - share)

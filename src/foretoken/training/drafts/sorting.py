@@ -10,6 +10,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
 from foretoken.lm import draft_exits
 from foretoken.lm.draft_exits import NEVER, Exits
+from foretoken.training.capture import models_of
 from foretoken.training.dataset.records import every_chat, shards
 from foretoken.training.drafts.exit_policies import Priced, compared, priced
 from foretoken.training.drafts.learning import fit, held_out, run_folder, told
@@ -18,6 +19,7 @@ from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.drafts.shape import Shape, build
 from foretoken.training.drafts.words import covered, frequent, mass
 from foretoken.training.drafts.writing import page, write_draft
+from foretoken.training.identity import identity
 from foretoken.training.objectives.sorted_laws import SortedLaws
 from foretoken.training.recipes import Order
 
@@ -90,7 +92,7 @@ def make_sorted(
     width, folders = session.target.vocab_size, (data, *config.others)
     for folder in config.others:
         check_texts(folder, width)
-    work = run_folder(out, config, folders, source)
+    work = run_folder(out, config, folders, source, identity(*models_of(session)))
     target = session.target.model
     counts = mass(folders, width)
     tokens = frequent(counts, config.vocabulary, session.eos)

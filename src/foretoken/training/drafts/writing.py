@@ -15,9 +15,12 @@ from torch import Tensor
 
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
-from foretoken.lm import draft_vocabulary
+from foretoken.lm import draft_exits, draft_vocabulary
 from foretoken.lm.load import quiet
 from foretoken.training.processes import is_main
+
+# What decides how a folder is opened, config.json first: without it there is no model.
+OF_A_MODEL = ("config.json", draft_exits.NAME, "model*.safetensors", "model.safetensors.index.json")
 
 
 def write_draft(
@@ -53,6 +56,7 @@ def write_draft(
             (partial / name).write_text(text, encoding="utf-8")
         if curve is not None:
             shutil.copyfile(curve, partial / curve.name)
+        forget(out)
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
             os.replace(path, out / path.name)  # config.json last: without it there is no model
     except (OSError, SafetensorError, CheckpointError) as error:
@@ -63,6 +67,13 @@ def write_draft(
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def forget(out: Path) -> None:
+    """Take an earlier draft out of a folder: what it has and the next one lacks would be read."""
+    for pattern in OF_A_MODEL:
+        for path in out.glob(pattern):
+            path.unlink()
 
 
 def shape_of(model: Any) -> dict[str, int]:

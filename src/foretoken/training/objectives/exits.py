@@ -30,7 +30,8 @@ class ExitTraining(TrainingConfig):
 
     prompts: int = 200  # prompts to train on; a tenth as many more are held out
     temperature: float = 0.0  # of the models while they write; the head fits this one; 0: greedy
-    steps: int | None = 600  # optimizer steps; none: as many as the epochs have
+    # optimizer steps; none, or where epochs are passed: as many as those have
+    steps: int | None = 600
     candidates: int = 4  # likely tokens looked at; paper 4
     hidden: int = 512  # units of a predictor; paper 512
     recent: int = 5  # last exits of a text that decide which further layers are asked; paper 5

@@ -21,12 +21,14 @@ from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError, check_values
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.opening import open_draft
+from foretoken.training.capture import models_of
 from foretoken.training.dataset.making import DataConfig
 from foretoken.training.dataset.prompts import Prompts
 from foretoken.training.dataset.records import every_chat, replace_text
 from foretoken.training.drafts.distilling import read_draft
 from foretoken.training.drafts.learning import run_folder
 from foretoken.training.drafts.writing import shape_of, write_draft
+from foretoken.training.identity import identity
 from foretoken.training.online.draft import RECENT, OnlineDraft
 from foretoken.training.online.served import twin
 from foretoken.training.online.settings import OnlineSettings
@@ -63,7 +65,8 @@ def run(order: Order) -> dict[str, Any]:
     prompts = read_prompts(order)
     model, tokens = read_draft(order)
     texts = order.data if order.data is not None and order.data.is_dir() else None
-    work = run_folder(order.out, config, texts, order.source, order.draft, order.prompts)
+    begun_as = identity(*models_of(session), model)
+    work = run_folder(order.out, config, texts, order.source, begun_as, order.prompts)
     width = model.config.vocab_size
     rows = None if len(tokens) == width else OutputRows.of_tokens(tokens.tolist(), width)
     with closing(open_draft(twin(model, session.target.model.dtype), rows)) as draft:
