@@ -99,10 +99,10 @@ class Client:
         self.prefill = engine.prefill
         engine.prefill = self.read  # type: ignore[method-assign]
 
-    def read(self, rows: Rows) -> None:
+    def read(self, rows: Rows, limit: int) -> None:
         """Prompts, by the clock."""
         began = perf_counter()
-        self.prefill(rows)
+        self.prefill(rows, limit)
         self.reading += perf_counter() - began
 
     def serve(self, together: int, count: int, whole: bool = False) -> Served:

@@ -80,7 +80,7 @@ def paint(
     if session.tokenizer is None:
         show = False
     stream, around = session.stream(prompt, **sampling), signs(out)
-    stops, least = sampling.get("stop") or (), stream.row.params.min_new_tokens
+    stops, least = sampling.get("stop") or (), sampling.get("min_new_tokens") or 0
     brush = RowText(decoder(session.tokenizer), stops, least=least) if show else None
     for piece in stream:
         if brush is None:

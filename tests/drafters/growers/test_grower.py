@@ -224,3 +224,14 @@ def test_no_text_is_read_for_longer_than_is_left_of_it(row):
     drafts = grower.propose([short, long], [budget] * 2)
     assert len(drafts[0].tree) == 1 < len(drafts[1].tree)
     assert short in grower.source.unread and long not in grower.source.unread
+
+
+def test_a_text_with_a_seed_is_drafted_for_whatever_the_clock_says(row):
+    lm = TableLM.random(vocab=8, seed=0)
+    grower = Chain(OrdinaryModel(lm))
+    seeded = row([1] * 40, 8, max_new_tokens=4, temperature=1.0, seed=3)
+    grower.start(seeded, None)
+    grower.source.unread.pace = 0.01
+    prices = Prices(0.1, tuple(0.01 * n for n in range(9)), 1.0, second=50.0)
+    [draft] = grower.propose([seeded], [Budget(3, 3, prices)])
+    assert len(draft.tree) > 1

@@ -149,9 +149,12 @@ class ModelDrafter(RowDrafter):
 
     def read_in_vain(self, row: DecodeState, budget: Budget) -> bool:
         """Whether the model would read a text for longer than what is left of it takes without a
-        draft."""
+        draft. Seconds never come again, so they decide nothing where a seed has to repeat its text.
+        """
         prices, source = budget.prices, self.source
-        if prices is None or prices.level <= 0.0 or not isinstance(source, ReadsTexts):
+        if prices is None or prices.level <= 0.0 or row.repeatable:
+            return False
+        if not isinstance(source, ReadsTexts):
             return False
         return prices.second * source.to_read(row) > row.room * prices.step
 
