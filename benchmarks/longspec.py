@@ -98,19 +98,20 @@ def measure(model: WindowReader, target: Any, contexts: list[int], rounds: int) 
 
 
 @contextmanager
-def reaching(name: str, positions: int) -> Iterator[str | Path]:
+def reaching(name: str, positions: int) -> Iterator[Path]:
     """The model directory, or one like it whose config allows so many positions."""
     folder = Path(str(resolve(name)))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["max_position_embeddings"] >= positions:
         yield folder
         return
-    with TemporaryDirectory(prefix="foretoken-") as place:
+    config["max_position_embeddings"] = positions
+    with TemporaryDirectory(prefix="foretoken-") as scratched:
+        place = Path(scratched)
         for path in folder.resolve().iterdir():
-            (Path(place) / path.name).symlink_to(path)
-        (Path(place) / "config.json").unlink()
-        config["max_position_embeddings"] = positions
-        (Path(place) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            if path.name != "config.json":
+                (place / path.name).symlink_to(path)
+        (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
         yield place
 
 
@@ -199,7 +200,9 @@ def bounds(found: dict[str, Any], stands: dict[str, Any] | None) -> list[gates.G
             "the draft's cache, largest over smallest", max(kept) / min(kept), 1.0, at_least=False
         )
     ]  # fmt: skip
-    for temperature, lengths in (stands or {"by_temperature": {}})["by_temperature"].items():
+    if stands is None:
+        return claims
+    for temperature, lengths in stands["by_temperature"].items():
         if {str(NEAR), str(FAR)} <= lengths.keys():
             claims.append(
                 gates.Gate(
@@ -219,6 +222,8 @@ def run(description: str | None) -> int:
     options.add_argument("--tasks", type=Path, help="questions of Spec-Bench, for a trained head")
     options.add_argument("--per-category", type=int, default=4, help="half of them are notes")
     asked = options.parse_args()
+    if asked.tasks and not asked.head:
+        options.error("--tasks asks what stands of a trained head's guesses: name it by --head DIR")
     if asked.threads:
         torch.set_num_threads(asked.threads)
     contexts = [100, 200] if asked.quick else sorted(int(n) for n in asked.contexts.split(","))
@@ -231,7 +236,7 @@ def run(description: str | None) -> int:
         head = asked.head or random_head(target)
         model = WindowReader(target, "longspec", WindowReader.Config(draft_head=head))
         found = measure(model, target, contexts, 3 if asked.quick else asked.rounds)
-    if asked.tasks and asked.head:
+    if asked.tasks:
         questions = tasks(asked.tasks, 2 if asked.quick else asked.per_category, 1)
         options = {"draft_head": asked.head, "dtype": asked.dtype, **TREE}
         with load(name, method="longspec", **options) as session:

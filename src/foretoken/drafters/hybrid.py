@@ -20,7 +20,6 @@ from foretoken.drafters.parts.agreement import Agreement, Gain
 from foretoken.drafters.parts.chances import affordable, given_parents, of_paths, trials
 from foretoken.drafters.parts.members import Combination, own_part
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
-from foretoken.drafters.parts.state_reader import StateReader
 from foretoken.errors import PairingError
 from foretoken.trees.build import Trie
 from foretoken.trees.token_odds import TextOdds, TokenOdds
@@ -58,11 +57,9 @@ class Hybrid(Combination):
         super().__init__(inner, self.look_ups)
         self.traits = replace(self.traits, shape=Shape.TREE)
         # a draft model that reads a text when it is asked
-        self.reader: OrdinaryModel | StateReader | None = None
+        self.reader = inner.reader if isinstance(inner, ModelDrafter) else None
         if isinstance(inner, Guided):
             self.model = inner.model
-            if isinstance(inner.model, OrdinaryModel | StateReader):
-                self.reader = inner.model
         self.agreement, self.tokens = Agreement(), TokenOdds()
         # by the bit length of the number of rows: prices differ
         self.gains: defaultdict[int, Gain] = defaultdict(Gain)

@@ -47,8 +47,9 @@ class Alike:
 
 
 def mostly_shared(row: DecodeState, other: DecodeState) -> bool:
-    """Whether half of a row's prompt at least is how another one begins, not much of which is
-    something else."""
+    """Whether another prompt begins with half of a row's own, and is not more than twice as long:
+    all of it is read before the row is.
+    """
     if row.prompt_len < LEAST or other.prompt_len > 2 * row.prompt_len:
         return False
     return row.tokens[: half_of(row)] == other.tokens[: half_of(row)]

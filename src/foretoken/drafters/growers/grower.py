@@ -80,6 +80,7 @@ class ModelDrafter(RowDrafter):
     def __init__(self, model: DraftModel | BlockModel) -> None:
         self.source = model
         self.reads_late = isinstance(model, ReadsLate) and model.reads_late
+        self.reader = model if isinstance(model, ReadsTexts) else None
         self.traits = replace(self.traits, taps=model.taps, context=model.context)
         if isinstance(model, Views):
             self.view = model.view
@@ -151,12 +152,10 @@ class ModelDrafter(RowDrafter):
         """Whether the model would read a text for longer than what is left of it takes without a
         draft. Seconds never come again, so they decide nothing where a seed has to repeat its text.
         """
-        prices, source = budget.prices, self.source
-        if prices is None or prices.level <= 0.0 or row.repeatable:
+        prices = budget.prices
+        if self.reader is None or prices is None or prices.level <= 0.0 or row.repeatable:
             return False
-        if not isinstance(source, ReadsTexts):
-            return False
-        return prices.second * source.to_read(row) > row.room * prices.step
+        return prices.second * self.reader.to_read(row) > row.room * prices.step
 
     def observe(self, step: Step) -> None:
         rows: list[DecodeState] = []

@@ -51,7 +51,7 @@ class Unread:
         new = [row for row in rows if row in self]
         if not new:
             return
-        count = sum(map(self.missing, new)) + reused(new)
+        count = sum(map(self.missing, new)) + reused(new)  # of other models, before
         began = perf_counter()
         feed(new)
         self.uids.difference_update([row.uid for row in new])

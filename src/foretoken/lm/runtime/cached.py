@@ -269,10 +269,8 @@ class CachedLM(BatchForward):
             memory = self._rows.pop(row.uid, None)
             if memory is None:
                 continue
-            # Of several texts of one prompt the first is kept; others took it over from there.
-            again = 0 < row.prompt_len - 1 <= row.reused.get(self.name, 0)
-            if self.prefixes is not None and not again:
-                retire(row, memory, self.cache, self.prefixes)
+            if self.prefixes is not None:
+                retire(row, memory, row.reused.get(self.name, 0), self.cache, self.prefixes)
             last = self._slots.pop()
             if last != row.uid:
                 moved = self._rows[last]

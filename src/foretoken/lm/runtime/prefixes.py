@@ -119,9 +119,14 @@ class Prefixes:
         self.held -= self._kept.pop(name).bytes
 
 
-def retire(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Prefixes) -> None:
-    """Keep what is cached of a row that ended without a fault."""
-    if row.finish is not None and row.error is None:
+def retire(
+    row: DecodeState, memory: Memory, reused: int, cache: SlotCache, prefixes: Prefixes
+) -> None:
+    """Keep what is cached of a row that ended without a fault. Of several texts of one prompt the
+    first alone is kept: others took all of their prompts over from it, `reused` tokens.
+    """
+    again = 0 < row.prompt_len - 1 <= reused
+    if row.finish is not None and row.error is None and not again:
         keep_text(row, memory, cache, prefixes)
 
 
