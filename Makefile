@@ -14,7 +14,8 @@ help:
 	@echo "make test      the quick suite          make test-all  with the slow checks"
 	@echo "make check     format, lint, types, quick suite"
 	@echo "make bench     the shipped pair, every method and every peer"
-	@echo "make real      a real model: its tests, then Spec-Bench beside other engines (an hour or two)"
+	@echo "make real TASKS=FILE   a real model: its tests, then Spec-Bench beside other engines (an hour or two);"
+	@echo "               FILE: data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"
 
 install: $(VENV)/installed
 
@@ -42,7 +43,8 @@ check: install
 bench: install
 	$(BIN)/foretoken bench --out runs/bench
 
-# TASKS=FILE names the questions of Spec-Bench, REAL="--dtype float32 --quick" and the like the rest.
+# TASKS=FILE names the questions of Spec-Bench (a copy here or in a data folder beside is found), REAL="--dtype float32 --quick" and the like the rest.
+TASKS ?= $(firstword $(wildcard spec-bench.jsonl ../*/data/spec-bench.jsonl))
 real: install
 	$(BIN)/foretoken minis get smollm2-135m
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m real

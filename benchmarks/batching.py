@@ -1,6 +1,6 @@
 """What several texts at once write over one at a time, by default and without speculation.
 
-    python benchmarks/batching.py --tasks ../shared/data/spec-bench.jsonl
+    python benchmarks/batching.py --tasks spec-bench.jsonl
     python benchmarks/batching.py --dtype float32 --quick
 
 The same prompts are written one after another, and so many at once; the order of sizes and rows

@@ -2,7 +2,7 @@
 
     python benchmarks/heads.py HEAD_DIR ...                      # on the shipped mini, or --target
     python benchmarks/heads.py HEAD_DIR ... --target smollm2-135m --draft smollm2-135m-draft \
-        --dtype bfloat16 --tasks ../shared/data/spec-bench.jsonl --temperature 1
+        --dtype bfloat16 --tasks spec-bench.jsonl --temperature 1
     python benchmarks/heads.py HEAD_DIR --params 350M            # the mini, widened; eagle3 heads
 
 Each folder is one that `foretoken train NAME --out DIR` wrote; all rows of METHODS that take its
@@ -39,6 +39,10 @@ from foretoken.errors import ConfigError
 from foretoken.heads import store
 from foretoken.methods import METHODS
 
+RIGHT = (
+    "Right, held out: how often a best guess is the token that the target wrote, by depth; that of "
+    "EAGLE-3 is held against the likeliest one of its law, and CTC's figure is a length."
+)
 OTHERS = ("prompt-lookup", "suffix", "token-recycling", "tree", "hybrid")  # no head in them
 SAMPLED = ("prompt-lookup", "suffix", "token-recycling", "chain", "tree", "hybrid", "auto-draft")
 PAPERS = (  # the orderings of the papers: above, below, by which figure
@@ -284,7 +288,7 @@ def measure(asked: argparse.Namespace, models: Any, folders: Sequence[Path], nam
     for picture in ("families", "acceptance"):
         links[picture] = f"{name}-{picture}.svg"
         replace(asked.out / links[picture], standalone(pictures[picture]))
-    text = report.markdown(results, links) + "\n## Heads\n\n" + markdown(results, heads)
+    text = report.markdown(results, links) + f"\n## Heads\n\n{RIGHT}\n\n" + markdown(results, heads)
     text += "\n## Bounds\n\n" + gates.markdown(found)
     gates.publish(asked.out, name, results, text)
     gates.show(found, results["title"])
@@ -302,11 +306,16 @@ def run(description: str | None) -> int:
     options.add_argument("--max-new-tokens", type=int, default=128)
     options.add_argument("--temperature", type=float, default=0.0)
     options.add_argument("--methods", nargs="*", help="rows without a head to hold them against")
-    options.add_argument("--over-plain", type=float, default=1.6, help="bar of the best head")
+    options.add_argument(
+        "--over-plain", type=float,
+        help="bar of the best head; default: 1.6, above temperature 0 1.35",
+    )  # fmt: skip
     options.add_argument("--accepted", type=float, default=2.5, help="bar of its accepted length")
     options.add_argument("--paper", action="store_true", help="drafts as large as in the papers")
     options.add_argument("--resume", action="store_true", help="go on with an interrupted run")
     asked = options.parse_args()
+    if asked.over_plain is None:
+        asked.over_plain = 1.35 if asked.temperature else 1.6
     name = f"heads-{Path(asked.target or 'text-target').name}"
     name += f"-{asked.params}" if asked.params else ""
     name += f"-t{asked.temperature:g}" if asked.temperature else ""

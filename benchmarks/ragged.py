@@ -1,6 +1,6 @@
 """Ragged slots against a batch that is realigned, and one grouped by length (EQSPEC, EXSPEC).
 
-    python benchmarks/ragged.py --tasks ../shared/data/spec-bench.jsonl
+    python benchmarks/ragged.py --tasks spec-bench.jsonl
     python benchmarks/ragged.py --dtype float32 --batches 8 --quick
 
 Three rows draft chains of one depth with the same draft and the same forwards: `chain` keeps rows

@@ -1,6 +1,6 @@
 """A real instruction model on the prompts of Spec-Bench, every category, beside other engines.
 
-    python benchmarks/real.py --tasks ../shared/data/spec-bench.jsonl    # both precisions
+    python benchmarks/real.py --tasks spec-bench.jsonl    # both precisions
     python benchmarks/real.py --dtype float32 --quick
 
 The model is the one of `foretoken minis get smollm2-135m`, fetched if it is not there. Rows take
@@ -21,7 +21,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import gates
-from pair import ROOT, WORK, console, main, parser
+from pair import WORK, console, main, parser
 from stage_c import auto_share, by_clock
 
 from foretoken import shipped
@@ -37,13 +37,13 @@ from foretoken.lm.kernels.linears import can_pack
 from foretoken.minis.fetch import get
 
 MODEL = "smollm2-135m"
-SPEC_BENCH = ROOT.parent / "shared" / "data" / "spec-bench.jsonl"
+SPEC_BENCH = Path("spec-bench.jsonl")  # question.jsonl of github.com/hemingkx/Spec-Bench
 ROWS = (
     "plain", "hf:plain", "hf:compiled", "prompt-lookup", "suffix", "token-recycling", "auto",
     "llama:plain", "llama:lookup", "llama:draft", "vllm:plain", "vllm:ngram", "vllm:draft",
 )  # fmt: skip
 PRECISIONS = ("float32", "bfloat16")
-BARS = {  # what stage E promises in each precision
+BARS = {  # what is wanted in each precision
     "float32": {"plain": 1.05, "sixteen": 1.9, "limit": 1.3, "best": 1.5, "rival": 1.15},
     "bfloat16": {"plain": 1.5, "sixteen": 1.3, "limit": None, "best": 2.3, "rival": 2.0},
 }
@@ -99,7 +99,7 @@ def untrained(results: dict[str, Any]) -> str | None:
 
 
 def verdicts(results: dict[str, Any], dtype: str) -> list[gates.Gate]:
-    """The bars of stage E whose rows are here."""
+    """The bars whose rows are here."""
     bars, rows = BARS[dtype], results["rows"]
     best = untrained(results)
     rival = gates.best(results, lambda label: label.startswith(RIVALS[dtype]), whole=True)

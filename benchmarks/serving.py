@@ -1,6 +1,6 @@
 """Servers side by side under load: ours with and without speculation, vLLM's, llama.cpp's.
 
-    python benchmarks/serving.py --tasks ../shared/data/spec-bench.jsonl \
+    python benchmarks/serving.py --tasks spec-bench.jsonl \
         --vllm-python ./vllm/bin/python --llama-server ./llama-server --gguf smollm2-bf16.gguf
 
 All serve the same weights (of `foretoken minis get smollm2-135m`) in bfloat16 with two threads, and

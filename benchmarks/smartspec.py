@@ -1,6 +1,6 @@
 """Goodput control against every fixed length, at five loads and over a day.
 
-    python benchmarks/smartspec.py --tasks ../shared/data/spec-bench.jsonl   # the real model
+    python benchmarks/smartspec.py --tasks spec-bench.jsonl   # the real model
     python benchmarks/smartspec.py --target ./model --draft ./draft --tasks spec-bench.jsonl
     python benchmarks/smartspec.py --quick                                   # the shipped minis
 

@@ -78,7 +78,7 @@ def run(description: str | None) -> int:
             tuning_tokens=8 if quick else 48,
             threads=asked.threads,
             resume=asked.resume,
-            title="Stage A: the engine against transformers",
+            title="The engine against transformers",
         )
         tasks = prompts(1, limit=3) if quick else prompts(asked.per_family)
         results = run_bench(config, tasks)

@@ -229,7 +229,7 @@ def run(description: str | None) -> int:
             max_new_tokens=16 if quick else asked.max_new_tokens,
             threads=asked.threads,
             resume=asked.resume,
-            title="Stage C: nothing to train, no second model",
+            title="Nothing to train, no second model",
         )
         results = run_bench(config, tasks)
     found = verdicts(results, read_journal(config.out / "journal.jsonl")[1].cells)

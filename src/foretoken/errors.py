@@ -26,6 +26,10 @@ class ConfigError(ForetokenError):
     """A value, a name, a prompt or a path that cannot be used."""
 
 
+class ContextError(ConfigError):
+    """A prompt is longer than the model's context."""
+
+
 class CheckpointError(ForetokenError):
     """A model directory or a training checkpoint that is missing, unsafe or broken."""
 

@@ -304,7 +304,10 @@ class DecodeState:
     rehearsal: bool = False  # written to be timed: nothing is learned of it for other rows
     guesses: int | None = None  # most nodes drafted for it in a step; None: as many as may be
     priority: int = 0  # the lower, the sooner it gets a place in the batch
-    requester: str = ""  # whose request it is: places are shared evenly among these
+    owner: str = (
+        ""  # whose texts it is one of: places are shared evenly among these, caches are not
+    )
+    requester: str = ""  # whom of the owner's it is for: its places are shared evenly among these
     prediction: Any = None  # what its caller expects (`drafters.parts.prediction.Prediction`)
     private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself
     uid: int = field(default_factory=itertools.count().__next__)

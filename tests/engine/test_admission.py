@@ -6,9 +6,9 @@ from foretoken.row import make_row
 from foretoken.types import SamplingParams
 
 
-def a_row(requester="", priority=0):
+def a_row(requester="", priority=0, owner=""):
     row = make_row([0, 1], SamplingParams(), SeededCoins(0), 4)
-    row.requester, row.priority = requester, priority
+    row.requester, row.priority, row.owner = requester, priority, owner
     return row
 
 
@@ -79,3 +79,12 @@ def test_a_row_that_left_gets_no_place():
     waiting.remove(rows[:1])
     waiting.remove(rows[:1])
     assert len(waiting) == 2 and order(waiting) == rows[1:]
+
+
+def test_an_owner_with_many_users_does_not_hold_up_another_owner():
+    waiting = Waiting()
+    many, single = [a_row(f"user {n}", owner="a") for n in range(9)], a_row(owner="b")
+    second = a_row(owner="b")
+    for row in [*many, single, second]:
+        waiting.add(row)
+    assert order(waiting)[:4] == [many[0], single, many[1], second]

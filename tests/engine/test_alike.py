@@ -147,3 +147,12 @@ def test_realigned_rows_are_read_each_by_itself(opened):
     padded = session.using("eqspec")
     found = padded.generate([LONG, LONG], max_new_tokens=8, temperature=0.0)
     assert [one.tokens for one in found] == [alone.tokens] * 2
+
+
+def test_texts_of_two_owners_do_not_wait_for_each_other():
+    rows = [make_row(list(LONG), SamplingParams(), SeededCoins(0), 200) for _ in range(3)]
+    rows[1].owner = "b"
+    alike = Alike()
+    for row in rows[1:]:
+        alike.add(row, rows[:1])
+    assert alike.parted(rows) == ([rows[0], rows[1]], [rows[2]])

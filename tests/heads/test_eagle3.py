@@ -200,3 +200,19 @@ def test_a_head_that_reads_layers_the_target_lacks_is_refused(make_llama):
     where = store.save(folder(), "eagle3", head, {})
     with pytest.raises(CapabilityError, match="layers"):
         foretoken.load(model, method="eagle3", draft_head=where)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"taps": (0, 2)}, "has 2 layers, counted from 0: the last one is 1"),
+        ({"width": 128, "embeds": False}, "64 directions"),
+        ({"own_rows": False, "embeds": False}, "other rows"),
+    ],
+)
+def test_a_head_that_its_target_cannot_have_is_refused_before_anything_is_captured(
+    changes, told, taught, tmp_path
+):
+    with pytest.raises(ConfigError, match=told):
+        taught(tmp_path / "head", "", **{"width": 64, "inner": 64, **changes})
+    assert not (tmp_path / "head" / "training").exists()

@@ -1,9 +1,12 @@
 """FSPAD's head: what it adds to EAGLE's, and that its halves learn apart."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
+from foretoken.heads import eagle
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.fspad import Fspad
 from foretoken.lm.opening import open_lm
@@ -38,15 +41,30 @@ def test_it_begins_as_eagles_head(head):
 
 
 def test_laws_and_states_have_halves_of_their_own(head):
+    """What laws teach is the difference of both losses to that of states alone."""
     disturbed(head)
-    tokens, before = torch.tensor([[3, 1, 4]]), torch.randn(1, 3, WIDTH)
-    guessed = head(tokens, before, embed)
-    F.smooth_l1_loss(guessed, torch.randn_like(guessed)).backward()
-    assert head.predict.down.weight.grad is None and head.layer.down.weight.grad is not None
-    before = head.layer.down.weight.grad.clone()
-    head.saying(head(tokens, torch.randn(1, 3, WIDTH), embed).detach()).sum().backward()
-    assert head.predict.down.weight.grad.abs().sum() > 0
-    assert torch.equal(head.layer.down.weight.grad, before)
+    torch.manual_seed(1)
+    table = torch.randn(WIDTH, WIDTH)
+    ends = SimpleNamespace(embed=embed, unembed=lambda x: x @ table.T, places=torch.arange(WIDTH))
+    texts = {
+        "input_ids": torch.tensor([[3, 1, 4, 1, 5]]), "hidden": torch.randn(1, 5, WIDTH),
+        "weights": torch.ones(1, 5),
+    }  # fmt: skip
+    first, second = head.layer, head.predict
+    parts = {"first": first.down, "second": second.down, "shared": first.joined}
+
+    def slopes(law):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(eagle, "LAW", law)
+            head.zero_grad()
+            head.learn(texts, ends)[0].backward()
+        return {name: part.weight.grad.clone() for name, part in parts.items()}
+
+    states, both = slopes(0.0), slopes(1.0)
+    assert torch.allclose(states["first"], both["first"], atol=1e-6)  # of states alone
+    assert states["first"].abs().sum() > 0 == states["second"].abs().sum()
+    assert both["second"].abs().sum() > 0  # of laws alone
+    assert (both["shared"] - states["shared"]).abs().max() > 1e-4  # of both
 
 
 def test_its_decoder_goes_on_with_one_half_and_says_the_other(head):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import GraniteConfig, GraniteForCausalLM
 
 import foretoken
 from foretoken.audit.rows import seeded_rows
@@ -11,7 +12,7 @@ from foretoken.engine.engine import decode
 from foretoken.heads import store
 from foretoken.heads.medusa import FADING, Medusa
 from foretoken.lm.table import TableLM
-from foretoken.training.objectives.guessing import Ends
+from foretoken.training.objectives.guessing import Ends, ParallelObjective, ParallelTraining
 from foretoken.types import SamplingParams
 
 SIZES = {"hidden_size": 6, "vocab_size": 11}
@@ -46,6 +47,21 @@ def test_it_starts_from_a_real_models_output_layer(make_llama):
         head.start_from(ends.weight)
     wanted = F.linear(states, model.lm_head.weight)
     assert torch.allclose(head(states)[:, 0], wanted, atol=1e-5)
+
+
+def test_it_starts_from_logits_that_a_target_scales():
+    """Granite divides its logits: a head of the bare layer would be far too sure."""
+    sizes = {"hidden_size": 32, "vocab_size": 61}
+    model = GraniteForCausalLM(GraniteConfig(
+        **sizes, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        logits_scaling=8.0, tie_word_embeddings=False,
+    ))  # fmt: skip
+    with foretoken.load(model, method="plain", kernels="dense", compile="off") as session:
+        objective = ParallelObjective(ParallelTraining(), None)
+        head = Medusa(Medusa.Config(**sizes, **objective.shape(session)))
+        objective.begin(head, session)
+        states = torch.randn(5, 32)
+        assert torch.allclose(head(states)[:, 0], session.target.unembed(states), atol=1e-5)
 
 
 class EveryToken:

@@ -222,6 +222,9 @@ def test_medusa_says_what_the_published_equations_do(file, tmp_path):
         said = x @ tensors[f"{i}.2.weight"].T
         torch.testing.assert_close(head(states)[:, i], said, atol=1e-5, rtol=1e-5)
     assert card.options == {"depth": 3, "blocks": 2}
+    more = {**tensors, "0.2.bias": torch.zeros(VOCAB)}
+    with pytest.raises(CheckpointError, match=r"0\.2\.bias, which no Medusa"):
+        store.load(write(tmp_path, config, more, file), "medusa")
 
 
 @pytest.mark.parametrize("bias", [True, False])

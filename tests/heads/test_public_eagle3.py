@@ -1,6 +1,7 @@
 """EAGLE-3 heads in the folders that are published, written here name by name."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -313,6 +314,7 @@ def test_a_missing_tensor_is_named(layout, lost, tmp_path):
         ({"vocab_size": 30}, "outside of 0 to 30"),
         ({"intermediate_size": INNER + 2}, "weights and options differ"),
         ({"fc_norm": True}, "fc_norm"),
+        ({"eagle_config": {"return_hidden_post_norm": True}}, "return_hidden_post_norm"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "weights|32 wide|wide and reads"),
         ({"eagle_aux_hidden_state_layer_ids": ["first"]}, "layers of the target are needed"),
     ],
@@ -339,6 +341,41 @@ def test_tensors_that_cannot_be_are_refused(changed, told, tmp_path):
     config, tensors = native()
     with pytest.raises(CheckpointError, match=told):
         store.load(write(tmp_path, config, tensors | changed), "eagle3")
+
+
+def test_weights_in_several_files_and_inside_of_a_model_are_read(tmp_path):
+    config, tensors = speculators()
+    whole, _ = store.load(write(tmp_path / "whole", config, tensors), "eagle3")
+    names = sorted(tensors)
+    parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, held in parts.items():
+        inside = {f"model.{name}": tensors[name].contiguous() for name in held}
+        write(tmp_path / "parts", config, inside, file)
+    index = {f"model.{name}": file for file, held in parts.items() for name in held}
+    place = tmp_path / "parts" / "model.safetensors.index.json"
+    place.write_text(json.dumps({"weight_map": index}))
+    found, _ = store.load(tmp_path / "parts", "eagle3")
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, found.state_dict()[name]), name
+    (tmp_path / "parts" / "model-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-2\.safetensors cannot be read"):
+        store.load(tmp_path / "parts", "eagle3")
+    for broken in ("{", '{"weight_map": {"a": "../elsewhere.safetensors"}}', "[]"):
+        place.write_text(broken)
+        with pytest.raises(CheckpointError, match=r"index\.json"):
+            store.load(tmp_path / "parts", "eagle3")
+
+
+def test_a_window_that_is_not_kept_to_is_told(tmp_path, caplog):
+    config, tensors = native()
+    window = {"sliding_window": 64}
+    for changes, told in (
+        (window, True), ({"sliding_window": None}, False),
+        ({**window, "use_sliding_window": False}, False),
+    ):  # fmt: skip
+        caplog.clear()
+        store.load(write(tmp_path, config | changes, tensors), "eagle3")
+        assert ("the last 64 tokens" in caplog.text) == told
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])

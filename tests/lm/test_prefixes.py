@@ -119,9 +119,9 @@ def test_texts_that_a_draft_was_never_asked_about_are_let_go(tiny_pair, byte_tok
         assert spec.draft.rows_held == spec.target.rows_held == 0
 
 
-def a_prefix(tokens, width=4):
+def a_prefix(tokens, width=4, owner=""):
     part = torch.zeros(1, 1, len(tokens), width)
-    return Prefix(np.asarray(tokens), [(part, part.clone())])
+    return Prefix(np.asarray(tokens), [(part, part.clone())], owner)
 
 
 def test_the_bytes_held_keep_within_the_limit_and_the_longest_unused_goes_first():
@@ -146,6 +146,16 @@ def test_a_text_takes_the_place_of_what_it_continues():
     prefix, shared = kept.find([*range(50), 99, 98], 51, ())
     assert shared == 50 and len(prefix.tokens) == 60
     assert kept.covers(range(30)) and not kept.covers(range(61))
+
+
+def test_each_owner_has_texts_of_their_own():
+    kept = Prefixes(1 << 20)
+    kept.keep(a_prefix(range(40), owner="a"))
+    assert kept.find([*range(40), 99], 40, (), "b") is None and not kept.covers(range(30), "b")
+    assert kept.find([*range(40), 99], 40, ()) is None and kept.reused == 0
+    kept.keep(a_prefix(range(60), owner="b"))
+    assert len(kept) == 2  # nothing of another's is continued
+    assert kept.find([*range(40), 99], 40, (), "a")[1] == 40 and kept.covers(range(60), "b")
 
 
 def test_few_common_tokens_are_fed():

@@ -28,8 +28,12 @@ def test_prompts_that_begin_alike_have_one_name() -> None:
     assert key(prompt=[1, 2, 3]) == key(prompt=[[1, 2, 3]]) != key(prompt=[1, 2])
 
 
-def test_a_user_is_a_conversation() -> None:
-    assert key(user="ann", prompt="a") == key(user="ann", messages=TURNS) != key(user="bob")
+def test_a_user_has_conversations_of_their_own_and_more_than_one() -> None:
+    """A program that sends one `user` for all of its requests has all replicas."""
+    ann = key(user="ann", messages=TURNS)
+    assert ann == key(user="ann", messages=TURNS[:2]) != key(user="bob", messages=TURNS)
+    assert ann != key(user="ann", messages=[SYSTEM, {"role": "user", "content": "Bye"}])
+    assert key(user="ann") is None and key(user=3, prompt="a") == key(prompt="a")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import threading
@@ -14,9 +15,10 @@ import pytest
 from live_server import wait_for
 
 from foretoken.errors import ConfigError
-from foretoken.serve import Settings, answering, app
+from foretoken.serve import Settings, answering, app, request_log
 from foretoken.serve.answer import Answer
-from foretoken.serve.request_log import RequestLog
+from foretoken.serve.gate import REQUESTS
+from foretoken.serve.request_log import Lines, RequestLog, opened
 from foretoken.serve.service import PREPARERS
 from foretoken.serve.writing import Writing
 
@@ -235,13 +237,15 @@ def test_a_request_has_so_much_time(make_session, running) -> None:
             assert told.text.endswith("data: [DONE]\n\n")
             wait_for(lambda: session.engine.idle and server.service.places == 0)
             assert server.post("/v1/completions", json=SHORT).status_code == 200
+            path = "/v1/completions"
+            wait_for(lambda: server.metric("request_errors_total", path=path, code="timeout") == 2)
 
 
 def test_who_does_not_read_holds_no_place_beyond_the_limit(
     make_session, running, monkeypatch, tmp_path
 ) -> None:
     """Its stream is longer than what buffers take."""
-    monkeypatch.setattr(answering, "UNREAD", 0.2)
+    monkeypatch.setattr(answering, "UNREAD_LATE", 0.2)
     path = tmp_path / "requests.jsonl"
     fields = {**LONG, "n": 8, "include_speculation": True, "stream": True, "logprobs": 20}
     with (
@@ -256,6 +260,64 @@ def test_who_does_not_read_holds_no_place_beyond_the_limit(
         sock.close()
     [line, _] = [json.loads(line) for line in path.read_text().splitlines()]
     assert line["error"] == "timeout" and line["seconds"] >= 1.5
+
+
+def test_who_does_not_read_is_left_where_requests_have_any_time(
+    make_session, running, monkeypatch
+) -> None:
+    monkeypatch.setattr(answering, "UNREAD", 0.5)
+    fields = {**LONG, "n": 8, "include_speculation": True, "stream": True, "logprobs": 20}
+    with make_session() as session, running(session) as server:
+        with raw(server, fields, buffer=4096):
+            wait_for(lambda: server.service.places == 8)
+            wait_for(lambda: server.service.places == 0, seconds=10)
+            assert session.engine.idle
+        path = "/v1/completions"
+        wait_for(lambda: server.metric("request_errors_total", path=path, code="client_left") == 1)
+
+
+def test_a_log_that_nobody_takes_does_not_hold_up_the_end(tmp_path, monkeypatch) -> None:
+    """A pipe that is full: its reader stands still."""
+    monkeypatch.setattr(request_log, "CLOSING", 0.3)
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    log = RequestLog(tmp_path / "log", lambda: None)
+    log.open()
+    for number in range(2000):
+        REQUESTS.info("request", extra={"request": {"id": number, "path": "/v1/" + "x" * 100}})
+    began = time.perf_counter()
+    log.close()
+    assert 0.2 < time.perf_counter() - began < 5
+    os.set_blocking(reader, True)
+    told = b""
+    while told.count(b"\n") < 2000:  # the writer goes on once it is read again
+        told += os.read(reader, 1 << 16)
+    os.close(reader)
+    assert [json.loads(line)["id"] for line in told.splitlines()] == list(range(2000))
+
+
+def test_a_line_that_was_torn_ends_before_the_next(tmp_path, monkeypatch) -> None:
+    path, failed, write = tmp_path / "log", [], os.write
+    lines = Lines(opened(path), lambda: failed.append(1))
+    room = [10]
+
+    def short(descriptor, data):
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        count = write(descriptor, bytes(data)[: room[0]])
+        room[0] -= count
+        return count
+
+    monkeypatch.setattr(os, "write", short)
+    record = logging.makeLogRecord({"request": {"id": 1}})
+    lines.emit(record)
+    lines.emit(record)
+    room[0] = 1000
+    lines.emit(record)
+    lines.emit(record)
+    torn, *whole = path.read_text().splitlines()
+    assert len(torn) == 10 and [json.loads(line)["id"] for line in whole] == [1, 1]
+    assert failed == [1, 1]
 
 
 def test_a_full_disk_for_the_log_stops_nothing(make_session, running) -> None:

@@ -235,6 +235,6 @@ def test_structured_outputs_guide_a_text(guiding) -> None:
 def test_a_prediction_is_read_once_for_a_request_and_as_far_as_a_text_can_go(guiding) -> None:
     session = guiding.session
     asked = completion(prompt=["a", "b"], n=3, prediction={"content": "the cat " * 5000})
-    rows = rows_of(session, asked, prompts_of(asked), "", None)
+    rows = rows_of(session, asked, prompts_of(asked), {}, None)
     assert len(rows) == 6 and len({id(row.prediction.ends) for row in rows}) == 1
     assert 0 < len(rows[0].prediction.tokens) <= session.target.max_length

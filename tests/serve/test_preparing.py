@@ -34,5 +34,5 @@ def test_no_prompt_is_read_for_a_client_that_left(served) -> None:
     fields = {**SHORT, "prompt": prompts, "n": 2}
     asked = CompletionRequest.model_validate_json(json.dumps(fields))
     answers = iter([False, False, True])
-    rows = rows_of(served.session, asked, prompts_of(asked), "", None, lambda: next(answers))
+    rows = rows_of(served.session, asked, prompts_of(asked), {}, None, lambda: next(answers))
     assert len(rows) == 4

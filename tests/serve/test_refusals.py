@@ -61,6 +61,7 @@ WRONG = [
     ({**GOOD, "prompt": [5, 6, 7], "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
     ({**GOOD, "stop": "a", "include_stop_str_in_output": True}, "include_stop_str_in_output"),
     ({**GOOD, "add_special_tokens": False}, "add_special_tokens"),
+    ({**GOOD, "skip_special_tokens": False}, "skip_special_tokens"),
 ]
 WRONG_CHATS = [
     ({}, "messages"),
@@ -83,7 +84,8 @@ WRONG_CHATS = [
 ]
 OWN_TURN = {**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "ho"}]}
 NEUTRAL = [  # what is done anyway
-    ("/v1/completions", {**GOOD, "add_special_tokens": True, "truncate_prompt_tokens": 999}),
+    ("/v1/completions", {**GOOD, "add_special_tokens": True, "truncate_prompt_tokens": 999,
+                         "skip_special_tokens": True}),
     ("/v1/completions", {**GOOD, "prompt": [5, 6], "add_special_tokens": False}),
     ("/v1/completions", {**GOOD, "allowed_token_ids": None, "bad_words": [],
                          "include_stop_str_in_output": True, "chat_template": "x"}),
@@ -178,6 +180,20 @@ def test_what_the_session_cannot_do_yet_is_said_so(served, option) -> None:
         assert told.status_code == 200, told.text
     else:
         assert option in checked(told)["message"]
+
+
+def test_a_prompt_beyond_the_context_is_refused_as_clients_look_for_it(served) -> None:
+    longest = served.session.target.max_length
+    for path, fields, param in (
+        ("/v1/completions", {"prompt": [5] * (longest + 1)}, "prompt"),
+        ("/v1/chat/completions",
+         {"messages": [{"role": "user", "content": "on and on " * longest}]}, "messages"),
+    ):  # fmt: skip
+        error = checked(served.post(path, json={"max_tokens": 2, **fields}))
+        assert error["code"] == "context_length_exceeded" and error["param"] == param
+        assert f"maximum context length is {longest} tokens" in error["message"]
+    fits = {"prompt": [5] * longest, "max_tokens": 2}
+    assert served.post("/v1/completions", json=fits).status_code == 200
 
 
 def test_another_model_is_not_there(served) -> None:

@@ -310,6 +310,18 @@ def test_a_prompt_that_begins_as_an_earlier_one_is_taken_from_the_cache(served) 
     assert used[0] == 0 and used[1] > len(system["content"]) // 2
 
 
+def test_no_key_learns_what_another_has_asked(make_session, running) -> None:
+    """How much of a prompt came from the cache would tell its beginning."""
+    asked = {"prompt": "what one of two customers has asked before", "max_tokens": 4}
+    with make_session() as session, running(session, api_keys=("one", "two")) as server:
+        found = [
+            server.client(key).completions.create(model="tiny", **asked).usage
+            for key in ("one", "two", "one", "two")
+        ]
+    cached = [usage.prompt_tokens_details.cached_tokens for usage in found]
+    assert cached[:2] == [0, 0] and min(cached[2:]) > len(asked["prompt"]) // 2
+
+
 def test_a_lossy_method_says_so_in_every_answer(make_session, running) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 6}
     with make_session("mcsd-target-init") as session, running(session) as server:

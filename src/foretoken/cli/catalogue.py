@@ -40,10 +40,11 @@ beams write a scored set of texts per prompt, and draft to a fixed depth. Every 
 `controller=` {general}; drafters that ask between tokens also take {others}. The first verifier is
 the default, `verifier=` takes the others too; `mixed` is for trees drawn with `greedy_draft=true`.
 
-By default costs measured on this machine decide how much is guessed (`cost_model`), so that no
-method is slower than plain decoding where guessing does not pay. Whoever names a size (`depth=`,
-`nodes=`, `k=`, `width=`, `template=`) gets it in every step (`fixed`), and `preset="paper"`
-(`--set preset=paper`, `chain[preset=paper]` in a bench) is the setting of the last column but one.
+By default costs measured on this machine decide how much is guessed (`cost_model`): where guessing
+does not pay, a method costs a few percent of plain decoding at most. Whoever names a size
+(`depth=`, `nodes=`, `k=`, `width=`, `template=`) gets it in every step (`fixed`), and
+`preset="paper"` (`--set preset=paper`, `chain[preset=paper]` in a bench) is the setting of the last
+column but one.
 
 | method | what it does | guarantee | needs a draft model | verifier | preset=paper | paper |
 |---|---|---|---|---|---|---|

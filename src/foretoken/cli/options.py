@@ -38,7 +38,11 @@ DraftVocabulary = Annotated[
 ]
 MethodName = Annotated[
     str | None,
-    typer.Option("--method", help="See `foretoken methods`; auto-draft with a draft, else auto."),
+    typer.Option(
+        "--method",
+        help="See `foretoken methods`. Default: what a draft_head was trained for, else auto-draft "
+        "with a draft, else auto.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

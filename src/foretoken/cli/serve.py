@@ -105,6 +105,13 @@ Replicas = Annotated[int | None, typer.Option(help="With --ray: how many; defaul
 MaxReplicas = Annotated[
     int | None, typer.Option(help="With --ray: start up to so many under load.")
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        help="With --ray: each replica tells its figures (/metrics) at the first free port from "
+        "here on; default: nowhere."
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option(help="With --ray: cores of a replica; default: the machine's, shared.")
 ]
@@ -139,6 +146,7 @@ def serve(
     replicas: Replicas = None,
     max_replicas: MaxReplicas = None,
     threads: Threads = None,
+    metrics_port: MetricsPort = None,
     no_generation_config: o.NoGenerationConfig = False,
     device: o.Device = None,
     dtype: o.Dtype = None,
@@ -180,6 +188,7 @@ def serve(
         "max_rows": max_rows, "memory_budget": memory_budget,
     }  # fmt: skip
     counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
+    counts["metrics_port"] = metrics_port
     budget = memory_budget or any(one.startswith("memory_budget=") for one in set_ or ())
     begin = learning_of(learn, learn_set, {"--ray": ray, "--memory-budget": budget})
     if ray_asked(ray, counts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from foretoken.cli.app import app
 from foretoken.cli.logs import hushed
 from foretoken.errors import ConfigError, meant
 
+LOG = logging.getLogger(__name__)
 HELD_OUT = 10  # one passage of a file in this many is kept for judging
 
 
@@ -164,7 +166,7 @@ def train_head(
                 "that are written while it is trained.",
                 "pass a file of prompts with --data, or none.",
             )
-        some = partial(chats, data, session)
+        some = partial(chats, data, session, window=getattr(config, "window", None))
     with session:
         found = run_training(session, name, some, config, out, fresh=fresh, show=not hushed(json_))
     if json_:
@@ -267,13 +269,26 @@ def prompts(data: Path | None, split: str, count: int, seed: int = 0) -> list[st
     return [example.prompt for turn in zip(*drawn, strict=True) for example in turn][:count]
 
 
-def chats(folder: Path, session: Any, split: str, count: int) -> Sequence[Any]:
-    """`count` chats of a split of a folder that `train data` made for this target."""
+def chats(
+    folder: Path, session: Any, split: str, count: int, window: int | None = None
+) -> Sequence[Any]:
+    """`count` chats of a split of a folder that `train data` made for this target; says what is
+    left out of those to learn from.
+    """
     from foretoken.training.dataset.card import check_vocabulary
     from foretoken.training.dataset.records import every_chat
 
     check_vocabulary(folder, session)
-    found = list(islice(every_chat(folder, split), count))
+    every = every_chat(folder, split)
+    found = list(islice(every, count))
+    if split == "train" and (left := sum(1 for _ in every)):
+        LOG.warning("%d of %d chats are learned from; --set prompts=%d: all", count, count + left,
+                    count + left)  # fmt: skip
+    lengths = [len(one.prompt) + len(one.answer) for one in found]
+    long = sum(length > (window or length) for length in lengths)
+    if split == "train" and long > len(found) // 2:
+        LOG.warning("%d of %d chats are longer than window=%d and lose their beginning; the "
+                    "longest has %d tokens", long, len(found), window, max(lengths))  # fmt: skip
     if not found:
         raise ConfigError(
             f"training on the texts in {folder} was asked for.",

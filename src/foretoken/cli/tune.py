@@ -33,6 +33,13 @@ def tune(
         str | None,
         typer.Option(help="Folders of `foretoken datastore build`, with commas between them."),
     ] = None,
+    heads: Annotated[
+        str | None,
+        typer.Option(
+            help="Folders of heads trained for the target (`foretoken train eagle3` and others), "
+            "with commas between them."
+        ),
+    ] = None,
     minutes: Annotated[float, typer.Option(help="Time limit, loading counted.")] = 15.0,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -48,7 +55,7 @@ def tune(
 ) -> None:
     """Find the fastest way to decode with a model, by trying what there is.
 
-    Tries every method that needs no training, every draft and datastore named, and says what
+    Tries every method that needs no training, every draft, head and datastore named, and says what
     training a draft would be worth. Writes tuned.json, which `--tuned` of generate, chat, serve
     and bench and `foretoken.load(tuned=...)` take, and page.html, which shows why. Ctrl-C ends it
     early and keeps the best so far.
@@ -71,6 +78,7 @@ def tune(
         target=target,
         drafts=listed(drafts),
         datastores=listed(datastores),
+        heads=listed(heads),
         minutes=minutes,
         max_new_tokens=max_new_tokens,
         temperature=temperature,

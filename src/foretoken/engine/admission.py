@@ -1,8 +1,9 @@
 """Who waits for a place in the batch, and who gets the next one.
 
-The most urgent priority first; among equals the requester who has the fewest rows in the batch, so
-that many requests of one do not hold up a single one of another; among these whoever came first. A
-row that many others were let in before counts as urgent as the most urgent one that waits.
+The most urgent priority first; among equals the owner who has the fewest rows in the batch, so that
+many requests of one do not hold up a single one of another; among an owner's the requester who has
+the fewest, then whoever came first. A row that many others were let in before counts as urgent as
+the most urgent one that waits.
 """
 
 from __future__ import annotations
@@ -50,14 +51,16 @@ class Waiting:
         with self._lock:
             if not self._since:
                 return None
-            held = Counter(row.requester for row in inside)
+            owners = Counter(row.owner for row in inside)
+            held = Counter((row.owner, row.requester) for row in inside)
             urgent = min(row.priority for row in self._since)
             arrivals = itertools.count()
             return min(
                 self._since,
                 key=lambda row: (
                     urgent if self._overdue(row) else row.priority,
-                    held[row.requester],
+                    owners[row.owner],
+                    held[row.owner, row.requester],
                     next(arrivals),
                 ),
             )

@@ -47,10 +47,10 @@ class Alike:
 
 
 def mostly_shared(row: DecodeState, other: DecodeState) -> bool:
-    """Whether another prompt begins with half of a row's own, and is not more than twice as long:
-    all of it is read before the row is.
+    """Whether another prompt of its owner begins with half of a row's own, and is not more than
+    twice as long: all of it is read before the row is.
     """
-    if row.prompt_len < LEAST or other.prompt_len > 2 * row.prompt_len:
+    if row.owner != other.owner or row.prompt_len < LEAST or other.prompt_len > 2 * row.prompt_len:
         return False
     return row.tokens[: half_of(row)] == other.tokens[: half_of(row)]
 

@@ -105,7 +105,9 @@ class Engine(Parts):
         self.sweep()  # who left meanwhile is fed no chunk more, however many prompts there are
         while row := self.admitted():
             self.waiting.take(row)
-            if self.kept is not None and not self.kept.covers(row.tokens[: half_of(row)]):
+            if self.kept is not None and not self.kept.covers(
+                row.tokens[: half_of(row)], row.owner
+            ):
                 self.alike.add(row, self.filling)
             self.filling.append(row)
         if not self.filling:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretoken.engine.chat import Message, chat_ids, is_chat
 from foretoken.engine.text import check_text
-from foretoken.errors import ConfigError, meant
+from foretoken.errors import ConfigError, ContextError, meant
 from foretoken.types import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Message]  # a text, token ids, or chat messages
@@ -36,7 +36,8 @@ class Sampling(TypedDict, total=False):
     processors: Any  # a transformers LogitsProcessorList
     guesses: int  # most tokens guessed for this text in a step; 0: written without speculation
     priority: int  # the lower, the sooner it gets a place in the batch
-    requester: str  # whose request it is: places are shared evenly among these
+    owner: str  # whose text it is: places are shared evenly among these, kept prefixes are not
+    requester: str  # whom of the owner's it is for: its places are shared evenly among these
     # What the text has to match: a mapping with one of json (a schema, or True for any object),
     # regex, choice (a list of texts) and grammar (Lark or GBNF); or one, or None, per prompt.
     guided: Any
@@ -50,6 +51,7 @@ SAMPLING = frozenset(Sampling.__annotations__) | {"max_new_tokens"}
 PLACING = (
     "guesses",
     "priority",
+    "owner",
     "requester",
 )  # how a row is decoded, which its law knows nothing of
 KINDS: dict[str, tuple[type, str]] = {
@@ -65,7 +67,7 @@ KINDS: dict[str, tuple[type, str]] = {
     "logit_bias": (Mapping, "a mapping from token ids to numbers, such as {17: -2.5}"),
     "banned_tokens": (Iterable, "a list or set of token ids, such as [17, 4]"),
     "ignore_eos": (bool, "True or False"),
-    "requester": (str, "a text, such as the name of a user"),
+    **dict.fromkeys(("owner", "requester"), (str, "a text, such as the name of a user")),
 }  # fmt: skip
 
 
@@ -227,6 +229,7 @@ def prompt_ids(
             "a prompt is a text, a list of token ids, or a list of chat messages.",
             "pass one of these (bytes decoded to a text); do not mix prompts and ids in one list.",
         )
+    check_length(len(prompt), max_length, which)  # before each token is looked at
     ids = [token_id(token, vocab_size, which) for token in prompt]
     if not ids:
         raise ConfigError(
@@ -234,13 +237,17 @@ def prompt_ids(
             "a model continues something: a prompt needs at least one token.",
             "pass a text or ids; the id of the start token alone will do.",
         )
-    if max_length is not None and len(ids) > max_length:
-        raise ConfigError(
-            f"{which} has {len(ids)} tokens.",
-            f"the context of this model is {max_length} tokens.",
+    return ids
+
+
+def check_length(tokens: int, longest: int | None, which: str) -> None:
+    """Refuse a prompt that is longer than the model's context."""
+    if longest is not None and tokens > longest:
+        raise ContextError(
+            f"{which} has {tokens} tokens.",
+            f"the context of this model is {longest} tokens.",
             "shorten the prompt, or use a model with a longer context.",
         )
-    return ids
 
 
 def row_seeds(seed: Any, rows: int) -> list[int | None]:

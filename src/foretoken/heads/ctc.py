@@ -48,7 +48,7 @@ class CtcBlock(Block):
         ids, weights = texts["input_ids"], texts["weights"]
         slots = self.slots(texts, ends, at)
         said = self.frames(slots, ends.unembed(slots)).flatten(0, 1).float().log_softmax(-1)
-        number = max(1, self.depth // 2)
+        number = tokens_of(self.depth)
         after = at[..., None] + torch.arange(1, number + 1, device=ids.device)
         inside = after.clamp(max=ids.shape[1] - 1)
         row = torch.arange(len(ids), device=ids.device)[:, None, None]
@@ -69,6 +69,11 @@ class CtcBlock(Block):
         ]
         taught = loss[whole].sum() / max(1, int(whole.sum()))
         return taught, {"length": torch.tensor(right, dtype=torch.float32).mean()}
+
+
+def tokens_of(frames: int) -> int:
+    """Tokens that so many frames learn to say: half of them, as repeats need blanks between."""
+    return max(1, frames // 2)
 
 
 def collapsed(frames: list[int], blank: int) -> list[int]:

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from foretoken.heads.decoder_layer import EPS, rotated
 from foretoken.heads.table import HeadConfig
+from foretoken.types import Taps
 
 
 class LongSpec(nn.Module):
@@ -34,6 +35,8 @@ class LongSpec(nn.Module):
         kv_heads: int = 1  # keys and values of it; queries share them
         inner: int = 64  # width of the MLP
         asked: int = 0  # width of the cross-attention's queries, all heads; 0: the hidden size
+
+    reads: Taps = ()  # it looks at the target's keys and values, and at no states
 
     def __init__(self, config: Config) -> None:
         super().__init__()

@@ -156,12 +156,13 @@ def medusa_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) ->
     """Medusa's tensors, which differ from ours in a prefix."""
     config, tensors = as_published(folder, config, tensors)
     shape = medusa(folder, config, tensors)[2]
-    found = {}
+    left, found = Left(folder, tensors), {}
     for head in range(shape["depth"]):
         own = [f"{head}.{block}.linear.{part}" for block in range(shape["blocks"])
                for part in ("weight", "bias")]  # fmt: skip
         for name in (*own, f"{head}.{shape['blocks']}.weight"):
-            found[f"heads.{name}"] = named(folder, tensors, name)
+            found[f"heads.{name}"] = left.taken(name)
+    left.refuse_all_but((), "Medusa")
     return found
 
 

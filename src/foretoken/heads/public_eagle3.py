@@ -7,6 +7,7 @@ vllm-project/speculators). Their `d2t` holds offsets: output i is the target's t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from foretoken.heads.public_files import Left, Tensors, named, rotary, unreadabl
 from foretoken.heads.table import fits_vocabulary
 from foretoken.heads.wide_eagle3 import PLACES
 
+LOG = logging.getLogger(__name__)
 AUX = "eagle_aux_hidden_state_layer_ids"  # where it reads its target
 LAYERS = ("midlayer.", "layers.0.")
 RENAMED = {
@@ -28,7 +30,8 @@ RENAMED = {
 }  # fmt: skip
 # of no use here: what the target says itself, and what is computed
 IGNORED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
-ABSENT = ("norm_before_fc", "fc_norm", "norm_output", "mlp_bias")  # variants not computed here
+# variants that are not computed here
+ABSENT = ("norm_before_fc", "fc_norm", "norm_output", "return_hidden_post_norm", "mlp_bias")
 
 
 def is_eagle3(config: Mapping[str, Any], tensors: Tensors) -> bool:
@@ -133,9 +136,16 @@ def refuse_variants(
         raise unreadable(folder, "it has more layers than the one of an EAGLE-3 head")
     if llama.get("hidden_act", "silu") != "silu":
         raise unreadable(folder, f"its activation is {llama['hidden_act']}, not silu")
+    nested = config.get("eagle_config")
+    told = (config, llama, nested if isinstance(nested, Mapping) else {})
     for name in ABSENT:
-        if config.get(name) or llama.get(name):
+        if any(one.get(name) for one in told):
             raise unreadable(folder, f"it has {name}, which is not computed here")
+    if llama.get("sliding_window") and llama.get("use_sliding_window", True):
+        LOG.warning(
+            "%s: its layer learned to see the last %s tokens and sees all of them here; guesses "
+            "behind longer texts may be worse", folder, llama["sliding_window"],
+        )  # fmt: skip
 
 
 def layer_of(tensors: Tensors) -> str:

@@ -16,8 +16,11 @@ from foretoken.errors import CheckpointError
 from foretoken.heads.decoder_layer import BASE
 
 CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"  # of weights in several files
+AROUND = "model."
 FILES = (
-    "model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt",
+    "model.safetensors", INDEX, "pytorch_model.bin",
+    "medusa_lm_head.safetensors", "medusa_lm_head.pt",
 )  # fmt: skip
 LAYOUTS = ("eagle", "eagle3", "medusa")
 Tensors = Mapping[str, Tensor]
@@ -41,7 +44,32 @@ def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:
         raise unreadable(folder, f"there is none of {', '.join(FILES)}")
-    return config, tensors_of(folder, file), file
+    if file.name == INDEX:
+        tensors: dict[str, Tensor] = {}
+        for part in parts_of(folder, file):
+            tensors |= tensors_of(folder, folder / part)
+    else:
+        tensors = tensors_of(folder, file)
+    return config, bare(tensors), file
+
+
+def parts_of(folder: Path, index: Path) -> list[str]:
+    """The files that an index names, which are beside it."""
+    try:
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        parts = sorted({str(name) for name in named})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise unreadable(folder, f"{index.name} cannot be read ({error})") from error
+    if any(Path(name).name != name for name in parts):
+        raise unreadable(folder, f"{index.name} names files of other folders")
+    return parts
+
+
+def bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors without the name of the model around the head, where there is one (NeMo)."""
+    if f"{AROUND}fc.weight" not in tensors:
+        return tensors
+    return {name.removeprefix(AROUND): tensor for name, tensor in tensors.items()}
 
 
 def tensors_of(folder: Path, file: Path) -> dict[str, Tensor]:

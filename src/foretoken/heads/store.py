@@ -98,6 +98,11 @@ def method_of(folder: str | Path) -> str:
     return head_row(card_of(folder).kind).serves
 
 
+def read_as(card: Card) -> str:
+    """The kind that methods know a head by: its own, or the one in whose place it is taken."""
+    return head_row(card.kind).stands_for or card.kind
+
+
 def card_of(folder: str | Path) -> Card:
     """The card of a head of whatever kind; CheckpointError where there is none."""
     kind = _document(_place(folder), ANY).get("kind")
@@ -139,7 +144,7 @@ def read_weights(folder: str | Path, card: Card) -> dict[str, Tensor]:
 
 def check_fits(card: Card, folder: str | Path, hidden_size: int, vocab_size: int) -> None:
     """ConfigError if the head was trained for a model of another width or vocabulary."""
-    trained = head_row(card.kind).stands_for or card.kind
+    trained = read_as(card)
     for what, its, given in (
         ("hidden size", card.hidden_size, hidden_size),
         ("vocabulary", card.vocab_size, vocab_size),

@@ -150,9 +150,9 @@ async def beginning(receive: Receive) -> list[Message]:
 def conversation(body: bytes) -> str | None:
     """A name for what a request goes on with; None where it cannot be told.
 
-    `user` where it is passed; else the messages of a chat up to the first of its user, which all
-    its turns share, or the beginning of a prompt. A system message alone would send everybody to
-    one replica.
+    The messages of a chat up to the first of its user, which all its turns share, or the beginning
+    of a prompt; and `user` where it is passed. A user alone, or a system message, would send all of
+    a program's requests to one replica.
     """
     try:
         return name_of(json.loads(body))
@@ -164,16 +164,15 @@ def name_of(asked: Any) -> str | None:
     """A name for what a request goes on with, given its body."""
     if not isinstance(asked, dict):
         return None
-    if isinstance(asked.get("user"), str) and asked["user"]:
-        return named(["user", asked["user"]])
+    user = asked["user"] if isinstance(asked.get("user"), str) else ""
     if isinstance(asked.get("messages"), list):
-        return named(["chat", opening(asked["messages"])])
+        return named(["chat", user, opening(asked["messages"])])
     prompt = asked.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # several prompts: the first one's
     if not isinstance(prompt, str | list):
         return None
-    return named(["text", prompt[:BEGINNING]])
+    return named(["text", user, prompt[:BEGINNING]])
 
 
 def opening(messages: list[Any]) -> list[Any]:

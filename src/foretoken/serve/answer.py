@@ -16,6 +16,8 @@ from foretoken.serve.wire.errors import Refusal, too_large
 from foretoken.serve.wire.requests import Asked
 from foretoken.serve.writing import Piece, Wants, Writing
 
+LEFT = "client_left"  # the error of a request whose client did not wait for its end
+
 
 @dataclass(slots=True)
 class Account:
@@ -25,8 +27,14 @@ class Account:
     began: float  # on the monotonic clock
     path: str = ""
     status: int = 0
-    requester: str = ""
+    owner: str = ""  # which key was sent; empty where there are none
+    user: str = ""  # as the request names it
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def requester(self) -> str:
+        """Key and user in one."""
+        return "/".join(filter(None, (self.owner, self.user)))
 
 
 class Answer:
@@ -59,7 +67,7 @@ class Answer:
         """
         if self.done:
             return
-        who = self.account.requester
+        who = {"owner": self.account.owner, "requester": self.account.user}
         rows = rows_of(self.session, self.asked, self.prompts, who, limit, lambda: self.done)
         if self.done:
             return
@@ -98,7 +106,7 @@ class Answer:
         """Nobody reads it any more."""
         self.gone = True
         if self.left and self.refusal is None:
-            self.account.facts["error"] = "client_left"
+            self.account.facts["error"] = LEFT
         self._cancel()
 
     def _cancel(self) -> None:

@@ -6,18 +6,20 @@ Whoever leaves before the end is noticed at once, and the rows are freed with th
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from foretoken.errors import ForetokenError
-from foretoken.serve.answer import Answer
+from foretoken.serve.answer import LEFT, Answer
 from foretoken.serve.service import Service
-from foretoken.serve.wire.errors import Refusal, refusal_of
+from foretoken.serve.wire.errors import TIMEOUT, Refusal, refusal_of
 from foretoken.serve.wire.words import DONE, event, words_for
 
-UNREAD = 5.0  # seconds behind the time limit that a message waits for a client that does not read
+UNREAD = 60.0  # seconds that a message waits for a client that does not read
+UNREAD_LATE = 5.0  # likewise, behind the time limit
 LONG_ANSWER = 2048  # tokens told of from which on a document is written beside the event loop
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -44,8 +46,8 @@ class Answering(Response):
                 await (self._stream(send) if self.answer.wants.pieces else self._whole(send))
         except OSError:  # of the connection, or nobody reads: nobody is there to be told
             self.answer.leave()
-            if self.answer.refusal is not None:
-                self.answer.account.facts["error"] = self.answer.refusal.code
+            why = self.answer.refusal
+            self.answer.account.facts["error"] = LEFT if why is None else why.code
         finally:
             gone.cancel()
             if timer is not None:
@@ -64,14 +66,13 @@ class Answering(Response):
         return asyncio.get_running_loop().call_later(limit, self.answer.end, timed_out(limit))
 
     def _bounded(self, send: Send) -> Send:
-        """`send`, which raises TimeoutError where behind the time limit nobody reads."""
+        """`send`, which raises TimeoutError where nobody reads: for so long, or too late."""
         limit, clock = self.service.settings.request_timeout, asyncio.get_running_loop().time
-        if limit is None:
-            return send
-        end = clock() + limit
+        end = math.inf if limit is None else clock() + limit
 
         async def bounded(message: Message) -> None:
-            async with asyncio.timeout_at(max(end, clock()) + UNREAD):
+            now = clock()
+            async with asyncio.timeout_at(min(now + UNREAD, max(end, now) + UNREAD_LATE)):
                 await send(message)
 
         return bounded
@@ -169,5 +170,5 @@ def timed_out(limit: float) -> Refusal:
         "ask for fewer tokens, or when the server has less to do.",
         status=504,
         kind="server_error",
-        code="timeout",
+        code=TIMEOUT,
     )

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from foretoken.engine.session import Session
+from foretoken.serve.answer import LEFT
 from foretoken.serve.answering import Answering
 from foretoken.serve.asking import prompts_of
 from foretoken.serve.gate import GUARDED, Gate
@@ -55,7 +56,7 @@ def app(
         finally:
             await service.stop()
             if log is not None:
-                log.close()
+                await asyncio.to_thread(log.close)
 
     api = FastAPI(title="foretoken", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     api.state.service = service
@@ -103,7 +104,7 @@ def add_errors(api: FastAPI, service: Service) -> None:
 
     @api.exception_handler(ClientDisconnect)
     async def left(request: Request, error: ClientDisconnect) -> Response:
-        request.scope["foretoken"].facts["error"] = "client_left"
+        request.scope["foretoken"].facts["error"] = LEFT
         return Response(status_code=GONE)  # nobody reads it
 
     @api.exception_handler(Exception)
@@ -161,8 +162,7 @@ async def read(request: Request, kind: type[A]) -> A:
 def answering(request: Request, service: Service, asked: Asked, logprobs: int | None) -> Response:
     """The response of a request that is let in."""
     account = request.scope["foretoken"]
-    if asked.user:
-        account.requester = f"{account.requester}/{asked.user}".removeprefix("/")
+    account.user = asked.user or ""
     service.check_model(asked.model)
     pieces, speculation = bool(asked.stream), bool(asked.include_speculation)
     wants = Wants(pieces=pieces, logprobs=logprobs, speculation=speculation and pieces)

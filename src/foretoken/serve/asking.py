@@ -6,11 +6,12 @@ of a chat as many as the context holds. Everything else follows the model's gene
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foretoken.engine.requests import SAMPLING, prompt_ids
 from foretoken.engine.session import Session
+from foretoken.errors import ContextError
 from foretoken.sampling import SamplingParams
 from foretoken.serve.wire.errors import Refusal
 from foretoken.serve.wire.requests import (
@@ -187,7 +188,7 @@ def rows_of(
     session: Session,
     asked: Asked,
     prompts: Sequence[Any],
-    requester: str,
+    who: Mapping[str, str],
     limit: int | None,
     over: Callable[[], bool] = lambda: False,
 ) -> list[DecodeState]:
@@ -196,7 +197,7 @@ def rows_of(
     called in a thread that may wait."""
     target, tokenizer = session.target, session.tokenizer
     longest = shorter(target.max_length, session.engine.waiting.longest)
-    options = {**sampling_of(asked), "requester": requester}
+    options = {**sampling_of(asked), **who}
     if "prediction" in options:  # read once for all texts, as far as the longest of them can go
         options["prediction"] = session.foretelling.expected(options["prediction"], longest)
     rows: list[DecodeState] = []
@@ -204,10 +205,24 @@ def rows_of(
         if over():
             break
         which = "the prompt" if len(prompts) == 1 else f"prompt {number}"
-        ids = prompt_ids(prompt, tokenizer, target.vocab_size, target.max_length, which)
+        try:
+            ids = prompt_ids(prompt, tokenizer, target.vocab_size, target.max_length, which)
+        except ContextError as error:
+            raise too_long(error, asked, target.max_length) from error
         check_reading(asked, getattr(tokenizer, "chat_template", None), len(ids))
         first = number * asked.texts
         seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
         most = most_tokens(asked, len(ids), longest, limit)
         rows += session.rows([ids] * asked.texts, most, seed=seeds, **options)
     return rows
+
+
+def too_long(error: ContextError, asked: Asked, longest: int) -> Refusal:
+    """A prompt beyond the context, by the code and the words that clients look for."""
+    return Refusal(
+        error.asked,
+        f"this model's maximum context length is {longest} tokens.",
+        error.do,
+        param="messages" if isinstance(asked, ChatRequest) else "prompt",
+        code="context_length_exceeded",
+    )

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.serve.answer import Account
 from foretoken.serve.service import Service
-from foretoken.serve.wire.errors import GONE, Refusal
+from foretoken.serve.wire.errors import GONE, TIMEOUT, Refusal
 
 REQUESTS = logging.getLogger("foretoken.serve.requests")  # one record per request, as a dict
 GUARDED = "/v1"  # paths that need a key
@@ -65,7 +65,7 @@ class Gate:
             number = self.key_of(headers.get(b"authorization", b""))
             if number is None:
                 return wrong_key()
-            account.requester = f"key {number}"
+            account.owner = f"key {number}"
         length = headers.get(b"content-length", b"")
         limit = self.service.settings.max_body
         if length.isdigit() and int(length) > limit:
@@ -87,8 +87,13 @@ class Gate:
         path = account.path if account.path in KNOWN else "other"
         metrics, facts = self.service.metrics, account.facts
         metrics.requests.labels(path, str(account.status)).inc()
+        waited = perf_counter() - account.began
+        if facts.get("error") is not None:
+            metrics.errors.labels(path, facts["error"]).inc()
         if facts.get("ttft") is not None:
             metrics.ttft.observe(facts["ttft"])
+        elif facts.get("error") == TIMEOUT:  # or the slowest would be missing
+            metrics.ttft.observe(waited)
         if facts.get("tpot") is not None:
             metrics.tpot.observe(facts["tpot"])
         if not account.path.startswith(GUARDED):
@@ -97,7 +102,7 @@ class Gate:
             "id": account.id,
             "path": account.path[:200],
             "status": account.status,
-            "seconds": round(perf_counter() - account.began, 6),
+            "seconds": round(waited, 6),
             "requester": account.requester,
             **facts,
         }

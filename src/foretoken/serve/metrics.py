@@ -122,6 +122,10 @@ class Metrics:
             "foretoken_requests", "Requests by path and status.", ["path", "status"],
             registry=self.registry,
         )  # fmt: skip
+        self.errors = PrometheusCounter(
+            "foretoken_request_errors", "Requests by path and error, streams that had begun too.",
+            ["path", "code"], registry=self.registry,
+        )  # fmt: skip
         self.ttft = Histogram(
             "foretoken_time_to_first_token_seconds", "From a request to its first token.",
             buckets=WAITED, registry=self.registry,

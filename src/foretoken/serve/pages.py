@@ -19,7 +19,7 @@ def add_pages(api: FastAPI) -> None:
     async def home() -> Response:
         if PAGE.is_file():
             return FileResponse(PAGE, media_type="text/html; charset=utf-8")
-        return RedirectResponse("/docs")
+        return RedirectResponse("docs")
 
     @api.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -43,7 +43,7 @@ def docs_of(schema: dict[str, Any]) -> str:
         "<style>body{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em;"
         "color-scheme:light dark}dt{font-family:monospace}</style>"
         "<h1>foretoken</h1><p>An OpenAI-compatible server. "
-        '<a href="/openapi.json">openapi.json</a> says it all for programs.</p>'
+        '<a href="openapi.json">openapi.json</a> says it all for programs.</p>'
         + "".join(parts)
         + "</html>"
     )

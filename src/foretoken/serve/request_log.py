@@ -11,15 +11,18 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
-from queue import Queue
+from queue import Full, Queue
+from threading import Thread
 from typing import Any
 
 from foretoken.errors import ConfigError
 from foretoken.serve.gate import REQUESTS
 
 WAITING = 10_000  # lines that may wait for a slow disk
+CLOSING = 2.0  # seconds that these may take at the end
 
 STDERR = 2
 
@@ -30,13 +33,17 @@ class Lines(logging.Handler):
     def __init__(self, descriptor: int, failed: Callable[[], None]) -> None:
         super().__init__()
         self.descriptor, self.failed = descriptor, failed
+        self.torn = False  # a line was written in part
 
     def emit(self, record: logging.LogRecord) -> None:
+        line = memoryview(("\n" * self.torn + line_of(record)).encode())
+        left = line
         try:
-            line = memoryview(line_of(record).encode())
-            while line:
-                line = line[os.write(self.descriptor, line) :]
+            while left:
+                left = left[os.write(self.descriptor, left) :]
+            self.torn = False
         except OSError:
+            self.torn = self.torn if left is line else True
             self.failed()
 
 
@@ -78,13 +85,19 @@ class RequestLog:
         REQUESTS.propagate = False
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is left, unless nobody takes it: a full pipe holds no server back."""
         REQUESTS.removeHandler(self.waiting)
         REQUESTS.propagate = True
         REQUESTS.setLevel(logging.NOTSET)
-        self.listener.stop()
-        if self.descriptor != STDERR:
-            os.close(self.descriptor)
+        last = Thread(target=self._write_rest, name="foretoken-log-end", daemon=True)
+        last.start()
+        last.join(CLOSING)
+
+    def _write_rest(self) -> None:
+        with suppress(Full):  # the writer waits with as many lines as may: it gets no more
+            self.listener.stop()
+            if self.descriptor != STDERR:
+                os.close(self.descriptor)
 
 
 def opened(path: Path) -> int:

@@ -13,12 +13,14 @@ import os
 import re
 import signal
 import threading
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 import ray
 import torch
+from prometheus_client import CollectorRegistry, start_http_server
 from ray import serve
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -49,15 +51,18 @@ class Scale:
     replicas: int = 2
     max_replicas: int | None = None  # None: as many as `replicas`; more are started under load
     threads: int | None = None  # cores of a replica; None: those of this machine, shared out
+    metrics_port: int | None = None  # the first of those at which each replica tells its figures
 
     def __post_init__(self) -> None:
-        most, threads = self.max_replicas, self.threads
+        most, threads, port = self.max_replicas, self.threads, self.metrics_port
         check_values(
             self,
             ("replicas", self.replicas >= 1, "1 or more"),
             ("max_replicas", most is None or most >= self.replicas, "as many as replicas, or more"),
             ("threads", threads is None or threads >= 1, "1 or more"),
-        )
+            ("metrics_port", port is None or 1 <= port <= 65536 - self.most, "a port, with room "
+             "for those of all replicas behind it"),
+        )  # fmt: skip
 
     @property
     def most(self) -> int:
@@ -67,16 +72,26 @@ class Scale:
     def cores(self) -> int:
         return self.threads or max((os.cpu_count() or 1) // self.most, 1)
 
+    @property
+    def ports(self) -> Sequence[int]:
+        """Ports of figures: twice as many as replicas, as one that is replaced may still have its
+        own.
+        """
+        first = self.metrics_port
+        return () if first is None else range(first, min(first + 2 * self.most, 65536))
+
 
 class Replica:
     """One server with a session of its own, in a process of its own."""
 
-    def __init__(self, loading: dict[str, Any], settings: Settings, threads: int) -> None:
+    def __init__(self, loading: dict[str, Any], settings: Settings, scale: Scale) -> None:
         keep_few_products()
-        torch.set_num_threads(threads)
-        self.api = app(load(**loading), settings)
+        torch.set_num_threads(scale.cores)
+        self.api = app(load(**loading), replace(settings, metrics=False))
         self.service: Service = self.api.state.service
         self.name = serve.get_replica_context().replica_id.unique_id
+        if scale.ports:
+            expose(self.service.metrics.registry, scale.ports)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return Named(self.api, self.name)
@@ -89,6 +104,24 @@ class Replica:
                 "its steps have stopped.",
                 "nothing: another one is started in its place.",
             )
+
+
+def expose(registry: CollectorRegistry, ports: Sequence[int]) -> int:
+    """Tell figures at the first of these ports that is free, for Prometheus; which one it is.
+
+    A scrape of the common address would reach now one replica, now another.
+    """
+    for port in ports:
+        try:
+            start_http_server(port, registry=registry)
+        except OSError:  # another replica's, or somebody else's
+            continue
+        return port
+    raise CapabilityError(
+        f"figures at one of the ports {ports[0]} to {ports[-1]} were asked for.",
+        "none of them is free.",
+        "pass another --metrics-port.",
+    )
 
 
 class Named:
@@ -109,7 +142,8 @@ class Named:
 def application(loading: dict[str, Any], settings: Settings, scale: Scale) -> serve.Application:
     """What Ray Serve is to run."""
     places = loading.get("max_rows", 16)
-    device = str(loading.get("device") or "")
+    device = device_of(loading, scale, int(CLUSTER.cluster_resources().get("GPU", 0)))
+    loading = {**loading, "device": device}
     options: dict[str, Any] = {
         "name": "Replica",
         "max_ongoing_requests": 2 * places,  # a batch, and a batch that waits; then the next one
@@ -121,7 +155,7 @@ def application(loading: dict[str, Any], settings: Settings, scale: Scale) -> se
         "logging_config": {"enable_access_log": False, "log_level": "WARNING"},
         "ray_actor_options": {
             "num_cpus": scale.cores,
-            "num_gpus": int(device.startswith("cuda")),
+            "num_gpus": int(str(device).startswith("cuda")),
         },
         "request_router_config": RequestRouterConfig(
             **ROUTER, request_router_kwargs={"num_fallback_replicas": scale.most - 1}
@@ -136,8 +170,25 @@ def application(loading: dict[str, Any], settings: Settings, scale: Scale) -> se
     else:
         options["num_replicas"] = scale.replicas
     deployed: Any = serve.deployment(serve.ingress()(Replica), **options)
-    bound: serve.Application = deployed.bind(loading, settings, scale.cores)
+    bound: serve.Application = deployed.bind(loading, settings, scale)
     return bound
+
+
+def device_of(loading: dict[str, Any], scale: Scale, gpus: int) -> Any:
+    """Where replicas run: as asked, else on the cluster's GPUs, each on its own, if there are any.
+
+    Left to itself a replica would see all GPUs or none, and take the first.
+    """
+    asked = loading.get("device")
+    if asked is not None or not gpus:
+        return asked
+    if gpus < scale.most:
+        raise ConfigError(
+            f"{scale.most} replicas were asked for.",
+            f"the cluster has {gpus} GPUs, and each replica takes one.",
+            f"pass --replicas {gpus}, or --device cpu.",
+        )
+    return "cuda"
 
 
 def join(scale: Scale) -> bool:
@@ -175,6 +226,9 @@ def begin(loading: dict[str, Any], settings: Settings, scale: Scale, host: str, 
     serve.start(http_options=HTTPOptions(host=host, port=port))
     try:
         serve.run(application(loading, settings, scale), name=NAME)
+    except ConfigError:
+        end(ours)
+        raise
     except RuntimeError as error:
         end(ours)
         raise CapabilityError(

@@ -2,12 +2,14 @@
 
 import pytest
 
+from foretoken.audit.fixtures import random_head
 from foretoken.bench.rows import row_of
 from foretoken.bench.tune.candidates import (
     candidates,
     check_datastores,
     drafting,
     named,
+    reading,
     simplest,
     sizes,
     untrained,
@@ -15,7 +17,7 @@ from foretoken.bench.tune.candidates import (
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.engine.assemble import check_options
-from foretoken.errors import ConfigError
+from foretoken.errors import CheckpointError, ConfigError
 from foretoken.types import Shape
 
 
@@ -48,6 +50,20 @@ def test_every_draft_and_datastore_is_tried(store) -> None:
     assert chain.draft == "a/small" and chain.method_options == {}
 
 
+def test_every_method_that_reads_a_head_is_tried_with_it() -> None:
+    folder = str(random_head("eagle3", 32, 16))
+    found = {
+        spec.method: spec for spec in candidates((), (), (folder,)) if "draft_head" in spec.options
+    }
+    assert set(found) == {"eagle3", "eagle3-chain", "eagle3-mcsd", "eagle3-hybrid"}
+    for spec in found.values():
+        check_options(spec.method, **spec.method_options)
+        assert spec.method_options == {"draft_head": folder}
+    assert set(reading(str(random_head("dspark", 32, 16)))) == {"dspark", "dspark-chain"}
+    order = simplest([*candidates((), (), (folder,)), row_of("chain", {})])
+    assert order.index("auto") < order.index(found["eagle3"].label)
+
+
 def test_what_the_user_brought_is_prepared_before_the_rest(store) -> None:
     labels = [spec.label for spec in candidates(("small",), (store,))]
     assert labels.index("tree[draft=small]") < labels.index("suffix")
@@ -78,6 +94,8 @@ def test_folders_without_a_datastore_are_refused(tmp_path, store) -> None:
     check_datastores((store,))
     with pytest.raises(ConfigError, match=r"neither datastore\.json nor keys\.json"):
         check_datastores((store, str(tmp_path)))
+    with pytest.raises(CheckpointError, match="head"):
+        candidates((), (), (str(tmp_path),))
 
 
 def test_names_are_short_and_tell_apart() -> None:

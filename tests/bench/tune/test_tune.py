@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
+from transformers import AutoConfig
 
 import foretoken
+from foretoken.audit.fixtures import random_head
 from foretoken.bench.models import Models
 from foretoken.bench.progress import Bar
 from foretoken.bench.run import BenchConfig, run_bench
@@ -180,6 +182,20 @@ def test_sources_and_a_datastore_go_through_the_file(tuned, byte_tokenizer, tmp_
     with foretoken.load(tuned=tuned) as session:
         assert session.method == "fused" and len(session.engine.drafter.members) == 4
         assert session.generate(PROMPT, 6).tokens
+
+
+def test_a_head_is_raced_and_its_folder_stands_in_the_file(pair_folders, tmp_path) -> None:
+    size = AutoConfig.from_pretrained(pair_folders[0])
+    head = str(random_head("medusa", size.vocab_size, size.hidden_size))
+    asked = config(pair_folders[0], tmp_path / "out", heads=(head,), minutes=0.6)
+    results = run_tune(asked, tasks(2))
+    row = next(row for row in results["rows"].values() if row["method"] == "medusa")
+    assert row["failed"] is None and row["same_text"]["equal"] == row["same_text"]["of"]
+    found = read_tuned(tmp_path / "out" / NAME)
+    chosen = replace(found, method="medusa", options={"draft_head": head})
+    (tmp_path / NAME).write_text(chosen.to_json())
+    with foretoken.load(tuned=tmp_path) as session:
+        assert session.method == "medusa" and session.generate(PROMPT, 6).tokens
 
 
 def test_a_loaded_model_is_taken_as_it_is(tuned, tiny_pair, pair_folders) -> None:

@@ -69,7 +69,7 @@ def test_a_tree_reads_the_frames_of_its_root(tmp_path, row):
     model = CtcReader(target, "ctc", CtcReader.Config(draft_head=where))
     one = row([1, 2, 0], VOCAB)
     [features] = target.prefill([one], model.taps)
-    assert model.open(one, features) and model.deepest == FRAMES
+    assert model.open(one, features) and model.deepest == FRAMES // 2
     [root] = model.grow([one], [[0]], [[-1]])
     [level] = model.grow([one], [[1, 2]], [[0, 0]])
     [below] = model.grow([one], [[1]], [[1]])

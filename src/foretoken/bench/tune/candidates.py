@@ -1,4 +1,4 @@
-"""What is tried: every method that needs no training, and every draft and datastore at hand."""
+"""What is tried: every method that needs no training, and every draft, head and store at hand."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from foretoken.datastore.dense import HEADER
 from foretoken.datastore.store import MANIFEST
 from foretoken.engine.assemble import config_fields
 from foretoken.errors import ConfigError
+from foretoken.heads.store import card_of, read_as
 from foretoken.methods import FAMILIES, METHODS, Method, needs_draft
 from foretoken.types import Shape
 
 DRAFTING = ("draft-model", "portfolio")  # families whose rows take a draft as it is
 ALWAYS = ("plain", "auto")
-# `auto-draft` is, at one temperature, one of two others, which are tried themselves; the realigned
-# ones write what `chain` does, and are there to be held against it.
-APART = ("auto-draft", "eqspec", "exspec")
+# `auto-draft` and `auto-eagle3` are, at one temperature, one of two others, which are tried
+# themselves; the realigned ones write what `chain` does, and are there to be held against it.
+APART = ("auto-draft", "auto-eagle3", "eqspec", "exspec")
 SIZES: dict[Shape, tuple[dict[str, Any], ...]] = {
     Shape.CHAIN: ({"depth": 2}, {"depth": 4}, {"depth": 8}),
     Shape.TREE: (
@@ -31,7 +32,9 @@ SIZES: dict[Shape, tuple[dict[str, Any], ...]] = {
 }
 
 
-def candidates(drafts: Sequence[str], datastores: Sequence[str]) -> list[RowSpec]:
+def candidates(
+    drafts: Sequence[str], datastores: Sequence[str], heads: Sequence[str] = ()
+) -> list[RowSpec]:
     """Rows with their default settings, in the order in which they are prepared.
 
     Plain and auto first; then what the user brought, which must not fall to a short time limit;
@@ -39,6 +42,9 @@ def candidates(drafts: Sequence[str], datastores: Sequence[str]) -> list[RowSpec
     """
     small, stores = named(drafts), named(datastores)
     found = [row_of(name, {}) for name in ALWAYS]
+    for path, name in named(heads).items():
+        for method in reading(path):
+            found.append(labelled(method, {"draft_head": path}, {"draft_head": name}))
     for path, name in small.items():
         for method in drafting():
             found.append(labelled(method, {"draft": path}, {"draft": name}))
@@ -86,6 +92,23 @@ def drafting() -> list[str]:
         if needs_draft(row) and not row.needs and plain_parts(row) and lossless(row.name)
         if row.name not in APART
     ]
+
+
+def reading(folder: str) -> list[str]:
+    """Methods that read the head of a folder; CheckpointError where there is none."""
+    kind = read_as(card_of(folder))
+    return [
+        row.name
+        for row in METHODS.values()
+        if row.needs == ("draft_head",) and kind in kinds_read(row) and lossless(row.name)
+        if row.name not in APART
+    ]
+
+
+def kinds_read(row: Method) -> set[str]:
+    """Kinds of heads that a method, or what it is made of, reads."""
+    inside = {kind for name in row.inner for kind in kinds_read(METHODS[name])}
+    return inside | ({row.head} if row.head else set())
 
 
 def plain_parts(row: Method) -> bool:
@@ -164,10 +187,11 @@ def simplest(specs: Sequence[RowSpec]) -> list[str]:
 
     def burden(spec: RowSpec) -> tuple[Any, ...]:
         stores = sum(name in spec.options for name in ("datastore", "keys"))
-        sized = len(spec.options) - stores - ("draft" in spec.options)
+        head = "draft_head" in spec.options
+        sized = len(spec.options) - stores - head - ("draft" in spec.options)
         return (
             spec.method != "plain",
-            spec.needs_draft,
+            spec.needs_draft or head,
             stores,
             len(METHODS[spec.method].inner),
             sized,

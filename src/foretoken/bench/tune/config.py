@@ -17,6 +17,7 @@ class TuneConfig:
     target: str | Path  # directory or hub name
     drafts: tuple[str, ...] = ()
     datastores: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
     minutes: float = 15.0
     max_new_tokens: int = 128
     temperature: float = 0.0

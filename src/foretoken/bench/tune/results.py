@@ -130,7 +130,7 @@ def tuned_of(search: Search, config: TuneConfig, results: dict[str, Any]) -> Tun
         "device": results["device"],
     }
     options = {name: value for name, value in spec.options.items() if name != "draft"}
-    for name in ("datastore", "keys"):
+    for name in ("datastore", "keys", "draft_head"):
         if name in options:
             options[name] = place(options[name])
     return Tuned(

@@ -30,6 +30,7 @@ def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -
     for source in (config.target, *config.drafts):
         check_source(source, config.allow_pickle)
     check_datastores(config.datastores)
+    tried = candidates(config.drafts, config.datastores, config.heads)
     out = writable(config.out)
     started = environment.describe()
     models = Models(
@@ -46,7 +47,7 @@ def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -
     prompts = PromptsInTurn(tasks, models.tokenizer, config.max_new_tokens, most)
     with shown(config.quiet) as bar, settled_heap():
         search = Search(models, prompts, config.params, clock, bar)
-        search.run(candidates(config.drafts, config.datastores))
+        search.run(tried)
     results = results_of(search, config, tasks)
     results |= {"environment": started, "warnings": warnings}
     write_reports(results, tuned_of(search, config, results), out)

@@ -15,7 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from foretoken.contract import LanguageModel
 from foretoken.drafters.parts.block_reader import BlockReader, Known
+from foretoken.drafters.parts.trained_head import HeadOptions
+from foretoken.heads.ctc import tokens_of
 from foretoken.types import Ragged, Rows, Scores, Taps
 
 LEAST = 1e-30  # a probability that counts as none
@@ -42,6 +45,10 @@ class CtcReader(BlockReader):
     """Laws by the frames of a head of the kind `ctc`."""
 
     made = Said
+
+    def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
+        super().__init__(target, kind, config)
+        self.deepest = tokens_of(self.head.depth)  # behind so many tokens frames say nothing
 
     @torch.inference_mode()
     def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from foretoken.contract import Features, LanguageModel
-from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead, reading_few
+from foretoken.drafters.parts.trained_head import PIECE, HeadOptions, TrainedHead, reading_few
 from foretoken.lm.views.few_rows import is_silenced
 from foretoken.trees.masks import depths
 from foretoken.types import DecodeState, FinalNorm, Ragged, Rows, Scores, Taps
@@ -131,11 +131,12 @@ class StateBlocks(TrainedHead):
         self, inputs: Float[Tensor, "n 2H"], positions: Sequence[int]
     ) -> Float[Tensor, "n M"]:
         """Rows of committed inputs."""
-        alone = self.head.entering(inputs[:, None])[1][:, 0]
-        found: Tensor = self.head.remember(
-            alone[None], torch.tensor([positions], device=inputs.device)
-        )
-        return found[0]
+        places = torch.tensor(positions, dtype=torch.long, device=inputs.device)
+        pieces = []
+        for own, at in zip(torch.split(inputs, PIECE), torch.split(places, PIECE), strict=True):
+            alone = self.head.entering(own[:, None])[1][:, 0]
+            pieces.append(self.head.remember(alone[None], at[None])[0])
+        return torch.cat(pieces)
 
     @torch.inference_mode()
     def open(self, row: DecodeState, features: Features | None) -> bool:

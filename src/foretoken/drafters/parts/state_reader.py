@@ -7,7 +7,7 @@ decoder's own output in an open tree, whose nodes are forgotten when the tree is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from foretoken.contract import Features, LanguageModel
 from foretoken.drafters.parts.opened_head import opened
 from foretoken.drafters.parts.trained_head import (
+    PIECE,
     HeadOptions,
     TrainedHead,
     check_depth,
@@ -125,7 +126,9 @@ class StateReader(TrainedHead):
         # that is read at the beginning of a text, by some heads, and where there is no other
         first = begun if begun == 0 and (self.head.begins == 0 or len(before) == 1) else begun + 1
         own = row if first == 0 else behind(row, first)
-        row.private[self] = Followed(own, first, self.read(own.tokens, before[first - begun :]))
+        row.private[self] = Followed(
+            own, first, in_pieces(self.read, own.tokens, before[first - begun :], PIECE)
+        )
         self.unread.add(row)
         return True
 
@@ -189,7 +192,7 @@ class StateReader(TrainedHead):
         if deeper:
             below, before = [new for new, _ in deeper], [states for _, states in deeper]
             together = before[0] if len(before) == 1 else torch.cat(before)
-            entering = self.read([token for new in below for token in new], together)
+            entering = in_pieces(self.read, [token for new in below for token in new], together)
             parts = iter(torch.split(entering, [len(new) for new in below]))
         for row, above in zip(rows, parents, strict=True):
             known = self.followed(row)
@@ -263,12 +266,7 @@ class StateReader(TrainedHead):
         tokens = [
             token for row, one in zip(rows, seen, strict=True) for token in row.tokens[-len(one) :]
         ]
-        # in pieces: more at once are multiplied by other kernels than a row's few, and round else
-        pieces = [
-            self.entered(own, tokens[first : first + len(own)])
-            for first, own in zip(range(0, len(tokens), FEW), torch.split(states, FEW), strict=True)
-        ]
-        entering = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        entering = in_pieces(self.entered, tokens, states)
         parts = torch.split(entering, [len(one) for one in seen])
         for row, path, part in zip(rows, paths, parts, strict=True):
             known: Followed = row.private[self]
@@ -276,7 +274,7 @@ class StateReader(TrainedHead):
             known.outputs = None
 
     def entered(
-        self, states: Float[Tensor, "n L H"], tokens: Sequence[int]
+        self, tokens: Sequence[int], states: Float[Tensor, "n L H"]
     ) -> Float[Tensor, "n W"]:
         """What enters the decoder at a few tokens, from the target's states before them."""
         if self.entering is not None and self.entering.takes(states):
@@ -294,3 +292,20 @@ def behind(row: DecodeState, first: int) -> DecodeState:
     """The row as a decoder knows it that never reads what lies before the token `first`."""
     left = max(row.prompt_len - first, 0)
     return DecodeState(row.tokens[first:], left, row.params, row.coins, row.warp)
+
+
+def in_pieces(
+    read: Callable[[Sequence[int], Tensor], Tensor],
+    tokens: Sequence[int],
+    states: Tensor,
+    size: int = FEW,
+) -> Float[Tensor, "n W"]:
+    """What enters at tokens, few at a time: more at once are multiplied by other kernels than a
+    row's few, and round otherwise.
+    """
+    starts = range(0, len(tokens), size)
+    pieces = [
+        read(tokens[first : first + len(own)], own)
+        for first, own in zip(starts, torch.split(states, size), strict=True)
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -17,6 +17,8 @@ from foretoken.lm.kernels.choosing import take_native
 from foretoken.lm.views.few_unembedded import FewUnembedded
 from foretoken.types import DecodeState, FinalNorm, Layer, Taps
 
+PIECE = 512  # tokens of a prompt that are read at once: all of a long one take gigabytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions:

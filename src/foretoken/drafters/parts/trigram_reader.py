@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.contract import Features, LanguageModel
-from foretoken.drafters.parts.trained_head import HeadOptions, TrainedHead, reading_few
+from foretoken.drafters.parts.trained_head import PIECE, HeadOptions, TrainedHead, reading_few
 from foretoken.lm.views.few_rows import is_silenced
 from foretoken.types import DecodeState, FinalNorm, Ragged, Rows, Scores, Taps
 
@@ -88,9 +88,13 @@ class TrigramReader(TrainedHead):
         if fresh:
             if len(self.table) > TABULATED:
                 self.table = {one: self.table[one] for one in trigrams if one in self.table}
-            tokens = [token for trigram in fresh for token in trigram]
-            embedded = self.target.embed(tokens).to(self.like).view(len(fresh), 3, -1)
-            self.table |= zip(fresh, self.head.encode(embedded), strict=True)
+            for start in range(0, len(fresh), PIECE):
+                some = fresh[start : start + PIECE]
+                tokens = [token for trigram in some for token in trigram]
+                embedded = self.target.embed(tokens).to(self.like).view(len(some), 3, -1)
+                # copies: a view would hold the rows of all trigrams that were made with it
+                made = (row.clone() for row in self.head.encode(embedded))
+                self.table |= zip(some, made, strict=True)
         rows = [self.table[one] for one in trigrams]
         return torch.stack(rows) if rows else self.like.new_zeros(0, self.hidden_size)
 

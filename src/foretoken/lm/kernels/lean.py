@@ -165,8 +165,8 @@ class LeanForward:
         return found
 
     def known(self, tap: Tap) -> Tap:
-        """The tap as the capture names it: layers counted from the first."""
-        return Layer(tap.index % self.layers) if isinstance(tap, Layer) else tap
+        """The tap as the capture names it: layers counted from the first; IndexError for others."""
+        return Layer(range(self.layers)[tap.index]) if isinstance(tap, Layer) else tap
 
     def follow_versions(self) -> None:
         """Read again what was written to in place since the last call."""

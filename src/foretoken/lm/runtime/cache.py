@@ -159,7 +159,8 @@ class SlotCache(Cache):
     def resize(self, slots: int, columns: int) -> None:
         """Buffers of at least this size, or of the one that was granted."""
         if self.due is not None:
-            wanted = max(slots, self.due[0]), max(rounded(columns), self.due[1])
+            held = max((rounded(one) for one in self.filled[: self.used]), default=0)
+            wanted = max(slots, self.due[0], self.used), max(rounded(columns), self.due[1], held)
             self.due = None
             if wanted != (self.slots, self.columns) or self.loose:
                 self.slots, self.columns = wanted

@@ -174,7 +174,7 @@ class CachedLM(BatchForward):
             return []
         most = len(row.tokens) - 1 - ((last or 0) if taps else 0)
         wanted = taps if last is None else ()
-        found = prefixes.find(row.tokens, most, wanted) if most > 0 else None
+        found = prefixes.find(row.tokens, most, wanted, row.owner) if most > 0 else None
         if found is None:
             return []
         prefix, shared = found

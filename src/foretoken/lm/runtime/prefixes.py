@@ -2,6 +2,7 @@
 
 A system prompt that every request repeats, or the next turn of a chat, is then not fed again. What
 is kept are copies, the longest unused given up first, so that rows of the batch own their slots.
+Each owner has its own: how much of a text is reused says what was asked before.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Prefix:
 
     tokens: np.ndarray  # [S] ids
     columns: Columns
+    owner: str = ""  # whose texts alone may begin with it
     taps: Taps = ()  # whose hidden states are kept beside
     features: Float[Tensor, "F L H"] | None = None  # of its first F tokens
 
@@ -60,11 +62,17 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, tokens: Sequence[int], most: int, taps: Taps) -> tuple[Prefix, int] | None:
-        """The text that shares most of the first `most` tokens, and how many; None: too few."""
+    def find(
+        self, tokens: Sequence[int], most: int, taps: Taps, owner: str = ""
+    ) -> tuple[Prefix, int] | None:
+        """The owner's text that shares most of the first `most` tokens, and how many; None: too
+        few.
+        """
         wanted = np.asarray(tokens[:most])
         best, shared = None, SHORTEST - 1
         for name, prefix in self._kept.items():
+            if prefix.owner != owner:
+                continue
             common = min(in_common(prefix.tokens, wanted), prefix.usable(taps))
             if common > shared:
                 best, shared = name, common
@@ -87,7 +95,7 @@ class Prefixes:
         if len(prefix.tokens) < SHORTEST or size > self.limit:
             return False
         for name, other in tuple(self._kept.items()):
-            common = in_common(other.tokens, prefix.tokens)
+            common = in_common(other.tokens, prefix.tokens) if other.owner == prefix.owner else 0
             if common == len(other.tokens) and other.usable(other.taps) <= prefix.usable(
                 other.taps
             ):
@@ -102,10 +110,11 @@ class Prefixes:
         while self.held > limit:
             self._forget(next(iter(self._kept)))
 
-    def covers(self, tokens: Sequence[int]) -> bool:
-        """Whether a text that is kept begins with all of these tokens."""
+    def covers(self, tokens: Sequence[int], owner: str = "") -> bool:
+        """Whether a text that is kept of the owner begins with all of these tokens."""
         wanted = np.asarray(tokens)
-        return any(in_common(one.tokens, wanted) == len(wanted) for one in self)
+        own = (one for one in self if one.owner == owner)
+        return any(in_common(one.tokens, wanted) == len(wanted) for one in own)
 
     def __iter__(self) -> Iterator[Prefix]:
         return iter(tuple(self._kept.values()))
@@ -137,7 +146,7 @@ def keep_text(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Pref
     """
     tokens = row.tokens[: memory.cached]
     own = memory.supplied is not None or memory.stale or row.rehearsal
-    if own or prefixes.covers(tokens):
+    if own or prefixes.covers(tokens, row.owner):
         return
     parts = [part for group in cache.groups for part in (group.keys, group.values)]
     size = memory.cached * sum(part[:, 0, :, 0].nbytes for part in parts)
@@ -145,7 +154,7 @@ def keep_text(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Pref
         return
     try:
         features = torch.cat(memory.fed)[: memory.cached] if memory.fed else None
-        text = Prefix(np.asarray(tokens), [], memory.taps, features)
+        text = Prefix(np.asarray(tokens), [], row.owner, memory.taps, features)
         if prefixes.make_room(text, text.bytes + size):
             columns = cache.copied(memory.slot, memory.cached)
             if columns is not None:

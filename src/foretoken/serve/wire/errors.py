@@ -8,6 +8,7 @@ from typing import Any
 from foretoken.errors import ForetokenError
 
 INVALID = "invalid_request_error"
+TIMEOUT = "timeout"  # the code of a request whose time was up
 GONE = 499  # the client left before it was answered: in logs and metrics only
 
 

@@ -37,6 +37,7 @@ REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "prompt_logprobs": (unless(), "the tokens of a prompt are not told"),
     "allowed_token_ids": (unless(), "guided_regex and guided_choice say what may be written"),
     "bad_words": (unless(), "logit_bias forbids tokens here"),
+    "skip_special_tokens": (lambda value: value is False, "texts have no special tokens here"),
 }
 REFUSED_IN_CHATS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "chat_template": (unless(""), "messages are read by the model's own template"),
@@ -44,7 +45,7 @@ REFUSED_IN_CHATS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 IGNORED = frozenset(
     "store metadata service_tier parallel_tool_calls safety_identifier prompt_cache_key "
     "prompt_cache_retention verbosity reasoning_effort logprobs top_logprobs best_of "
-    "length_penalty skip_special_tokens spaces_between_special_tokens add_special_tokens "
+    "length_penalty spaces_between_special_tokens add_special_tokens "
     "add_generation_prompt continue_final_message chat_template chat_template_kwargs "
     "truncate_prompt_tokens include_stop_str_in_output".split()
 )

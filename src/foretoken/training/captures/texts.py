@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretoken.engine.session import Session
+from foretoken.errors import ConfigError
 from foretoken.lm.views.view import innermost
 from foretoken.row import make_row
 from foretoken.training.capture import Capture, Tensors
@@ -118,6 +119,18 @@ class TappedTexts(Texts):
 
     def read(self, target: Any) -> Taps:
         return (*map(Layer, self.taps or fused_layers(target.layers)), FinalNorm())
+
+
+def check_taps(taps: tuple[int, ...] | None, lm: Any) -> None:
+    """ConfigError for layers that a target has not, before anything is captured."""
+    deepest = max(taps or (0,))
+    if deepest >= lm.layers:
+        raise ConfigError(
+            f"a head that reads the output of layer {deepest} was asked for.",
+            f"the target has {lm.layers} layers, counted from 0: the last one is {lm.layers - 1}.",
+            "name layers of these, such as `--set taps="
+            f"{','.join(map(str, fused_layers(lm.layers)))}`.",
+        )
 
 
 def fused_layers(layers: int) -> tuple[int, ...]:

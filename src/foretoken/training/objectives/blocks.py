@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.engine.session import Session
 from foretoken.errors import check_values
 from foretoken.lm.views.view import innermost
-from foretoken.training.captures.texts import fused_layers
+from foretoken.training.captures.texts import check_taps, fused_layers
 from foretoken.training.objectives.guessing import DeepTraining, GuessObjective, layer_shape
 
 ANCHORS = 8  # blocks learnt of a text in a step; paper 512
@@ -56,6 +56,12 @@ class FrameTraining(BlockTraining):
 
 class BlockObjective(GuessObjective):
     """Of heads whose slots are read by the target's output layer."""
+
+    @classmethod
+    def completed(cls, config: Any, session: Session) -> Any:
+        """As they are; ConfigError for layers that the target has not."""
+        check_taps(config.taps, innermost(session.target))
+        return config
 
     def shape(self, session: Session) -> dict[str, Any]:
         config = self.config

@@ -191,7 +191,8 @@ class ParallelObjective(DeepObjective):
 
     def begin(self, head: Any, session: Session) -> None:
         super().begin(head, session)
-        head.start_from(self.ends.weight)
+        scale = 1.0 if self.ends.head is None else self.ends.head.scale
+        head.start_from(self.ends.weight * scale)
         if self.scored is not None:
             head.scored.copy_(self.scored)
             self.scored = None  # it keeps them itself

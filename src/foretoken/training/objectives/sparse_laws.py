@@ -49,7 +49,8 @@ class SparseCrossEntropy(torch.autograd.Function):
             totals[0] += (share * (p * (total - told)).sum(-1, keepdim=True)).sum().double()
             totals[0] += ((1 - share) * (has - overlap)).sum().double()
             top = told.gather(-1, p.argmax(-1, keepdim=True))
-            totals[1] += ((top == largest) & (has > 0)).sum().double()
+            scored = (has > 0) & (chosen[place][:, :1] >= 0)  # the likeliest token of all, too
+            totals[1] += ((top == largest) & scored).sum().double()
             totals[2] += overlap.sum().double()
             held = (q * below).sum(-1, keepdim=True)  # what would be accepted if it were more
             slope = parts.mul_((share * has + (1 - share) * held) / whole)  # d loss / d logits

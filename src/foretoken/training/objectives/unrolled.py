@@ -25,7 +25,7 @@ from foretoken.heads.decoder_layer import BASE
 from foretoken.lm.draft_vocabulary import chosen_rows
 from foretoken.lm.views.view import innermost
 from foretoken.shipped import resolve
-from foretoken.training.captures.texts import fused_layers
+from foretoken.training.captures.texts import check_taps, fused_layers
 from foretoken.training.drafts.distilling import student
 from foretoken.training.drafts.shape import HEAD, projection
 from foretoken.training.drafts.words import frequent
@@ -79,7 +79,11 @@ class UnrolledObjective(GuessObjective):
 
     @classmethod
     def completed(cls, config: Any, session: Session) -> Any:
-        """With the layers read by the head that it begins as; ConfigError for any others."""
+        """With the layers read by the head that it begins as; ConfigError for any others, and for
+        a size that the target does not allow.
+        """
+        check_taps(config.taps, innermost(session.target))
+        check_size(config, innermost(session.target))
         taps = taps_of(config.start, innermost(session.target)) if config.start else None
         if taps is None:
             return config
@@ -95,18 +99,6 @@ class UnrolledObjective(GuessObjective):
 
     def shape(self, session: Session) -> dict[str, Any]:
         config, lm = self.config, innermost(session.target)
-        if not config.embeds and config.width > lm.hidden_size:
-            raise ConfigError(
-                f"a head of width={config.width} with embeds=false was asked for.",
-                f"the target's embeddings have {lm.hidden_size} directions.",
-                "pass a width of at most so many, or leave embeds out.",
-            )
-        if not config.own_rows and not tied(lm):
-            raise ConfigError(
-                "a head with own_rows=false was asked for.",
-                "this target scores tokens by other rows than it embeds them by.",
-                "leave own_rows out: the head then has outputs of its own.",
-            )
         counts = self.train.mass(lm.vocab_size)
         shape = {"width": config.width, "layers": config.layers, "heads": config.width // HEAD,
                  "inner": config.inner or 4 * config.width, "embeds": config.embeds,
@@ -204,6 +196,22 @@ class UnrolledObjective(GuessObjective):
             losses.append(loss)
             agreed.append(figures[0])
         return losses, agreed
+
+
+def check_size(config: Any, lm: Any) -> None:
+    """ConfigError for a head that the target's tables do not fit."""
+    if not config.embeds and config.width > lm.hidden_size:
+        raise ConfigError(
+            f"a head of width={config.width} with embeds=false was asked for.",
+            f"the target's embeddings have {lm.hidden_size} directions.",
+            "pass a width of at most so many, or leave embeds out.",
+        )
+    if not config.own_rows and not tied(lm):
+        raise ConfigError(
+            "a head with own_rows=false was asked for.",
+            "this target scores tokens by other rows than it embeds them by.",
+            "leave own_rows out: the head then has outputs of its own.",
+        )
 
 
 def tied(lm: Any) -> bool:
