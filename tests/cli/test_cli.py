@@ -181,8 +181,8 @@ COMMANDS = {
     "chat": "target draft method set tuned draft-vocabulary max-new-tokens temperature top-k top-p "
     "min-p repetition-penalty presence-penalty frequency-penalty seed show device dtype exact-bits "
     "allow-pickle trust-remote-code no-generation-config system",
-    "tune": "target prompts drafts datastores heads minutes max-new-tokens temperature seed out device "
-    "dtype allow-pickle trust-remote-code json",
+    "tune": "target prompts drafts datastores heads minutes max-new-tokens temperature seed out "
+    "device dtype allow-pickle trust-remote-code json",
     "bench": "target draft draft-vocabulary tuned methods tasks limit repetitions requests "
     "max-new-tokens temperature top-k top-p seed ignore-eos out resume threads llama-python "
     "vllm-python device dtype allow-pickle trust-remote-code json",
