@@ -215,11 +215,11 @@ class Scores:
     @property
     def logits(self) -> Float[Tensor, "N V"]:
         """Over all tokens; spread when first asked for, as who only ranks needs the few alone."""
-        if isinstance(self.said, Few):
-            if self._spread is None:
-                self._spread = self.said.spread()
-            return self._spread
-        return self.said
+        if not isinstance(self.said, Few):
+            return self.said
+        if self._spread is None:
+            self._spread = self.said.spread()
+        return self._spread
 
     _spread: Tensor | None = field(default=None, init=False, repr=False)
 
@@ -240,8 +240,7 @@ class Prices:
     nodes: tuple[float, ...]  # [n]: scoring n nodes below the root
     step: float  # a target forward that drafts nothing
     second: float = 0.0  # a second of anything else
-    # made of these once, for a step asks for them several times
-    # the least that one node can cost, however many are scored; -1 where that is not known
+    # Made of these once. The least that a node can cost, however many are; -1: it is not known
     cheapest: float = field(init=False, compare=False)
     table: array[float] = field(init=False, compare=False, repr=False)  # `nodes`, for C
 
@@ -311,8 +310,7 @@ class DecodeState:
     prediction: Any = None  # what its caller expects (`drafters.parts.prediction.Prediction`)
     private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself
     uid: int = field(default_factory=itertools.count().__next__)
-    # most new tokens, and why: the cap ("length") or the end of the context ("context")
-    limit: tuple[int, str] = field(init=False)
+    limit: tuple[int, str] = field(init=False)  # most new tokens, and why: "length" or "context"
 
     def __post_init__(self) -> None:
         self.limit = self.params.max_new_tokens, "length"

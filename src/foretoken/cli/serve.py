@@ -160,8 +160,7 @@ def serve(
     these /health, /metrics (Prometheus), /docs and a chat at /. Requests of all clients are decoded
     together, each as it would be alone.
 
-    SIGTERM or Ctrl-C lets running texts end (--grace) and refuses new ones with 503; a second one
-    ends them.
+    SIGTERM or Ctrl-C lets running texts end (--grace), new ones get 503; a second one ends them.
     """
     from foretoken.serve.running import listen
     from foretoken.serve.settings import Settings
@@ -180,11 +179,10 @@ def serve(
     )
     make_ready(limits.log_file)
     loading: dict[str, Any] = {
-        "target": o.named_target(context, target, tuned), "tuned": tuned,
-        "draft": draft, "draft_vocabulary": draft_vocabulary, "method": method, "given": set_,
-        "device": device, "dtype": dtype, "exact_bits": exact_bits,
-        "allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code,
-        "no_generation_config": no_generation_config,
+        "target": o.named_target(context, target, tuned), "tuned": tuned, "draft": draft,
+        "draft_vocabulary": draft_vocabulary, "method": method, "given": set_,
+        "device": device, "dtype": dtype, "exact_bits": exact_bits, "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code, "no_generation_config": no_generation_config,
         "max_rows": max_rows, "memory_budget": memory_budget,
     }  # fmt: skip
     counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
