@@ -36,6 +36,17 @@ def test_every_kind_of_head_has_a_mean(name, tmp_path):
     assert [part["head"] for part in card.notes["average_of"]] == ["0", "1"]
 
 
+def test_it_reads_as_much_of_a_text_as_its_parts_learned_from(tmp_path):
+    for at, windows, wanted in (("a", (128, 320), 320), ("b", (128, None), None)):
+        folders = [
+            saved(tmp_path / at / str(n), head(n), settings={"window": window} if window else {})
+            for n, window in enumerate(windows)
+        ]
+        average(folders, [1, 1], tmp_path / at / "mean")
+        notes = store.card_of(tmp_path / at / "mean").notes
+        assert (notes.get("settings") or {}).get("window") == wanted
+
+
 def test_it_is_as_small_as_its_parts_and_sums_wider_than_them(tmp_path):
     parts = [head(seed).to(torch.bfloat16) for seed in range(3)]
     for at, part in enumerate(parts):

@@ -157,7 +157,7 @@ def test_a_start_says_how_tokens_are_embedded():
         foretoken.load(tiny("llama"), "plain") as session,
         pytest.raises(ConfigError, match="64 directions"),
     ):
-        UnrolledObjective(config, AskedTexts(session, chats(), CAPTURES[0], "some")).shape(session)
+        UnrolledObjective.completed(config, session)  # before anything is captured
 
 
 def test_a_head_that_reads_no_states_is_refused():
@@ -184,4 +184,4 @@ def test_outputs_made_of_embeddings_are_refused_where_a_target_has_others():
         foretoken.load(tiny("llama"), "plain") as session,
         pytest.raises(ConfigError, match="other rows than it embeds"),
     ):
-        UnrolledObjective(config, AskedTexts(session, chats(), CAPTURES[0], "some")).shape(session)
+        UnrolledObjective.completed(config, session)

@@ -20,6 +20,7 @@ from foretoken.drafters.parts.agreement import Agreement, Gain
 from foretoken.drafters.parts.chances import affordable, given_parents, of_paths, trials
 from foretoken.drafters.parts.members import Combination, own_part
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.drafters.parts.steps_left import StepsLeft
 from foretoken.errors import PairingError
 from foretoken.trees.build import Trie
 from foretoken.trees.token_odds import TextOdds, TokenOdds
@@ -63,6 +64,7 @@ class Hybrid(Combination):
         self.agreement, self.tokens = Agreement(), TokenOdds()
         # by the bit length of the number of rows: prices differ
         self.gains: defaultdict[int, Gain] = defaultdict(Gain)
+        self.left = StepsLeft()
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
         row.private[self] = _Text()
@@ -120,12 +122,14 @@ class Hybrid(Combination):
     def reading_price(self, row: DecodeState, prices: Prices) -> float:
         """Expected tokens, of every step to come, that each row waits while a text is read."""
         seconds = 0.0 if self.reader is None else self.reader.to_read(row)
-        return prices.second * seconds / max(row.room, 1)
+        return prices.second * seconds / self.left.of(row)
 
     def observe(self, step: Step) -> None:
         """Learn what nodes are worth; the drafter sees its own part of the tree."""
         unions = [row.private[self].union for row in step.rows]
         for row, union, said in zip(step.rows, unions, step.emitted, strict=True):
+            if not row.rehearsal:
+                self.left.stepped(len(said))
             if union is not None and not row.rehearsal:
                 union.teach(said, self.agreement, self.tokens, row.private[self].odds)
         own = step
@@ -134,6 +138,10 @@ class Hybrid(Combination):
             own = own_part(step, [draft if one is None else one.grown for one, draft in pairs])
         self.inner.observe(own)
         self.look_ups.observe(step)
+
+    def finish(self, row: DecodeState) -> None:
+        self.left.ended(row)
+        super().finish(row)
 
 
 def shared_by_asked(budgets: Sequence[Budget], asked: Sequence[bool]) -> list[Budget]:

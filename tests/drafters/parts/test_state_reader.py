@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.drafters.parts.state_reader import FEW, StateReader
+from foretoken.drafters.parts.state_reader import FEW, LEAST_READ, StateReader, read_back
 from foretoken.drafters.parts.trained_head import HeadOptions
 from foretoken.heads import store
 from foretoken.heads.eagle3 import Eagle3
@@ -51,6 +51,26 @@ def test_a_text_is_read_when_it_is_first_drafted_for(reader, row):
         model.close(one)
     assert held(model) == 0 and not model.unread
     assert first.logits.isfinite().any()
+
+
+def test_of_a_text_longer_than_those_it_learned_from_a_head_reads_the_end(tmp_path, row):
+    sizes = {"hidden_size": 64, "vocab_size": VOCAB, "width": 64, "tokens": VOCAB}
+    head, tokens = Eagle3(Eagle3.Config(**sizes, taps=TAPS)), [i % VOCAB for i in range(701)]
+    read = {}
+    for window in (None, 128, 512):
+        notes = {} if window is None else {"settings": {"window": window}}
+        at = store.save(tmp_path / str(window), "eagle3", head, notes)
+        model = StateReader(open_lm(tied()), "eagle3", HeadOptions(draft_head=at))
+        one = row(list(tokens), VOCAB)
+        assert model.open(one, states(700)) and model.recent == read_back(notes)
+        [said] = model.grow([one], [[tokens[-1]]], [[-1]])
+        [own] = model.decoder._rows.values()
+        read[window] = own.cached
+        again = row(list(tokens[:9]), VOCAB)  # a short one is read whole
+        assert model.open(again, states(8)) and model.missing(again) == 8
+        assert said.logits.isfinite().all()
+    # Each with the state before it: of the first of those there is only the state.
+    assert read == {None: 700, 128: LEAST_READ - 1, 512: 511}
 
 
 def test_what_waited_says_what_is_read_at_once(reader, row):

@@ -7,7 +7,7 @@ decoder's own output in an open tree, whose nodes are forgotten when the tree is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from foretoken.trees.growing import Grown, GrowthRule
 from foretoken.types import DecodeState, Layer, Ragged, Rows, Scores, Taps
 
 FEW = Entering.most  # tokens whose states are read at once
+LEAST_READ = 256  # tokens of a text, however short those were that a head learned from
 POSITIONS = 1 << 20  # rotary: as many as anyone needs, where the target names no end
 
 
@@ -83,7 +84,8 @@ class StateReader(TrainedHead):
     """Guesses by a head that goes on with states.
 
     Of a text that is not drafted for it keeps what enters the decoder, fewer numbers than the
-    decoder's cache would have.
+    decoder's cache would have. Of a text that is longer than those it learned from it reads the end
+    alone: more takes time, and no more of its guesses stood.
     """
 
     context: int | None = None
@@ -95,6 +97,7 @@ class StateReader(TrainedHead):
         self.target, self.hidden_size = target, self.head.width
         self.unread = Unread(self.missing)  # rows that were never drafted for
         self.max_length = target.max_length
+        self.recent = read_back(self.card.notes)
         self.nothing = self.like.new_zeros(1, self.hidden_size)  # the state before the first token
         positions = self.max_length or POSITIONS
         found = opened(self.head, positions, target.vocab_size, self.embedded)
@@ -121,6 +124,8 @@ class StateReader(TrainedHead):
             return False
         if self.context is not None:
             features = features[-self.context :]
+        if self.recent is not None:
+            features = features[-self.recent :]
         before = torch.cat([self.nothing, self.head.fused(features.to(self.nothing))])
         begun = len(row.tokens) - len(before)  # the token whose state before it is not there
         # that is read at the beginning of a text, by some heads, and where there is no other
@@ -292,6 +297,14 @@ def behind(row: DecodeState, first: int) -> DecodeState:
     """The row as a decoder knows it that never reads what lies before the token `first`."""
     left = max(row.prompt_len - first, 0)
     return DecodeState(row.tokens[first:], left, row.params, row.coins, row.warp)
+
+
+def read_back(notes: Mapping[str, Any]) -> int | None:
+    """Tokens of a text that a head reads, the last ones, by the notes of its training; None: all,
+    where they do not say what it learned from.
+    """
+    window = (notes.get("settings") or {}).get("window")
+    return None if window is None else max(int(window), LEAST_READ)
 
 
 def in_pieces(
