@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from live_server import wait_for
 from typer.testing import CliRunner
 
 from foretoken.cli import app
+from foretoken.errors import ConfigError
 
 HAVE_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAVE_RAY, reason="needs ray: pip install 'foretoken[ray]'")
@@ -28,9 +30,10 @@ class Cluster:
     """A server of replicas in processes of its own."""
 
     def __init__(self, log):
-        self.log = log
+        self.log, self.figures_at = log, free_port()
         command = [sys.executable, "-m", "foretoken", "serve", "--ray", "--replicas", "2"]
         command += ["--threads", "1", "--port", "0", "--grace", "20", "--set", "compile=off"]
+        command += ["--metrics-port", str(self.figures_at)]
         with log.open("w") as file:
             self.child = subprocess.Popen(
                 command,
@@ -51,6 +54,16 @@ class Cluster:
         body = {"messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=90)
 
+    def figures(self):
+        """What each replica tells at a port of its own."""
+        found = []
+        for port in range(self.figures_at, self.figures_at + 4):
+            try:
+                found.append(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text)
+            except httpx.ConnectError:
+                continue
+        return found
+
     def replicas(self):
         """Ids of the processes of its replicas, and of nobody else's."""
         told = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
@@ -65,6 +78,13 @@ class Cluster:
         return [
             int(pid) for pid, _, args in rows if "ray::ServeReplica" in args if is_ours(int(pid))
         ]
+
+
+def free_port():
+    """A port that was free, with three behind it that mostly are."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return min(one.getsockname()[1], 65000)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +115,41 @@ def test_a_conversation_stays_with_its_replica(cluster) -> None:
         assert first.headers.get_list("x-request-id") == [first.json()["id"].split("-")[1]]
         homes[chat] = first.headers[REPLICA]
     assert len(set(homes.values())) == 2
+
+
+@needs_ray
+@pytest.mark.slow
+def test_each_replica_tells_its_own_figures(cluster) -> None:
+    """A scrape of the common address would reach now one, now another."""
+    before = len(CHATS)
+    for chat in CHATS:
+        assert cluster.ask(chat).status_code == 200
+    told = cluster.figures()
+    pattern = r'foretoken_requests_total{path="/v1/chat/completions",status="200"} ([0-9.]+)'
+    asked = [float(re.search(pattern, text)[1]) for text in told]
+    assert len(asked) == 2 and min(asked) > 0 and sum(asked) >= before
+    assert httpx.get(f"{cluster.url}/metrics", timeout=30).status_code == 404
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("asked", "gpus", "wanted"),
+    [
+        ("cpu", 4, "cpu"),
+        ("cuda", 0, "cuda"),
+        (None, 0, None),
+        (None, 2, "cuda"),
+        (None, 1, "refused"),
+    ],
+)
+def test_replicas_run_where_the_cluster_has_room_for_each(asked, gpus, wanted) -> None:
+    from foretoken.serve.scale import Scale, device_of
+
+    if wanted == "refused":
+        with pytest.raises(ConfigError, match="--replicas 1, or --device cpu"):
+            device_of({"device": asked}, Scale(replicas=2), gpus)
+    else:
+        assert device_of({"device": asked}, Scale(replicas=2), gpus) == wanted
 
 
 @needs_ray
@@ -161,6 +216,7 @@ def test_a_missing_ray_is_told_with_its_extra() -> None:
         (["--replicas", "0"], "replicas"),
         (["--max-replicas", "1"], "max_replicas"),
         (["--threads", "0"], "threads"),
+        (["--metrics-port", "65535"], "metrics_port"),
         (["--device", "cuda:1"], "--device cuda"),
     ],
 )
