@@ -132,6 +132,7 @@ def test_each_replica_tells_its_own_figures(cluster) -> None:
 
 
 @needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
 @pytest.mark.parametrize(
     ("asked", "gpus", "wanted"),
     [
