@@ -103,6 +103,12 @@ def read_as(card: Card) -> str:
     return head_row(card.kind).stands_for or card.kind
 
 
+def window_of(notes: Mapping[str, Any]) -> int | None:
+    """Tokens of the texts that a head learned from, by its notes; None where they do not say."""
+    found = (notes.get("settings") or {}).get("window")
+    return None if found is None else int(found)
+
+
 def card_of(folder: str | Path) -> Card:
     """The card of a head of whatever kind; CheckpointError where there is none."""
     kind = _document(_place(folder), ANY).get("kind")

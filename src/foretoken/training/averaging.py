@@ -48,7 +48,7 @@ def average(folders: Sequence[str | Path], shares: Sequence[float], out: Path) -
          **{name: card.notes.get(name) for name in ("steps", "seconds")}}
         for folder, share, card in zip(folders, parts, cards, strict=True)
     ]  # fmt: skip
-    notes = {"average_of": made_of, **target_of(cards), **window_of(cards)}
+    notes = {"average_of": made_of, **target_of(cards), **longest_window(cards)}
     store.save(out, cards[0].kind, heads[0], notes)
     draft_vocabulary.put(out, lists[0], cards[0].vocab_size)
     return out
@@ -63,10 +63,10 @@ def target_of(cards: Sequence[store.Card]) -> dict[str, Any]:
     }
 
 
-def window_of(cards: Sequence[store.Card]) -> dict[str, Any]:
+def longest_window(cards: Sequence[store.Card]) -> dict[str, Any]:
     """Tokens of the longest texts that any of the heads learned from, if all say so."""
-    found = [int((card.notes.get("settings") or {}).get("window") or 0) for card in cards]
-    return {"settings": {"window": max(found)}} if all(found) else {}
+    found = [window for card in cards if (window := store.window_of(card.notes)) is not None]
+    return {"settings": {"window": max(found)}} if len(found) == len(cards) else {}
 
 
 def alike(card: store.Card, tokens: list[int] | None) -> tuple[Any, ...]:

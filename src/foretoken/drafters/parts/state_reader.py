@@ -26,6 +26,7 @@ from foretoken.drafters.parts.trained_head import (
     reading_few,
 )
 from foretoken.drafters.parts.unread import Unread
+from foretoken.heads.store import window_of
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.kernels.entering import Entering
 from foretoken.lm.views.few_rows import FewRows, is_silenced
@@ -303,8 +304,8 @@ def read_back(notes: Mapping[str, Any]) -> int | None:
     """Tokens of a text that a head reads, the last ones, by the notes of its training; None: all,
     where they do not say what it learned from.
     """
-    window = (notes.get("settings") or {}).get("window")
-    return None if window is None else max(int(window), LEAST_READ)
+    window = window_of(notes)
+    return None if window is None else max(window, LEAST_READ)
 
 
 def in_pieces(
