@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -229,13 +230,14 @@ def test_a_step_that_fails_as_a_whole_ends_its_texts_and_not_the_server(slow, mo
 def test_a_request_has_so_much_time(make_session, running) -> None:
     with make_session("plain") as session:
         session.engine.verifier = Slowly(session.engine.verifier, 0.02)
-        with running(session, request_timeout=0.3) as server:
+        with running(session, request_timeout=2.0) as server:
             told = server.post("/v1/completions", json=LONG)
             assert told.status_code == 504 and told.json()["error"]["code"] == "timeout"
             told = server.post("/v1/completions", json={**LONG, "stream": True})
             assert told.status_code == 200 and '"code":"timeout"' in told.text
             assert told.text.endswith("data: [DONE]\n\n")
             wait_for(lambda: session.engine.idle and server.service.places == 0)
+            server.service.settings = replace(server.service.settings, request_timeout=None)
             assert server.post("/v1/completions", json=SHORT).status_code == 200
             path = "/v1/completions"
             wait_for(lambda: server.metric("request_errors_total", path=path, code="timeout") == 2)
@@ -254,8 +256,9 @@ def test_who_does_not_read_holds_no_place_beyond_the_limit(
         raw(server, fields, buffer=4096) as sock,
     ):
         wait_for(lambda: server.service.places == 8)
-        wait_for(lambda: server.service.places == 0, seconds=10)
+        wait_for(lambda: server.service.places == 0)
         wait_for(lambda: session.engine.idle)  # the step in which it was left ends
+        server.service.settings = replace(server.service.settings, request_timeout=None)
         assert server.post("/v1/completions", json=SHORT).status_code == 200
         sock.close()
     [line, _] = [json.loads(line) for line in path.read_text().splitlines()]
@@ -270,7 +273,7 @@ def test_who_does_not_read_is_left_where_requests_have_any_time(
     with make_session() as session, running(session) as server:
         with raw(server, fields, buffer=4096):
             wait_for(lambda: server.service.places == 8)
-            wait_for(lambda: server.service.places == 0, seconds=10)
+            wait_for(lambda: server.service.places == 0)
             wait_for(lambda: session.engine.idle)
         path = "/v1/completions"
         wait_for(lambda: server.metric("request_errors_total", path=path, code="client_left") == 1)

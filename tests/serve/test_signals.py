@@ -52,7 +52,7 @@ def process(folders, *flags, **environment):
 
 def answers(url):
     try:
-        return httpx.get(f"{url}/health").status_code == 200
+        return httpx.get(f"{url}/health", timeout=60).status_code == 200
     except httpx.ConnectError:
         return False
 
@@ -74,12 +74,12 @@ def stream(url, found, **fields):
 
 
 def test_a_signal_lets_texts_end_and_refuses_new_ones(pair_folders) -> None:
-    with process(pair_folders, FORETOKEN_API_KEY="") as (url, child, said):
+    with process(pair_folders, "--grace", "120", FORETOKEN_API_KEY="") as (url, child, said):
         found = []
-        thread = stream(url, found)
+        thread = stream(url, found, n=8)
         child.send_signal(signal.SIGTERM)
-        wait_for(lambda: httpx.get(f"{url}/health").status_code == 503)
-        refused = httpx.post(f"{url}/v1/completions", json=LONG)
+        wait_for(lambda: httpx.get(f"{url}/health", timeout=60).status_code == 503)
+        refused = httpx.post(f"{url}/v1/completions", json=LONG, timeout=60)
         running = not any("[DONE]" in line for line in found)
         thread.join()
         assert child.wait(timeout=30) == 0

@@ -36,9 +36,18 @@ def ask(server, count=1, timeout=10.0, usage=True, **writing):
     return asyncio.run(all_of_them())
 
 
-def near(value):
-    """As punctual as a busy machine lets two threads be."""
-    return pytest.approx(value, abs=0.03)
+def behind(record, truly):
+    """Whether its pieces came when they were written, or soon after, as two threads of a busy
+    machine go: one that stands still for a moment says nothing."""
+    late = [came - said for came, said in zip(record.pieces, truly, strict=True)]
+    return min(late) >= 0 and median(late) < 0.03
+
+
+def from_its_pieces(record):
+    """Whether its figures are those of its pieces, of which behind the first there are nine."""
+    first, last = record.pieces[0], record.pieces[-1]
+    assert record.tpot == pytest.approx((last - first) / 9)
+    return record.ttft == first - record.due and record.latency == record.ended - record.due
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
@@ -48,10 +57,9 @@ def test_times_are_those_of_the_server(endpoint) -> None:
         truly = server.written[0]
     assert record.ok and record.finish == "length" and record.tokens == 10 and not record.counted
     assert record.prompt_tokens == 7
-    assert record.pieces == near(truly) and len(truly) == 10
-    assert record.ttft == near(truly[0] - record.due) and record.ttft > 0.1
-    assert record.tpot == pytest.approx((truly[-1] - truly[0]) / 9, rel=0.15)
-    assert record.tpot > 0.018 and record.latency == near(truly[-1] - record.due)
+    assert behind(record, truly) and len(truly) == 10
+    assert from_its_pieces(record) and record.ended >= record.pieces[-1]
+    assert record.ttft > 0.1 and record.tpot > 0.018
 
 
 def test_latency_counts_from_when_a_request_was_due() -> None:
@@ -73,10 +81,12 @@ def test_the_servers_count_goes_before_pieces() -> None:
 
 def test_an_answer_in_one_piece_has_latency_and_tokens_only() -> None:
     with serving(first=0.02, each=0.01) as server:
-        record = ask(server, stream=False)[0]
-        truly = server.written[0][0] - record.due
+        records = [ask(server, stream=False)[0] for _ in range(3)]
+        truly = [pieces[0] for pieces in server.written]
+    record = records[0]
     assert record.ok and record.tokens == 10 and record.ttft is None and record.tpot is None
-    assert record.latency == near(truly) and record.latency > 0.11
+    late = [one.ended - said for one, said in zip(records, truly, strict=True)]
+    assert 0 <= min(late) < 0.03 and record.latency == record.ended - record.due > 0.11
     assert record.tokens_within(record.due, record.ended + 1.0) == 10.0
 
 
@@ -93,7 +103,7 @@ def test_every_fault_is_an_error_of_its_own_kind() -> None:
     }
     for fault, (kind, detail) in kinds.items():
         with serving(first=0.005, each=0.001, fault=lambda number, fault=fault: fault) as server:
-            record = ask(server, timeout=0.5)[0]
+            record = ask(server, timeout=0.5 if fault == "silent" else 10.0)[0]
         assert record.error == kind and detail in record.detail, fault
         assert record.ended > 0 and not record.ok
 
@@ -116,8 +126,8 @@ def test_a_slow_first_token_is_in_the_time_to_first_token_alone() -> None:
     with serving(first=0.01, each=0.005, slow_first=lambda number: 0.3) as server:
         record = ask(server)[0]
         truly = server.written[0]
-    assert 0.31 < record.ttft == near(truly[0] - record.due)
-    assert 0.0045 < record.tpot == pytest.approx((truly[-1] - truly[0]) / 9, abs=0.004)
+    assert behind(record, truly) and from_its_pieces(record)
+    assert record.ttft > 0.31 and 0.0045 < record.tpot < 0.1
 
 
 def test_connections_are_used_again() -> None:
@@ -152,10 +162,10 @@ def test_requests_that_follow_answers_which_ended_together_are_sent_at_once() ->
                 late += [max(came) - min(one.sent for one in records)]
         return late
 
-    with serving(first=0.3, each=0.001) as server:
+    with serving(first=1.0, each=0.001) as server:
         late = asyncio.run(waves(server))
         assert server.connections == clients
-    assert median(late[1:]) < 0.3, "all of a wave are there before its first answer begins"
+    assert median(late[1:]) < server.first, "all of a wave are there before its first answer begins"
 
 
 def test_events_may_be_cut_anywhere_and_hold_other_line_ends() -> None:
