@@ -18,6 +18,7 @@ from foretoken.types import CostTable, SamplingParams
 VOCAB = 96
 PARTS = ("layerskip", "del", "swift")
 SEARCH = {"hopeless_after": 6}
+SAMPLED = {"temperature": 1.0, "seed": 7}
 DEAR = CostTable({1: 1e-3, 16: 1.1e-3}, {1: 5e-4, 8: 4e-3})
 CHEAP = CostTable({1: 1e-3, 16: 1.1e-3}, {1: 1e-4, 8: 8e-4})
 
@@ -48,8 +49,16 @@ def written(engine, **options):
     return row.new_tokens, sum(len(draft.tree) - 1 for one in steps for draft in one.drafts)
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 7}])
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in PARTS),
+        *(
+            pytest.param(name, SAMPLED, marks=[pytest.mark.slow] * (name == "swift"))
+            for name in PARTS
+        ),
+    ],
+)
 def test_a_part_that_is_never_right_is_not_asked(name, options):
     target = spoilt(200.0)
     asked, retired = engine_of(name, spoilt(200.0)), engine_of(name, target)

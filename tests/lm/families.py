@@ -119,12 +119,21 @@ OTHERS = {
     ),
     "falcon_h1": (hf.FalconH1Config, {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}),
 }
+ALIKE = ("mistral", "qwen2", "granite", "starcoder2", "phi3")  # to llama, qwen3 and gpt_neox
 FAMILIES = {**REQUIRED, **FURTHER, **CHAINS, **SCALED, **OTHERS}
 
 
 def slowly(families: Iterable[str]) -> list[Any]:
     """Parameters of tests that only the slow suite runs."""
     return [pytest.param(family, marks=pytest.mark.slow) for family in families]
+
+
+def few(families: Iterable[str]) -> list[Any]:
+    """All these as parameters; those that differ from others in nothing which a view of a model
+    touches are left to the slow suite."""
+    found = list(families)
+    alike = [family for family in found if family in ALIKE]
+    return [*(family for family in found if family not in ALIKE), *slowly(alike)]
 
 
 def short(family: str, positions: int) -> Any:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from families import CHAINS, FURTHER, REQUIRED, SCALED, slowly
+from families import CHAINS, FURTHER, REQUIRED, SCALED, few, slowly
 from play import (
     closeness,
     fresh_tree,
@@ -71,7 +71,7 @@ def drafted(view, rows, trees, known, depths):
     return [torch.cat(part) if part else None for part in parts]
 
 
-@pytest.mark.parametrize("family", [*REQUIRED, *slowly(FURTHER)])
+@pytest.mark.parametrize("family", [*few(REQUIRED), *slowly(FURTHER)])
 def test_scoring_goes_on_behind_the_exit(family, make_tiny):
     """Ragged rows, an exit each, trees of which some nodes, one or none were drafted."""
     dice = random.Random(family)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from families import FURTHER, REQUIRED, SCALED, slowly
+from families import FURTHER, REQUIRED, SCALED, few, slowly
 from play import closeness, fresh, fresh_tree, point, random_chain, random_tokens, row_of
 
 from foretoken.errors import CapabilityError
@@ -33,7 +33,7 @@ def silenced(model, skipped):
 
 @pytest.mark.parametrize(
     "family",
-    [*[f for f in REQUIRED if f not in NO_MLP], *slowly(f for f in FURTHER if f not in NO_MLP)],
+    [*few(f for f in REQUIRED if f not in NO_MLP), *slowly(f for f in FURTHER if f not in NO_MLP)],
 )
 def test_drafts_without_sublayers_and_scores_with_them(family, make_tiny):
     dice = random.Random(family)

@@ -9,8 +9,10 @@ from time import monotonic, sleep
 import httpx
 import pytest
 from live_server import running, wait_for
+from typer.testing import CliRunner
 
 import foretoken
+from foretoken.cli import app as cli
 from foretoken.engine.scheduling import held
 from foretoken.serve import engine_thread
 from foretoken.training import checkpoint
@@ -213,11 +215,11 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_served(make_
         (["--learn", "out", "--method", "suffix"], "with a draft"),
     ],
 )
-def test_what_learning_does_not_go_with_is_refused(options, told, tmp_path):
-    command = [sys.executable, "-m", "foretoken", "serve", "--port", "0", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-    words = " ".join(ended.stderr.replace("│", " ").split())
-    assert ended.returncode == 2 and told in words, ended.stderr
+def test_what_learning_does_not_go_with_is_refused(options, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = CliRunner().invoke(cli, ["serve", "--port", "0", *options])
+    words = " ".join(ended.output.replace("│", " ").split())
+    assert ended.exit_code == 2 and told in words, ended.output
 
 
 def test_the_command_learns_and_says_so(tmp_path):

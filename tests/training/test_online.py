@@ -275,8 +275,18 @@ def test_a_buffer_keeps_the_newest_within_its_bounds():
     assert batch["weights"].sum() == 4
 
 
-@pytest.mark.parametrize("method", ["chain", "tree", "pearl", "auto-draft"])
-@pytest.mark.parametrize("vocabulary", [None, list(range(60))])
+FEW = list(range(60))  # tokens that the draft scores
+
+
+@pytest.mark.parametrize(
+    ("method", "vocabulary"),
+    [
+        *((method, None) for method in ("chain", "tree", "pearl", "auto-draft")),
+        ("chain", FEW),
+        *(pytest.param(method, FEW, marks=pytest.mark.slow) for method in ("tree", "pearl")),
+        pytest.param("auto-draft", FEW, marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_texts_stay_while_the_draft_learns(pair, truth, method, vocabulary):
     weights = copy.deepcopy(pair[1].state_dict())
     with (

@@ -147,6 +147,7 @@ def test_one_draft_serves_both_targets_and_changes_no_text(draft, session, secon
                 assert isinstance(view, SortedExits)
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_ends_with_the_same_weights(session, texts, draft, config, tmp_path):
     real, seen = EngineAcceptance.__call__, []
 

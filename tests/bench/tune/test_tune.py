@@ -184,6 +184,7 @@ def test_sources_and_a_datastore_go_through_the_file(tuned, byte_tokenizer, tmp_
         assert session.generate(PROMPT, 6).tokens
 
 
+@pytest.mark.slow
 def test_a_head_is_raced_and_its_folder_stands_in_the_file(pair_folders, tmp_path) -> None:
     size = AutoConfig.from_pretrained(pair_folders[0])
     head = str(random_head("medusa", size.vocab_size, size.hidden_size))
