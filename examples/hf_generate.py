@@ -18,6 +18,8 @@ from foretoken import minis
 options = argparse.ArgumentParser(description=__doc__)
 options.add_argument("folders", nargs="*", metavar="TARGET DRAFT", help="default: the shipped two")
 folders = options.parse_args().folders or [minis.path("text-target"), minis.path("text-draft")]
+if len(folders) != 2:
+    options.error("name a target and a draft, or neither")
 tokenizer = AutoTokenizer.from_pretrained(folders[0])
 model, draft = (
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in folders

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from foretoken import coins as coins_module
 from foretoken.coins import Coins, EnumeratingCoins, SeededCoins, enumerate_outcomes
 
 
@@ -123,3 +124,10 @@ def test_coins_ahead_are_those_that_are_used_next() -> None:
     law = torch.tensor([0.3, 0.3, 0.4])
     assert [coins.draw(law) for _ in range(9)] == [same.draw(law) for _ in range(9)]
     assert coins.used == same.used == 11
+
+
+def test_a_law_of_nan_is_told_from_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where nothing is read back before a verdict."""
+    monkeypatch.setattr(coins_module, "in_c", lambda law, coin: None)
+    laws = torch.tensor([[0.5, 0.5], [float("nan"), 1.0], [0.0, 1.0]])
+    assert SeededCoins(1).draw_many(laws, [0, 1, 2]).tolist()[1:] == [-1, 1]

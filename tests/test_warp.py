@@ -22,7 +22,7 @@ from foretoken.coins import SeededCoins
 from foretoken.errors import ConfigError
 from foretoken.trees.build import from_paths
 from foretoken.types import SamplingParams
-from foretoken.warp import Warp, best_tokens, cuts
+from foretoken.warp import Warp, best_on_device, best_tokens, cuts
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 
 
@@ -227,3 +227,11 @@ def test_processors_are_not_asked_what_follows_an_end() -> None:
     for node in range(len(tree)):
         assert laws[node].sum() == pytest.approx(1.0)
     assert sorted(asked) == [[0], [0, 1], [0, 2]]
+
+
+def test_the_best_of_nan_is_refused_where_torch_looks_for_it_as_well() -> None:
+    scores = torch.tensor([[0.0, 2.0, 2.0], [3.0, -1.0, 0.0]])
+    assert best_on_device(scores) == best_tokens(scores) == [1, 0]
+    scores[1, 2] = float("nan")
+    with pytest.raises(ConfigError, match="no numbers"):
+        best_on_device(scores)

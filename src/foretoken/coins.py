@@ -78,7 +78,8 @@ class SeededCoins:
     def draw_many(self, laws: Tensor, turns: Sequence[int]) -> Tensor:
         """Indices [n] drawn from `laws` [n, V], each with the coin `turns[i]` places ahead.
 
-        No coin is used: `skip` those that were. Nothing is read back from the device.
+        No coin is used: `skip` those that were. Nothing is read back from the device, so a law of
+        NaN gives -1.
         """
         coins = self.ahead(max(turns) + 1)
         columns = [in_c(law, coins[turn]) for law, turn in zip(laws, turns, strict=True)]
@@ -89,7 +90,7 @@ class SeededCoins:
         where = torch.tensor(points, dtype=torch.float64, device=laws.device) * total[:, -1:]
         found = torch.searchsorted(total, where, right=True)[:, 0]
         last = laws.shape[-1] - 1 - (laws.flip(-1) > 0.0).to(torch.uint8).argmax(-1)
-        return torch.minimum(found, last)
+        return torch.where(total[:, -1].isnan(), -1, torch.minimum(found, last))
 
     def _next(self) -> float:
         self.used += 1

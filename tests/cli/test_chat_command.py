@@ -7,6 +7,7 @@ import signal
 import threading
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import foretoken
@@ -197,3 +198,38 @@ def test_only_the_last_message_has_to_say_something(templated):
     """A system prompt or an answer may have been empty, and is part of the history then."""
     talk = [{"role": "system", "content": ""}, *HELLO, {"role": "assistant", "content": ""}, *HELLO]
     assert templated.decode(chat_ids(talk, templated)).count("<turn>hi") == 2
+
+
+def test_a_line_for_which_there_is_no_memory_is_left_out_and_the_chat_goes_on(
+    talk, monkeypatch, capsys
+):
+    def full(*_args, **_options):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 99 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(talk.session), "stream", full)
+        talk.answer("hello")
+    assert "99 GiB" in capsys.readouterr().err and len(talk.messages) == 1
+    talk.answer("hello")
+    assert [message["role"] for message in talk.messages][1] == "user"
+
+
+def test_what_greedy_text_does_not_use_is_told(flags):
+    asked = ["generate", "hi", *flags, "--max-new-tokens", "3", "--top-p", "0.9", "--seed", "1"]
+    told = runner.invoke(app, asked).stderr
+    assert "--top-p, --seed change nothing" in told
+    assert "change nothing" not in runner.invoke(app, [*asked, "--temperature", "1"]).stderr
+
+
+def test_a_chat_without_a_template_says_how_turns_are_told(flags):
+    ran = runner.invoke(app, ["chat", *flags, "--max-new-tokens", "3"], input="/exit\n")
+    assert "no chat template" in ran.stderr
+
+
+def test_out_of_memory_is_told_in_three_parts(flags, monkeypatch):
+    def full(*_args, **_options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(foretoken.Session, "stream", full)
+    ran = runner.invoke(app, ["generate", "hi", *flags])
+    assert ran.exit_code == 1 and "what to do" in ran.stderr and "smaller dtype" in ran.stderr

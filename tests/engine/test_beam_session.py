@@ -1,5 +1,6 @@
 """Sessions of beams: results, batches, options, and what is refused."""
 
+import copy
 import json
 
 import pytest
@@ -133,3 +134,15 @@ def test_a_session_gives_the_random_state_back(spec):
     before = torch.random.get_rng_state()
     spec.generate(PROMPT, seed=1, **HOT)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_stop_strings_of_the_config_are_refused_as_asked_ones_are(tiny_pair, byte_tokenizer):
+    target = copy.deepcopy(tiny_pair[0])
+    target.generation_config.stop_strings = ["x"]
+    with (
+        foretoken.load(
+            target, "beam-sampling", tokenizer=byte_tokenizer, kernels="dense", num_beams=2
+        ) as beams,
+        pytest.raises(ConfigError, match="stop_strings"),
+    ):
+        beams.generate(PROMPT, 4)

@@ -9,6 +9,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
     WatermarkingConfig,
 )
 
@@ -317,3 +318,27 @@ def test_transformers_does_not_warn_of_sampling_flags_that_greedy_text_ignores(
     finally:
         heard.removeHandler(handler)
     assert [record.getMessage() for record in told] == []
+
+
+@pytest.mark.parametrize("fields", [{}, {"no_repeat_ngram_size": 3}], ids=str)
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_min_new_tokens_holds_back_stop_texts_whatever_else_is_asked(
+    model, session, fields, ignore_eos
+):
+    for name, value in fields.items():
+        setattr(model.generation_config, name, value)
+    asked = {"ignore_eos": ignore_eos, "min_new_tokens": 15}
+    free = session.generate(PROMPT, 30, **asked)
+    stop = free.text[2]
+    out = session.generate(PROMPT, 30, stop=stop, **asked)
+    assert len(out.tokens) >= 15 and out.tokens == free.tokens[: len(out.tokens)]
+
+
+@pytest.mark.parametrize("config", [None, False])
+def test_a_processor_that_keeps_a_state_is_refused(model, byte_tokenizer, config):
+    own = LogitsProcessorList([UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, model)])
+    with (
+        foretoken.load(model, "plain", tokenizer=byte_tokenizer, generation_config=config) as spec,
+        pytest.raises(CapabilityError, match="ClassifierFreeGuidance"),
+    ):
+        spec.generate(PROMPT, 4, processors=own)

@@ -1,5 +1,7 @@
 """What is refused at the door, by name, and what a probe finds out."""
 
+import copy
+
 import pytest
 import torch
 import transformers as hf
@@ -8,6 +10,7 @@ from families import COMMON, OTHERS
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import attention, probe
+from foretoken.lm.runtime.family import describe
 from foretoken.lm.runtime.plan import Plan
 from foretoken.lm.runtime.rounding import allowed
 
@@ -93,3 +96,21 @@ def test_limits_of_positions_are_read(make_tiny):
     assert open_lm(make_tiny("gpt2"), kernels="dense").max_length == 4096
     assert open_lm(make_tiny("mpt"), kernels="dense").max_length == 4096
     assert open_lm(make_tiny("phi3_longrope"), kernels="dense").max_length == 400
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 32}, 40),
+        ({"rope_type": "default"}, 40),
+    ],
+)
+def test_positions_that_yarn_stretches_reach_as_far_as_they_were_stretched(
+    rope, longest, make_tiny
+):
+    """Published recipes leave max_position_embeddings at what was trained first."""
+    model = copy.deepcopy(make_tiny("llama"))
+    model.config.max_position_embeddings = 40
+    model.config.rope_parameters = {"rope_theta": 10000.0, **rope}
+    assert describe(model).max_length == longest

@@ -6,10 +6,12 @@ import socket
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
-from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+from foretoken.errors import CapabilityError, CheckpointError, ConfigError, ForetokenError
 from foretoken.lm import load
 from foretoken.lm.load import load_model, load_tokenizer
+from foretoken.lm.unreadable import explain
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +142,77 @@ def test_tokenizers(good, copied, byte_tokenizer):
         (copied / name).write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_tokenizer(copied)
+
+
+@pytest.fixture
+def with_code(copied, byte_tokenizer, monkeypatch, tmp_path):
+    """A model of a common kind whose tokenizer brings code; where the hub's modules are kept."""
+    byte_tokenizer.save_pretrained(copied)
+    path = copied / "tokenizer_config.json"
+    brought = {"auto_map": {"AutoTokenizer": ["words.Words", None]}, "tokenizer_class": "Words"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **brought}))
+    (copied / "words.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class Words(PreTrainedTokenizerFast):\n    brought = True\n"
+    )
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hub"))
+    return copied
+
+
+def test_code_of_a_tokenizer_is_run_when_asked_for_and_nobody_is_asked(with_code, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
+    assert load_tokenizer(with_code, None, True).brought
+    with pytest.raises(CheckpointError, match="--trust-remote-code"):
+        load_tokenizer(with_code)
+
+
+def test_a_model_of_the_hub_finds_its_tokenizer_in_the_local_cache(
+    make_tiny, byte_tokenizer, monkeypatch, tmp_path
+):
+    asked = []
+
+    def cached(name, **options):
+        asked.append((name, options["local_files_only"]))
+        if name == "owner/small":
+            return byte_tokenizer
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr(load.AutoTokenizer, "from_pretrained", cached)
+    model = make_tiny("llama")
+    for name, found in (("owner/small", byte_tokenizer), ("owner/none", None), ("/no/where", None)):
+        monkeypatch.setattr(model.config, "_name_or_path", name)
+        assert load_tokenizer(model) is found
+    assert asked == [("owner/small", True), ("owner/none", True)]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError("You are trying to access a gated repo."), "hf auth login"),
+        (OSError("x is not a local folder and is not a valid model identifier"), "check the name"),
+        (ImportError("This needs the package zork"), "install it"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "smaller dtype"),
+        (OSError(28, "No space left on device"), "make room"),
+        (OSError("x has no file named model.safetensors"), "--allow-pickle"),
+    ],
+)
+def test_what_went_wrong_on_the_hub_is_told_with_its_own_way_out(error, words):
+    options = {"trust_remote_code": False, "use_safetensors": True}
+    with pytest.raises(ForetokenError) as told:
+        explain("owner/name", error, options)
+    assert words in told.value.do
+    assert ("pickle" in told.value.do) == ("safetensors" in str(error))
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(good, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    refused(good, ConfigError, "cuda:3", "cpu, cuda:0", device="cuda:3")
+
+
+def test_a_model_without_room_on_its_device_says_so(good, monkeypatch):
+    def full(self, place):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 14 GiB")
+
+    monkeypatch.setattr(LlamaForCausalLM, "to", full)
+    refused(good, CapabilityError, "does not fit", "14 GiB", "smaller dtype")

@@ -81,3 +81,11 @@ def test_a_draft_is_put_beside_the_last_layer(make_llama):
         "dtype": "float32", "device": torch.device("cpu"),
     }  # fmt: skip
     assert beside(model, {"device_map": None, "device": "cpu"}) == {"device": "cpu"}
+
+
+def test_a_draft_goes_where_its_target_is_unless_somebody_says_where(make_llama, monkeypatch):
+    """On a machine with a GPU, too, where a model left on the CPU has its draft there."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = make_llama(61)
+    assert beside(model, {}) == beside(model, {"device": None}) == {"device": torch.device("cpu")}
+    assert beside(model, {"device": "cuda"}) == {"device": "cuda"}

@@ -1,6 +1,8 @@
 """Behaviour that sets in with a text's length: found at load where the configuration names it, and
 while writing where it does not."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import transformers as hf
@@ -122,3 +124,19 @@ def test_a_slow_model_is_checked_less_far():
     lm = open_lm(tiny("llama"), kernels="dense")
     check_ahead(assemble("plain", lm), seconds=0.0)
     assert lm.verified == 128
+
+
+def test_a_check_for_which_there_is_no_memory_ends_no_text_and_is_not_tried_at_each_step(
+    caplog, monkeypatch
+):
+    lm, tried = open_lm(tiny("llama"), kernels="dense"), []
+
+    def full(row):
+        tried.append(len(row.tokens))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(lm, "self_check", full)
+    with caplog.at_level("WARNING"):
+        assert len(write(lm, 150).tokens) == 153
+    assert "could not be checked" in caplog.text
+    assert all(later > 2 * sooner for sooner, later in pairwise(tried)), tried

@@ -69,6 +69,7 @@ def test_duplicates_differ_in_their_weights():
 def test_a_folder_is_written_whole_and_says_what_it_is(tmp_path, monkeypatch):
     model = small()
     model.save_pretrained(tmp_path / "small")
+    (tmp_path / "small" / "chat_template.jinja").write_text("{{ messages }}")
     monkeypatch.setattr(widen, "_SHARD_BYTES", 100_000)  # several shards
     params = widen.count(model.config, 4, 0)
     report = widen.widen_directory(tmp_path / "small", tmp_path / "wide", params)
@@ -77,6 +78,7 @@ def test_a_folder_is_written_whole_and_says_what_it_is(tmp_path, monkeypatch):
     assert wide.dtype == torch.float32
     assert sum(p.numel() for p in wide.parameters()) == params == report["parameters_after"]
     assert widen.logit_difference(model, wide.eval()) < 1e-4
+    assert (tmp_path / "wide" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert json.loads((tmp_path / "wide" / "widening.json").read_text()) == report
     assert "behaves as the small one" in (tmp_path / "wide" / "README.md").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["small", "wide"]

@@ -13,14 +13,15 @@ from foretoken.audit.drawn_trees import DrawnTree, rule_gap
 from foretoken.audit.law import BOUND
 from foretoken.coins import Coins, SeededCoins, enumerate_outcomes
 from foretoken.contract import Verifier
+from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.methods import VERIFIERS, resolve
 from foretoken.native.library import NARROW
 from foretoken.row import make_row
 from foretoken.trees.build import chain
-from foretoken.types import Budget, Draft, Draw, SamplingParams, Scores, Shape, Verdict
+from foretoken.types import Budget, Draft, Draw, SamplingParams, Scores, Shape, TokenTree, Verdict
 from foretoken.verifiers.block import Block, all_at_once, keepable, one_by_one
-from foretoken.verifiers.point import Point, walk, walk_together
+from foretoken.verifiers.point import Point, beside, met, walk, walk_together
 from foretoken.verifiers.recursive import Recursive
 from foretoken.warp import Warp
 
@@ -256,3 +257,17 @@ def test_a_batch_is_judged_as_its_rows_are(rule: Verifier, temperature: float) -
         ]
         assert rule.verify(*other) == alone
         assert coins_left(one[0]) == coins_left(other[0])
+
+
+def test_laws_of_a_draft_go_to_the_targets_device() -> None:
+    law = torch.tensor([0.5, 0.5])
+    draft = Draft(TokenTree((0, 1), (-1, 0)), Draw.IID, q=(law, None))
+    assert beside(draft, law.device) is draft
+    moved = beside(draft, torch.device("meta"))
+    assert moved.q is not None and moved.q[0].device.type == "meta" and moved.q[1] is None
+
+
+def test_a_walk_that_meets_a_law_of_nan_is_refused() -> None:
+    assert met([4, -1], 0) == 4
+    with pytest.raises(ConfigError, match="no numbers"):
+        met([4, -1], 1)

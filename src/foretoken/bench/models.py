@@ -89,7 +89,8 @@ class Models:
         self._costs: dict[str, CostTable] = {}  # by a row's label
         self._clean: dict[str, Any] = {}
         first = self._load("target")
-        self.tokenizer = load_tokenizer(target, tokenizer)
+        trusted = bool(loading.get("trust_remote_code"))
+        self.tokenizer = load_tokenizer(target, tokenizer, trusted)
         self.eos = end_tokens(first, self.tokenizer)
         self.parameters = {"target": first.num_parameters()}
         self.weights = weight_bytes(first)  # read by one forward of the target
@@ -220,6 +221,7 @@ class Models:
             words,
             tokenizer=self.tokenizer,
             width=width,
+            trusted=bool(self._loading.get("trust_remote_code")),
             **options,
         )
 

@@ -10,7 +10,15 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from foretoken.cli.errors import FAILED, MISTAKE, missing_extra, misuse, tell, unusable
+from foretoken.cli.errors import (
+    FAILED,
+    MISTAKE,
+    missing_extra,
+    misuse,
+    out_of_memory,
+    tell,
+    unusable,
+)
 from foretoken.errors import ForetokenError
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the option parser, wherever typer keeps it
@@ -79,6 +87,14 @@ class Commands(TyperGroup):
             raise  # the reader of a pipe has left; the parser's own answer is a quiet exit
         except OSError as error:
             tell(unusable(error, command), as_json)
+            raise typer.Exit(FAILED) from error
+        except (typer.Exit, typer.Abort):
+            raise  # errors of the run time, to Python
+        except (MemoryError, RuntimeError) as error:
+            lacking = out_of_memory(error, command)
+            if lacking is None:
+                raise
+            tell(lacking, as_json)
             raise typer.Exit(FAILED) from error
         except KeyboardInterrupt as stopped:
             raise typer.Exit(INTERRUPTED) from stopped

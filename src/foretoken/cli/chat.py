@@ -12,9 +12,9 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import app
-from foretoken.cli.errors import tell
+from foretoken.cli.errors import out_of_memory, tell
 from foretoken.cli.logs import quiet
-from foretoken.cli.write import figures, remark
+from foretoken.cli.write import figures, remark, tell_unused
 from foretoken.errors import ConfigError, ForetokenError
 from foretoken.methods import method as method_row
 
@@ -147,6 +147,13 @@ class Chat:
             self.err.print(
                 f"{self.session.method}, {promise}. /help for help, /exit to leave.", style="dim"
             )
+        if not quiet() and not getattr(self.session.tokenizer, "chat_template", None):
+            self.err.print(
+                "its tokenizer has no chat template: what is said is told in lines, "
+                "User: and Assistant:",
+                style="dim",
+            )
+        tell_unused(self.err, self.session, self.sampling)
 
     def read(self) -> str | None:
         """What the user says, without the blanks around it; None at the end of input."""
@@ -187,9 +194,12 @@ class Chat:
                     self.show,
                     stopped.is_set,
                 )
-        except ForetokenError as error:
+        except (ForetokenError, MemoryError, RuntimeError) as error:
+            told = error if isinstance(error, ForetokenError) else out_of_memory(error, "this line")
+            if told is None:
+                raise
             self.messages.pop()
-            tell(error)
+            tell(told)
             self.err.print("that line was left out; /reset makes room for another", style="dim")
             return
         self.keep(result, stopped.is_set())

@@ -81,6 +81,15 @@ def unusable(error: OSError, command: str) -> ForetokenError:
     )
 
 
+def out_of_memory(error: Exception, command: str) -> ForetokenError | None:
+    """What to do where memory ran out; None for any other error."""
+    from foretoken.lm.unreadable import NO_MEMORY, first_line, no_memory
+
+    if not isinstance(error, MemoryError) and NO_MEMORY.search(str(error)) is None:
+        return None
+    return no_memory(f"{command} ran out of memory: {first_line(error)}.")
+
+
 def misuse(error: Any, context: Any) -> ConfigError:
     """A command line that cannot be understood, in our three parts.
 

@@ -112,10 +112,22 @@ def write_text(session: Session, prompt: Any, sampling: dict[str, Any], show: bo
     from foretoken.cli.colour import consoles, legend, paint
 
     out, err = consoles()
+    tell_unused(err, session, sampling)
     if show:
         out.print(legend(session.method, out))
     result = paint(session, prompt, sampling, out, show)
     remark(err, figures(result), session.engine.promise)
+
+
+def tell_unused(err: Console, session: Session, sampling: dict[str, Any]) -> None:
+    """Say which options do nothing, since no token is drawn."""
+    drawn = sampling.get("temperature")
+    if drawn or (drawn is None and session.generation is not None and session.generation.samples):
+        return
+    named = [name for name in ("top_k", "top_p", "min_p", "seed") if sampling.get(name) is not None]
+    if named and not quiet():
+        flags = ", ".join("--" + name.replace("_", "-") for name in named)
+        err.print(f"greedy text: {flags} change nothing; --temperature 1 samples", style="dim")
 
 
 def figures(result: Result) -> str:

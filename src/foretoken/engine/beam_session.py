@@ -162,11 +162,7 @@ class BeamSession(Session):
     ) -> list[Any]:
         """One BeamResult per prompt, decoded together, at most `max_rows` at a time."""
         if sampling.get("stop"):
-            raise ConfigError(
-                f"stop={sampling['stop']!r} was asked for with method {self.method!r}.",
-                "beams end at end tokens and at max_new_tokens; stop texts are not watched.",
-                "cut the texts afterwards, or use a method that writes one text, such as chain.",
-            )
+            raise unwatched(f"stop={sampling['stop']!r}", self.method)
         if sampling.get("prediction") is not None:
             raise ConfigError(
                 f"a prediction was passed with method {self.method!r}.",
@@ -180,6 +176,8 @@ class BeamSession(Session):
                 "use a model with end tokens and no ignore_eos, or a method such as chain.",
             )
         rows = self.beam_rows(prompts, max_new_tokens, num_beams, **sampling)
+        if rows and (stop := rows[0].state.params.stop):
+            raise unwatched(f"the generation config's stop_strings={list(stop)!r}", self.method)
         stats = {row.state.uid: BeamStats() for row in rows}
         with held(self.scheduler.turns), closing(decode(rows, self.engine)) as records:
             before = perf_counter()
@@ -233,3 +231,13 @@ class BeamSession(Session):
 
 def _score(text: Written) -> float:
     return text.score
+
+
+def unwatched(asked: str, method: str) -> ConfigError:
+    """Stop texts, which no beam heeds."""
+    return ConfigError(
+        f"{asked} was asked for with method {method!r}.",
+        "beams end at end tokens and at max_new_tokens; stop texts are not watched.",
+        "leave it out (generation_config=False) and cut the texts afterwards, or use a method that "
+        "writes one text, such as chain.",
+    )

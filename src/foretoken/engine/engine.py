@@ -24,6 +24,7 @@ from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
 from foretoken.engine.step import Parts, advance
 from foretoken.engine.tolerant import blamed
+from foretoken.errors import CapabilityError
 from foretoken.row import rewind
 from foretoken.types import DecodeState, Draw, Finish, Rows, Step
 
@@ -43,6 +44,7 @@ class Engine(Parts):
     filling: list[DecodeState] = field(default_factory=list)  # `private[engine]`: features so far
     running: list[DecodeState] = field(default_factory=list)
     alike: Alike = field(default_factory=Alike)  # of those being filled, who waits for whom
+    unverified: int = 0  # tokens of a text that the target had no memory to check itself at
     given: GivenText | None = None  # around the drafter, once a request says what comes next
 
     def __post_init__(self) -> None:
@@ -92,7 +94,7 @@ class Engine(Parts):
         for listener in self.listeners:
             listener(step)
         self.sweep()
-        if step.times.context > 2 * self.target.verified:
+        if step.times.context > 2 * max(self.target.verified, self.unverified):
             self.check_lengths()
         return step
 
@@ -278,8 +280,11 @@ class Engine(Parts):
             return
         try:
             self.target.self_check(row)
-        except Exception as error:
+        except CapabilityError as error:
             row.fail(error)
+        except Exception as error:  # of memory, mostly: the text is no worse for that
+            self.unverified = len(row.tokens)
+            LOG.warning("a text of %d tokens could not be checked: %s", len(row.tokens), error)
 
     def sweep(self) -> None:
         """Forget rows that ended or were cancelled."""

@@ -85,6 +85,11 @@ class GenerationDefaults:
                 setattr(config, name, copy.deepcopy(value))
         return config
 
+    @property
+    def samples(self) -> bool:
+        """Whether a text is drawn where a request says no temperature."""
+        return self._config().do_sample is True
+
     def options(
         self, asked: Mapping[str, Any], ids: Sequence[int], eos: frozenset[int], vocab_size: int
     ) -> dict[str, Any]:
@@ -114,6 +119,8 @@ class GenerationDefaults:
             **{name: value for name, value in asked.items() if name not in known},
             **leading,
             **sampled,
+            # however it holds back end tokens, and if there are none: stop texts wait as well
+            "min_new_tokens": config.min_new_tokens,
             "max_new_tokens": config.max_new_tokens,
             "processors": rest,
         }

@@ -150,7 +150,7 @@ def session_over(
     from foretoken.lm.load import load_model, load_tokenizer
 
     model = load_model(target, **loading)
-    vocabulary = load_tokenizer(target, tokenizer)
+    vocabulary = load_tokenizer(target, tokenizer, bool(loading.get("trust_remote_code")))
     generation = generation_defaults(model, generation_config)
     engine, draft_lm = engine_over(
         model, method, draft, tokenizer=vocabulary, loading=loading, **parts
@@ -185,12 +185,12 @@ def complete(tuned: str | Path, asked: Mapping[str, Any]) -> dict[str, Any]:
 
     found = read_tuned(tuned)
     whole = found.completing(asked)
+    trusted = bool(whole.get("trust_remote_code"))
     config = target_config(
-        whole["target"],
-        allow_pickle=bool(whole.get("allow_pickle")),
-        trust_remote_code=bool(whole.get("trust_remote_code")),
+        whole["target"], allow_pickle=bool(whole.get("allow_pickle")), trust_remote_code=trusted
     )
-    found.check_target(identity(config, load_tokenizer(whole["target"], asked.get("tokenizer"))))
+    words = load_tokenizer(whole["target"], asked.get("tokenizer"), trusted)
+    found.check_target(identity(config, words))
     return whole
 
 

@@ -98,6 +98,7 @@ def engine_over(
                 thresholds=draft_thresholds,
                 tokenizer=tokenizer,
                 width=target_lm.vocab_size,
+                trusted=bool((loading or {}).get("trust_remote_code")),
                 **forward,
             )
             refused.callback(draft_lm.close)
@@ -117,13 +118,14 @@ def opened_draft(
     thresholds: Any = None,
     tokenizer: Any = None,
     width: int | None = None,
+    trusted: bool = False,
     **forward: Any,
 ) -> Any:
     """A loaded draft, opened with the tokens it is to score (`lm.draft_vocabulary`), and with the
     exits of a sorted one (`lm.draft_exits`), at these thresholds.
 
     `tokenizer` and `width` are the target's: a draft that gives ids other meanings, or has another
-    number of them, is told what they stand for.
+    number of them, is told what they stand for. Code that its tokenizer brings is run if `trusted`.
     """
     from foretoken.lm.draft_exits import chosen_exits
     from foretoken.lm.draft_vocabulary import chosen_rows
@@ -132,7 +134,9 @@ def opened_draft(
     words = model.get_output_embeddings()
     size = 0 if words is None else words.weight.shape[0]
     rows = chosen_rows(vocabulary, shipped.resolve(source), size) if size else None
-    tokens = translation(tokenizer, source, width, size) if width is not None and size else None
+    tokens = None
+    if width is not None and size:
+        tokens = translation(tokenizer, source, width, size, trusted)
     if tokens is not None:
         rows = tokens.rows.among(rows)
     layers = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0)
@@ -140,12 +144,12 @@ def opened_draft(
     return open_draft(model, rows, tokens, exits, **forward)
 
 
-def translation(tokenizer: Any, source: Any, width: int, size: int) -> Any:
+def translation(tokenizer: Any, source: Any, width: int, size: int, trusted: bool) -> Any:
     """How ids of the target are told to a draft; None where they are the same."""
     from foretoken.lm.load import load_tokenizer
     from foretoken.lm.token_map import map_tokens
 
-    other = None if tokenizer is None else load_tokenizer(source)
+    other = None if tokenizer is None else load_tokenizer(source, None, trusted)
     if other is None or (other.get_vocab() == tokenizer.get_vocab() and width == size):
         return None
     name = str(source) if isinstance(source, str | Path) else type(source).__name__

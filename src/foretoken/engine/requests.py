@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from foretoken.engine.chat import Message, chat_ids, is_chat
+from foretoken.engine.hf_arguments import refuse_processors
 from foretoken.engine.text import check_text
 from foretoken.errors import ConfigError, ContextError, meant
 from foretoken.types import SamplingParams
@@ -122,6 +123,8 @@ def sampling_params(
             "processors are a transformers LogitsProcessorList: called with ids and scores.",
             "wrap a list: processors=LogitsProcessorList([...]).",
         )
+    if isinstance(processors, list):
+        refuse_processors(processors, 1)
     apart = ("seed", "ignore_eos", *PLACING)
     given: dict[str, Any] = {k: v for k, v in options.items() if k not in apart}
     given["stop"] = stop_texts(given.get("stop"))

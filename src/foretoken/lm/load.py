@@ -9,19 +9,19 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlparse
 from urllib.request import getproxies
 
 import torch
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from foretoken import shipped
-from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+from foretoken.errors import CheckpointError, ConfigError
 from foretoken.lm.runtime.pages import into_large_pages
+from foretoken.lm.unreadable import NO_MEMORY, UNREADABLE, explain, first_line, no_memory
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SAFE = ("*.safetensors",)
@@ -29,11 +29,6 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 WORDS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 SECONDS = 5.0  # to find out that the hub cannot be reached
-# What transformers raises for a configuration, weights or a tokenizer it cannot read.
-UNREADABLE = (
-    OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError,
-    SafetensorError,
-)  # fmt: skip
 
 
 def load_model(
@@ -71,9 +66,21 @@ def load_model(
             "every weight must be in the checkpoint; missing ones would be random numbers.",
             "use a complete checkpoint of a causal language model.",
         )
-    loaded: PreTrainedModel = (model if device_map is not None else model.to(place)).eval()
+    if device_map is None:
+        model = moved(model, place, source)
+    loaded: PreTrainedModel = model.eval()
     into_large_pages(loaded)
     return loaded
+
+
+def moved(model: Any, place: torch.device, source: Any) -> Any:
+    """The model on a device that it fits on."""
+    try:
+        return model.to(place)
+    except RuntimeError as error:
+        if NO_MEMORY.search(str(error)) is None:
+            raise
+        raise no_memory(f"{source} does not fit on {place}: {first_line(error)}.") from error
 
 
 def target_config(
@@ -96,14 +103,16 @@ def check_source(source: Any, allow_pickle: bool) -> Path | str:
     return where
 
 
-def load_tokenizer(source: Any, tokenizer: Any = None) -> Any:
-    """The tokenizer given, or the one beside the model, or None where there is none."""
+def load_tokenizer(source: Any, tokenizer: Any = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer given, or the one beside the model, or None where there is none.
+
+    That of a loaded model is where the model came from: a directory, or the local hub cache.
+    """
     if tokenizer is not None and not isinstance(tokenizer, str | Path):
         return tokenizer
     asked = tokenizer is not None
     if not asked and isinstance(source, PreTrainedModel):
-        origin = Path(source.config.name_or_path or "/nonexistent")
-        return read_tokenizer(origin) if has_words(origin) else None
+        return tokenizer_of(source, trust_remote_code)
     where = locate(tokenizer if asked else source, "tokenizer")
     if isinstance(where, Path) and not has_words(where):
         if not asked:
@@ -113,7 +122,23 @@ def load_tokenizer(source: Any, tokenizer: Any = None) -> Any:
             f"a tokenizer directory holds one of {', '.join(WORDS)}.",
             "pass the directory the tokenizer was saved to.",
         )
-    return read_tokenizer(where)
+    return read_tokenizer(where, trust_remote_code)
+
+
+def tokenizer_of(model: PreTrainedModel, trust_remote_code: bool) -> Any:
+    """The tokenizer that lies where a loaded model came from; None where there is none."""
+    origin = str(model.config.name_or_path or "/nonexistent")
+    if has_words(Path(origin)):
+        return read_tokenizer(Path(origin), trust_remote_code)
+    if Path(origin).exists() or not HUB_NAME.fullmatch(origin):
+        return None
+    try:  # of a model of the hub: nothing is asked of it
+        with quiet():
+            return AutoTokenizer.from_pretrained(
+                origin, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+    except UNREADABLE:
+        return None
 
 
 def same_model(model: PreTrainedModel, device: Any, dtype: Any) -> PreTrainedModel:
@@ -205,14 +230,26 @@ def find_device(device: Any) -> torch.device:
         place = torch.device(device)
     except (RuntimeError, TypeError):
         place = None
-    if place is None or (place.type == "cuda" and not torch.cuda.is_available()):
-        available = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+    if place is None or not is_here(place):
+        gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        others = [kind for kind in ("mps", "xpu") if is_here(torch.device(kind))]
         raise ConfigError(
             f"device={device!r} was asked for.",
-            f"devices of this machine: {available}.",
+            f"devices of this machine: {', '.join(['cpu', *gpus, *others])}.",
             "pass one of these, or leave device out.",
         ) from None
     return place
+
+
+def is_here(place: torch.device) -> bool:
+    """Whether this machine has a device; of kinds that we do not know the load will tell."""
+    if place.type == "cuda":
+        return torch.cuda.is_available() and (place.index or 0) < torch.cuda.device_count()
+    if place.type == "mps":
+        return torch.backends.mps.is_available()
+    if place.type == "xpu":
+        return torch.xpu.is_available() and (place.index or 0) < torch.xpu.device_count()
+    return True
 
 
 def find_dtype(dtype: Any, place: torch.device) -> Any:
@@ -263,14 +300,18 @@ def read_weights(
     return model, report
 
 
-def read_tokenizer(where: Path | str) -> Any:
-    options = {"local_files_only": isinstance(where, Path)}
+def read_tokenizer(where: Path | str, trust_remote_code: bool = False) -> Any:
+    # Said in so many words: where it is left out, transformers asks whoever sits at the terminal.
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    options["local_files_only"] = isinstance(where, Path)
     if isinstance(where, str):
-        check_reachable(where, {})
+        check_reachable(where, {"trust_remote_code": trust_remote_code})
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(where, **options)
     except UNREADABLE as error:
+        if "trust_remote_code" in str(error):
+            explain(where, error, options)
         raise CheckpointError(
             f"the tokenizer of {where} cannot be read: {first_line(error)}.",
             "tokenizer files must be those that save_pretrained wrote.",
@@ -303,39 +344,6 @@ def check_reachable(name: str, options: dict[str, Any]) -> None:
         f"{host.hostname} cannot be reached from here.",
         "pass a directory, or fetch the model where there is a network.",
     )
-
-
-def explain(where: Path | str, error: Exception, options: dict[str, Any]) -> NoReturn:
-    """Turn what transformers said into an error with a way out."""
-    said = first_line(error)
-    if "trust_remote_code" in str(error) and not options["trust_remote_code"]:
-        raise CheckpointError(
-            f"{where} brings model code of its own.",
-            "code from a checkpoint is not run unless asked for.",
-            "pass trust_remote_code=True (--trust-remote-code) if you trust its source.",
-        ) from error
-    if re.search("model.type|Unrecognized", str(error)):
-        raise CapabilityError(
-            f"{where} is of a kind that the installed transformers cannot build: {said}.",
-            "any causal language model that AutoModelForCausalLM builds.",
-            "use such a model, or a newer transformers.",
-        ) from error
-    if isinstance(where, str) and options.get("use_safetensors"):
-        raise CheckpointError(
-            f"{where} cannot be read: {said}.",
-            "hub models are read from *.safetensors, never from pickles.",
-            "check the name, or pass allow_pickle=True (--allow-pickle) if you trust its source.",
-        ) from error
-    raise CheckpointError(
-        f"{where} cannot be read: {said}.",
-        "config.json and *.safetensors as save_pretrained writes them.",
-        "save or download the model again.",
-    ) from error
-
-
-def first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0][:200].rstrip(".")
 
 
 @contextmanager

@@ -85,9 +85,12 @@ def is_split(model: Any) -> bool:
 
 
 def beside(model: Any, loading: Mapping[str, Any]) -> dict[str, Any]:
-    """How a draft is loaded for a target: where that was split, on the device of its last layer."""
+    """How a draft is loaded for a target: on the device of its last layer, where that was split or
+    nobody said which.
+    """
     options = dict(loading)
-    if options.pop("device_map", None) is not None:
+    split = options.pop("device_map", None) is not None
+    if split or (options.get("device") is None and model.get_output_embeddings() is not None):
         options["device"] = last_device(model)
     return options
 

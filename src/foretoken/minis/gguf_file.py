@@ -18,7 +18,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from foretoken.errors import CheckpointError
-from foretoken.lm.load import UNREADABLE, first_line, quiet
+from foretoken.lm.load import quiet
+from foretoken.lm.unreadable import UNREADABLE, first_line
 
 SPLITS = {  # how text is cut before BPE, by llama.cpp's names
     "smollm": [

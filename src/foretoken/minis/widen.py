@@ -39,6 +39,8 @@ _COPIED = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
+    "chat_template.jinja",
+    "tokenizer.model",
 )
 _READS_AND_WRITES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -7,12 +7,13 @@ token is the correction. Nothing about the drafter's law is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from foretoken.coins import Coins, SeededCoins
+from foretoken.coins import Coins, SeededCoins, no_law
 from foretoken.contract import NoOptions
 from foretoken.trees.duplicates import places
 from foretoken.types import Draft, Draw, Laws, Rows, Scores, Shape, Verdict
@@ -77,7 +78,7 @@ class ForDrawn(Rule):
         assert laws is not None, "the engine sets the laws before a verdict is asked"
         if len(draft.tree) == 1 or laws.greedy or draft.draw is Draw.POINT:
             return walk(draft, scores, coins)
-        return self.judge(draft, laws, coins)
+        return self.judge(beside(draft, scores.logits.device), laws, coins)
 
     def judge(self, draft: Draft, laws: Laws, coins: Coins) -> Verdict:
         """The rule itself, for candidates drawn from known laws."""
@@ -131,10 +132,24 @@ def walk_together(rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores])
     for row, draft in zip(rows, drafts, strict=True):
         tokens = said[at : at + len(draft.tree)]
         at += len(draft.tree)
-        verdicts.append(descend(draft, tokens.__getitem__))
+        verdicts.append(descend(draft, partial(met, tokens)))
         if not row.warp.greedy:
             row.coins.skip(len(verdicts[-1].path) + 1)  # type: ignore[attr-defined]
     return verdicts
+
+
+def met(tokens: Sequence[int], node: int) -> int:
+    """What was said at a node that a walk reaches; ConfigError where its law was NaN."""
+    if tokens[node] < 0:
+        raise no_law()
+    return tokens[node]
+
+
+def beside(draft: Draft, device: torch.device) -> Draft:
+    """The draft with its laws on the target's device: a draft model may have one of its own."""
+    if draft.q is None or all(law is None or law.device == device for law in draft.q):
+        return draft
+    return replace(draft, q=tuple(None if law is None else law.to(device) for law in draft.q))
 
 
 def children_of(draft: Draft) -> list[list[int]]:

@@ -360,7 +360,17 @@ def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
     rows = scores if len(shape) == 2 else scores.reshape(-1, shape[-1])
     best = first_columns(rows)
     if best is None:
-        return best_by_numpy(rows.detach()) if rows.is_cpu else rows.argmax(-1).tolist()
+        return best_by_numpy(rows.detach()) if rows.is_cpu else best_on_device(rows)
+    if -1 in best:
+        raise no_law()
+    return best
+
+
+def best_on_device(rows: Float[Tensor, "n V"]) -> list[int]:
+    """The same by torch, which takes the first NaN for the largest."""
+    found = rows.argmax(-1)
+    said = rows.gather(-1, found[:, None])[:, 0]
+    best: list[int] = torch.where(said.isnan(), -1, found).tolist()
     if -1 in best:
         raise no_law()
     return best

@@ -51,10 +51,21 @@ def describe(model: Any) -> Family:
         names=names if len(set(names.values())) > 1 else {},
         fold=max(1, heads // int(shared)),
         hidden=int(config.hidden_size),
-        max_length=int(longest) if longest else None,
+        max_length=stretched(config, int(longest)) if longest else None,
         switch=switch_of(config),
         by_place=name in BY_PLACE or bool(getattr(config, "alibi", False)),
     )
+
+
+def stretched(config: Any, longest: int) -> int:
+    """Tokens that positions reach where YaRN stretches them: published recipes leave
+    `max_position_embeddings` as it was (arXiv 2309.00071).
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    before, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if rope.get("rope_type") != "yarn" or not before or not factor:
+        return longest
+    return max(longest, int(before * factor))
 
 
 def refuse(model: Any, name: str) -> None:

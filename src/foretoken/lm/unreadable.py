@@ -1,0 +1,86 @@
+"""What transformers says where a model cannot be read, as an error with a way out."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+from safetensors import SafetensorError
+
+from foretoken.errors import CapabilityError, CheckpointError, ForetokenError
+
+# What transformers raises for a configuration, weights or a tokenizer it cannot read.
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError,
+    SafetensorError,
+)  # fmt: skip
+NOT_TO_BE_HAD = re.compile(
+    "gated|private|not a valid model identifier|Repository Not Found|restricted"
+)
+NO_MEMORY = re.compile("can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
+
+
+def explain(where: Path | str, error: Exception, options: dict[str, Any]) -> NoReturn:
+    """Turn what transformers said into an error with a way out."""
+    said, whole = first_line(error), str(error)
+    if "trust_remote_code" in whole and not options["trust_remote_code"]:
+        raise CheckpointError(
+            f"{where} brings code of its own.",
+            "code from a checkpoint is not run unless asked for.",
+            "pass trust_remote_code=True (--trust-remote-code) if you trust its source.",
+        ) from error
+    if isinstance(error, ImportError):
+        raise CapabilityError(
+            f"{where} needs a package that is not installed: {said}.",
+            "models whose packages are installed.",
+            "install it, then load again.",
+        ) from error
+    if NO_MEMORY.search(whole):
+        raise no_memory(f"{where} does not fit into memory: {said}.") from error
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        raise CheckpointError(
+            f"{where} cannot be kept: {said}.",
+            "models of the hub are kept in its local cache (HF_HOME).",
+            "make room on that disk, or set HF_HOME to a larger one.",
+        ) from error
+    if isinstance(where, str) and NOT_TO_BE_HAD.search(whole):
+        raise CheckpointError(
+            f"{where} cannot be had from the hub: {said}.",
+            "public models, and those that your login may read.",
+            "check the name; for a private or gated one ask for access on its page, then log in "
+            "with `hf auth login`.",
+        ) from error
+    if re.search("model.type|Unrecognized", whole):
+        raise CapabilityError(
+            f"{where} is of a kind that the installed transformers cannot build: {said}.",
+            "any causal language model that AutoModelForCausalLM builds.",
+            "use such a model, or a newer transformers.",
+        ) from error
+    if isinstance(where, str) and options.get("use_safetensors") and "safetensors" in whole:
+        raise CheckpointError(
+            f"{where} cannot be read: {said}.",
+            "hub models are read from *.safetensors, never from pickles.",
+            "check the name, or pass allow_pickle=True (--allow-pickle) if you trust its source.",
+        ) from error
+    raise CheckpointError(
+        f"{where} cannot be read: {said}.",
+        "config.json and *.safetensors as save_pretrained writes them.",
+        "save or download the model again.",
+    ) from error
+
+
+def no_memory(asked: str) -> ForetokenError:
+    """A model, or a text, for which there is no memory."""
+    return CapabilityError(
+        asked,
+        "weights, a KV cache of each text and what a forward takes have to fit.",
+        "load in a smaller dtype, ask for fewer or shorter texts, or give `--memory-budget`; "
+        "`foretoken plan` says what fits.",
+    )
+
+
+def first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:200].rstrip(".")
