@@ -1,13 +1,18 @@
 """Sessions of beams: results, batches, options, and what is refused."""
 
+import asyncio
 import copy
 import json
+import threading
+import time
 
 import pytest
 import torch
 
 import foretoken
+from foretoken.engine import beam_session
 from foretoken.engine.assemble import assemble
+from foretoken.engine.beam import decode
 from foretoken.engine.beam_session import BeamSession
 from foretoken.engine.session import Session
 from foretoken.errors import CapabilityError, ConfigError, PairingError
@@ -146,3 +151,29 @@ def test_stop_strings_of_the_config_are_refused_as_asked_ones_are(tiny_pair, byt
         pytest.raises(ConfigError, match="stop_strings"),
     ):
         beams.generate(PROMPT, 4)
+
+
+def test_a_task_that_is_cancelled_ends_its_beams(spec, monkeypatch):
+    """Else the other sessions over this model wait for texts that nobody reads."""
+    rounds, started = [], threading.Event()
+
+    def watched(rows, engine):
+        for record in decode(rows, engine):
+            rounds.append(1)
+            started.set()
+            time.sleep(0.01)
+            yield record
+
+    monkeypatch.setattr(beam_session, "decode", watched)
+    beams = spec.using("beam-sampling", num_beams=2)
+
+    async def left():
+        task = asyncio.create_task(beams.agenerate(PROMPT, 200, ignore_eos=True))
+        await asyncio.to_thread(started.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await beams.agenerate([PROMPT], 3)
+
+    [found] = asyncio.run(left())
+    assert 1 <= len(found.tokens) <= 3 and len(rounds) < 100

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
 from time import perf_counter
 from typing import Any, NoReturn, Unpack
 
@@ -148,19 +149,39 @@ class BeamSession(Session):
         results = self.generate_rows(prompts, max_new_tokens, num_beams, **sampling)
         return results if batch else results[0]
 
-    async def agenerate(self, *given: Any, **named: Any) -> Any:
-        """`generate` for asyncio: other tasks go on; batches of beams wait for one another."""
-        call = asyncio.get_running_loop().run_in_executor
-        return await call(self.pool, partial(self.generate, *given, **named))
+    async def agenerate(
+        self,
+        prompt: Any,
+        max_new_tokens: int | None = None,
+        num_beams: int | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Any:
+        """`generate` for asyncio: other tasks go on; batches of beams wait for one another.
+
+        A task that is cancelled ends its batch with the step under way.
+        """
+        prompts, batch = as_batch(prompt)
+        left = Event()
+        asked = partial(self.generate_rows, prompts, max_new_tokens, num_beams, left, **sampling)
+        try:
+            results = await asyncio.get_running_loop().run_in_executor(self.pool, asked)
+        except asyncio.CancelledError:
+            left.set()
+            raise
+        return results if batch else results[0]
 
     def generate_rows(
         self,
         prompts: list[Prompt],
         max_new_tokens: int | None = None,
         num_beams: int | None = None,
+        left: Event | None = None,
         **sampling: Unpack[Sampling],
     ) -> list[Any]:
-        """One BeamResult per prompt, decoded together, at most `max_rows` at a time."""
+        """One BeamResult per prompt, decoded together, at most `max_rows` at a time.
+
+        Once `left` is set nobody waits for them, and they are not written to their ends.
+        """
         if sampling.get("stop"):
             raise unwatched(f"stop={sampling['stop']!r}", self.method)
         if sampling.get("prediction") is not None:
@@ -187,6 +208,8 @@ class BeamSession(Session):
                     stats[row.state.uid].add(done, record)
                     stats[row.state.uid].seconds += now - before
                 before = now
+                if left is not None and left.is_set():
+                    break
         return [self.beam_result(row, stats[row.state.uid]) for row in rows]
 
     def beam_rows(
