@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.bench import environment, memory, words
 from foretoken.bench.files import replace, writable
-from foretoken.bench.journal import Journal
+from foretoken.bench.journal import Cell, Journal, open_journal, read_journal
 from foretoken.bench.report import write_reports
 from foretoken.bench.run import BenchConfig, run_bench
 from foretoken.bench.tasks import single
@@ -56,6 +56,21 @@ def test_a_disk_that_fills_up_on_the_way_keeps_the_finished_cells(tmp_path) -> N
     journal.note("row", "plain", "first")
     with full_disk(100), pytest.raises(ConfigError, match="--resume"):
         journal.note("row", "plain", "x" * 1000)
+
+
+def test_a_finished_bench_that_has_grown_is_not_finished_until_its_end(tmp_path) -> None:
+    """Else the same command without --resume would erase what an interrupted one left."""
+    path, asked = tmp_path / "journal.jsonl", {"target": "x"}
+    open_journal(path, asked, resume=False).finish()
+    grown = open_journal(path, asked, resume=True)
+    assert grown.finished
+    grown.add(Cell(row="plain", prompt="p", family="f", repetition=1, prompt_tokens=1, tokens=[1],
+                   seconds=1.0))  # fmt: skip
+    assert not grown.finished and not read_journal(path)[1].finished
+    with pytest.raises(ConfigError, match="--resume"):
+        open_journal(path, asked, resume=False)
+    grown.finish()
+    assert read_journal(path)[1].finished and not open_journal(path, asked, resume=False).cells
 
 
 @pytest.fixture

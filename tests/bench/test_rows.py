@@ -78,6 +78,21 @@ def test_a_label_names_a_folder_without_its_place() -> None:
     assert spec.options == {"datastore": "/home/somebody/texts"}
 
 
+def test_folders_of_one_name_are_told_apart_in_every_label() -> None:
+    text = "eagle3[draft_head=/a/x/head],eagle3[draft_head=/b/x/head],eagle3[draft_head=y/head]"
+    specs = parse_methods(f"{text},medusa[draft_head=/a/x/head],plain")
+    assert [spec.label for spec in specs] == [
+        "eagle3[draft_head=a-x-head]", "eagle3[draft_head=b-x-head]", "eagle3[draft_head=y-head]",
+        "medusa[draft_head=head]", "plain",
+    ]  # fmt: skip
+    assert [spec.options["draft_head"] for spec in specs[:2]] == ["/a/x/head", "/b/x/head"]
+    assert [spec.label for spec in parse_methods("rest[datastore=t],rest[datastore=p/t]")] == [
+        "rest[datastore=t]", "rest[datastore=p-t]",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="twice"):
+        parse_methods("rest[datastore=p/t],rest[datastore=q/t],rest[datastore=p/t/]")
+
+
 def test_a_family_is_all_its_rows_that_have_what_they_need() -> None:
     plain = [spec.label for spec in parse_methods("training-free")]
     assert plain == [

@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from foretoken.datastore.capture import capture
@@ -6,6 +9,7 @@ from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.drafters.dense_retrieval import DenseRetrieval
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
+from foretoken.types import Budget
 
 VOCAB = 12
 
@@ -78,3 +82,18 @@ def test_keys_of_a_layer_that_the_target_lacks_are_refused(tmp_path):
     write(tmp_path / "keys", capture(deep, [[1, 2, 3, 4]], known, dims=2, tap=3))
     with pytest.raises(ConfigError, match="2 layers"):
         DenseRetrieval(flat, DenseRetrieval.Config(keys=tmp_path / "keys"))
+
+
+def test_a_tokenizer_may_have_more_ids_than_its_model(tmp_path, row):
+    """What the ids mean decides whose they are; none beyond the model's is guessed."""
+    target, words = TableLM.random(VOCAB, seed=1), {f"w{n}": n for n in range(VOCAB + 2)}
+    found = capture(target, [[1, 2, 3, 4, 5]], Vocabulary.of(words), dims=2)
+    tokens = np.where(found.tokens == 4, np.uint32(VOCAB), found.tokens)  # one it has no score for
+    write(tmp_path / "keys", replace(found, tokens=tokens))
+    drafter = DenseRetrieval(target, DenseRetrieval.Config(keys=tmp_path / "keys"))
+    drafter.check_vocabulary(words)
+    [seen] = target.prefill([asked := row([1, 2], VOCAB)], drafter.traits.taps, last=1)
+    drafter.start(asked, seen)
+    assert drafter.propose_one(asked, Budget(4, 4)).tree.tokens == (2, 3)
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        drafter.check_vocabulary({f"v{n}": n for n in range(VOCAB + 2)})

@@ -3,6 +3,7 @@ import pytest
 
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
+from foretoken.drafters.parts.text_source import TextSource
 from foretoken.drafters.retrieval import Retrieval
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
@@ -107,8 +108,33 @@ def test_what_cannot_be_used_is_refused(stored, tmp_path):
     where = drafter.config.datastore
     with pytest.raises(ConfigError, match="a target of 4 tokens"):
         Retrieval(lm, Retrieval.Config(datastore=where))
-    for wrong in ({"min_match": 0}, {"min_match": 5, "max_match": 4}, {"occurrences": 0}):
+    for wrong in (
+        {"min_match": 0}, {"min_match": 5, "max_match": 4}, {"occurrences": 0}, {"max_match": 33},
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             Retrieval(TableLM.random(VOCAB), Retrieval.Config(datastore=where, **wrong))
     with pytest.raises(ConfigError, match="another tokenizer"):
         drafter.check_vocabulary({"a": 0, "b": 11})
+
+
+def test_a_tokenizer_may_have_more_ids_than_its_model(tmp_path, row):
+    """What the ids mean decides whose they are; none beyond the model's is guessed."""
+    words = {f"w{n}": n for n in range(VOCAB + 2)}
+    store = Datastore.create(tmp_path / "d", Vocabulary.of(words))
+    store.add([[1, 2, VOCAB, 3]] * 3 + [[1, 2, 4, VOCAB + 1], [5, VOCAB]])
+    drafter = Retrieval(TableLM.random(VOCAB), Retrieval.Config(datastore=store.folder))
+    drafter.check_vocabulary(words)
+    assert guess(drafter, row([1, 2], VOCAB)).tree.tokens == (2, 4)
+    assert guess(drafter, row([5], VOCAB)).tree.tokens == (5,)
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        drafter.check_vocabulary({f"v{n}": n for n in range(VOCAB + 2)})
+
+
+def test_only_what_is_sorted_bounds_a_match(stored, row):
+    """A datastore's suffixes are in order of their first tokens only; a text is read as it is."""
+    text = np.random.default_rng(0).integers(0, 2, 300).tolist()
+    longest = stored([text], max_match=32)
+    for at in range(200):
+        found = longest.source.look_up(row(text[at : at + 32], VOCAB), Budget(1, 1))
+        assert found.length == 32 and found.paths.tolist() == [[text[at + 32]]]
+    assert TextSource(Retrieval.Config(max_match=33), VOCAB).config.max_match == 33

@@ -204,6 +204,14 @@ def test_a_prediction_is_read_once_for_all_rows_that_share_it(drafted):
     assert row.prediction.tokens is read.tokens
 
 
+def test_a_predicted_text_ends_before_ids_that_the_model_has_no_scores_for():
+    def tokenizer(text, add_special_tokens):
+        return {"input_ids": [3, 8, 9, 2] if text == "long" else [9]}
+
+    foretelling = Foretelling(tokenizer, 9, frozenset())
+    assert foretelling.ids("long") == (3, 8) and foretelling.expected("beyond").tokens == ()
+
+
 def test_beams_match_their_grammar(plain):
     session = plain.using("beam-sampling", num_beams=3)
     guided = {"choice": ["red", "green", "blue sky"]}

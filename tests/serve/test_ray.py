@@ -203,6 +203,12 @@ def test_options_of_replicas_need_ray() -> None:
     assert ran.exit_code == 2 and "--replicas" in ran.stderr and "--ray" in ran.stderr
 
 
+def test_what_replicas_would_remember_and_never_save_is_refused() -> None:
+    asked = ["--method", "token-recycling", "--set", "memory=learnt.bin"]
+    ran = runner.invoke(app, ["serve", "--ray", "--port", "0", *asked])
+    assert ran.exit_code == 2 and "memory=learnt.bin" in ran.stderr and "remember" in ran.stderr
+
+
 @pytest.mark.skipif(HAVE_RAY, reason="ray is installed")
 def test_a_missing_ray_is_told_with_its_extra() -> None:
     ran = runner.invoke(app, ["serve", "--ray"])

@@ -18,6 +18,7 @@ import torch
 from foretoken.coins import SeededCoins
 
 RESAMPLES = 1000
+HELD = 1 << 22  # indices of resamples held at once: 32 MB, and as much of what is read by them
 
 
 @lru_cache(maxsize=8)
@@ -60,6 +61,25 @@ def ratio_interval(
 def resampled(count: int, seed: int = 0) -> npt.NDArray[np.int64]:
     """Index sets [RESAMPLES, count] as an array: for hundreds of requests instead of prompts."""
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+
+
+def over_resamples(
+    statistic: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]],
+    count: int,
+    seed: int = 0,
+) -> npt.NDArray[np.float64]:
+    """`statistic(index sets)` of all of `resampled`, whose last axis is the resamples.
+
+    Those of very many requests are drawn and looked at some at a time: the same ones, as one
+    generator draws them in the same order, in a memory that does not grow with the requests.
+    """
+    some = max(HELD // max(count, 1), 1)
+    if some >= RESAMPLES:
+        return statistic(resampled(count, seed))
+    chance = np.random.default_rng(seed)
+    sizes = [min(some, RESAMPLES - done) for done in range(0, RESAMPLES, some)]
+    parts = [statistic(chance.integers(count, size=(size, count))) for size in sizes]
+    return np.concatenate(parts, axis=-1)
 
 
 def spread(values: npt.NDArray[np.float64], level: float = 0.95) -> tuple[float, float] | None:

@@ -56,6 +56,7 @@ class Journal:
         return {(cell.row, cell.prompt, cell.repetition) for cell in self.cells}
 
     def add(self, cell: Cell) -> None:
+        self.finished = False  # it was, and has grown
         self.cells.append(cell)
         self._write({"kind": "cell", **asdict(cell)})
 
@@ -97,6 +98,7 @@ class Journal:
         """Take in a line of the file."""
         if kind == "cell":
             self.cells.append(Cell(**entry))
+            self.finished = False  # a bench that went on behind its end
         elif kind == "failed":
             self.failed[entry["row"]] = entry["why"]
         elif kind == "note":

@@ -79,16 +79,18 @@ class OwnRow:
         rows = [request(*one, self.engine) for one in zip(prompts, params, strict=True)]
         self.engine.max_rows = max(self.engine.max_rows, len(rows))
         found: list[StepTrace] = []
-        draft = target = 0.0
+        fed = draft = target = 0.0
         began = perf_counter()
         for step in decode(rows, self.engine):
+            fed += step.times.prefill
             draft, target = draft + step.times.draft, target + step.times.target
             found += [trace_of(step, at) for at in range(len(step.rows))]
         finish_device()
         return Outcome(
             tokens=[token for row in rows for token in row.new_tokens],
             seconds=perf_counter() - began,
-            prefill=max(row.prefill for row in rows),  # they share these forwards
+            # Prompts share some forwards, so only the steps know what those of all took together.
+            prefill=rows[0].prefill if len(rows) == 1 else fed,
             draft=draft,
             target=target,
             steps=[(t.drafted, t.depth, t.accepted, len(t.emitted)) for t in found],

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def parse_methods(text: str | Sequence[str | RowSpec]) -> list[RowSpec]:
             f"rows are {', '.join(KNOWN)}.",
             "name at least one.",
         )
+    specs = _told_apart(specs)
     for n, spec in enumerate(specs):
         if spec.label in {other.label for other in specs[:n]}:
             raise ConfigError(
@@ -130,12 +132,47 @@ def _parse(name: str) -> list[RowSpec]:
     return [row_of(match.group(1), options)]
 
 
-def row_of(name: str, options: Mapping[str, Any]) -> RowSpec:
-    """The row of a method with options, labelled as it is written."""
+def row_of(
+    name: str, options: Mapping[str, Any], names: Mapping[Path, str] | None = None
+) -> RowSpec:
+    """The row of a method with options, labelled as it is written; paths as `names` has them."""
     label = name
     if options:
-        label += "[" + ",".join(f"{k}={_written(v)}" for k, v in options.items()) + "]"
+        label += "[" + ",".join(f"{k}={_written(v, names)}" for k, v in options.items()) + "]"
     return RowSpec(label, name, options)
+
+
+def _told_apart(specs: Sequence[RowSpec]) -> list[RowSpec]:
+    """The rows; where several have one label, folders in it get names that tell them apart.
+
+    All of them, the first one too: else its label would mean another row in another order.
+    """
+    alike: dict[str, list[RowSpec]] = {}
+    for spec in specs:
+        if spec.label == row_of(spec.method, spec.options).label:  # and is no name of its own
+            alike.setdefault(spec.label, []).append(spec)
+    names = {
+        label: short_names(v for spec in rows for v in spec.options.values() if isinstance(v, str))
+        for label, rows in alike.items()
+        if len(rows) > 1
+    }
+    return [
+        row_of(spec.method, spec.options, names[spec.label])
+        if spec.label in names and spec in alike[spec.label]
+        else spec
+        for spec in specs
+    ]
+
+
+def short_names(paths: Iterable[str]) -> dict[Path, str]:
+    """The last part of each path, or as many last parts as tell it from all the others."""
+    places = list(dict.fromkeys(Path(path) for path in paths))
+    found: dict[Path, str] = {}
+    for length in range(1, 1 + max((len(place.parts) for place in places), default=0)):
+        ends = {place: "-".join(place.parts[-length:]) for place in places if place not in found}
+        often = Counter([*ends.values(), *found.values()])
+        found |= {place: end for place, end in ends.items() if often[end] == 1}
+    return {place: found.get(place, str(place)) for place in places}
 
 
 def _family(name: str, given: Mapping[str, Any]) -> list[RowSpec]:
@@ -187,8 +224,12 @@ def value_of(text: str) -> Any:
     return text
 
 
-def _written(value: Any) -> str:
-    """A value as a label shows it; of a path only the last name, for results travel."""
+def _written(value: Any, names: Mapping[Path, str] | None = None) -> str:
+    """A value as a label shows it; of a path only the last name, for results travel, or the one it
+    has in `names`.
+    """
+    if names and isinstance(value, str):
+        return names[Path(value)]
     if isinstance(value, str) and os.sep in value:
         return Path(value).name
     if isinstance(value, tuple | list):

@@ -261,6 +261,12 @@ def run_replicas(
     loading: dict[str, Any], limits: Settings, counts: dict[str, Any], host: str, port: int
 ) -> None:
     """Serve from replicas until a signal."""
+    if (file := loading.get("memory")) is not None:
+        raise ConfigError(
+            f"--set memory={file} was passed with --ray.",
+            "every replica would remember something else, and none of them saves it.",
+            "leave one of them out.",
+        )
     from rich.console import Console
 
     from foretoken.serve import scale

@@ -17,7 +17,7 @@ from foretoken.contract import Features, LanguageModel
 from foretoken.datastore.capture import check_layer
 from foretoken.datastore.dense import KeyStore
 from foretoken.datastore.vocabulary import Vocabulary
-from foretoken.drafters.parts.datastore_source import drafted
+from foretoken.drafters.parts.datastore_source import drafted, foreign_by_size
 from foretoken.drafters.parts.row_by_row import RowDrafter
 from foretoken.errors import ConfigError, check_values
 from foretoken.types import Budget, DecodeState, Draft, Layer, Shape, Step, Traits
@@ -49,11 +49,13 @@ class DenseRetrieval(RowDrafter):
             ("sharpness", settings.sharpness >= 0.0, "0 (all weigh alike) or more"),
         )
         self.store = KeyStore(settings.keys)
-        for name, here, there in (
-            ("tokens", self.store.vocabulary.size, target.vocab_size),
-            ("hidden numbers", self.store.hidden_size, target.hidden_size),
+        known, width, size = self.store.vocabulary, self.store.hidden_size, target.vocab_size
+        self.end = min(known.size, size)  # ids from here on are no tokens
+        for name, here, there, foreign in (
+            ("tokens", known.size, size, foreign_by_size(known, size)),
+            ("hidden numbers", width, target.hidden_size, width != target.hidden_size),
         ):
-            if here > there or (name != "tokens" and here != there):
+            if foreign:
                 raise ConfigError(
                     f"the keys {settings.keys} were asked for with a target of {there} {name}.",
                     f"they were made with a target of {here}.",
@@ -76,7 +78,7 @@ class DenseRetrieval(RowDrafter):
                 self.config.neighbours,
                 self.config.sharpness,
             )
-        return drafted(row, found, budget.nodes, self.store.vocabulary.size)
+        return drafted(row, found, budget.nodes, self.end)
 
     def observe(self, step: Step) -> None:
         """Keep the state after which the newest token was said."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from foretoken.drafters.parts.prediction import Expected, Prediction
@@ -88,7 +89,9 @@ class Foretelling:
                 "pass tokenizer= to load, or a list of token ids.",
             )
         check_text(said, "prediction")
-        return tuple(self.tokenizer(said, add_special_tokens=False)["input_ids"])
+        found = self.tokenizer(said, add_special_tokens=False)["input_ids"]
+        # A tokenizer may have ids that its model has no scores for: no text of it goes on there.
+        return tuple(takewhile(lambda token: token < self.width, found))
 
 
 def is_guided(value: Any) -> bool:

@@ -7,7 +7,7 @@ from time import perf_counter, process_time
 import pytest
 
 from foretoken.bench.load.arrivals import Level
-from foretoken.bench.load.drive import Limit, closed, opened, watched
+from foretoken.bench.load.drive import PAUSE, TURNED_AWAY, Limit, closed, opened, watched
 from foretoken.bench.load.record import Block, Record
 from foretoken.bench.load.steady import RULES, TOO_FEW, steady_part
 
@@ -78,6 +78,27 @@ def test_clients_that_think_leave_the_server_idle() -> None:
     block, desk = run_closed(2, Limit(requests=30), seconds=0.001, think=0.02)
     gaps = block.seconds - sum(one.latency for one in block.records) / 2
     assert gaps > 0.5 * 30 * 0.02 / 2 and desk.most <= 2
+
+
+@pytest.mark.parametrize("error", [*TURNED_AWAY, "http 500"])
+def test_clients_that_are_turned_away_come_again_after_a_while(error) -> None:
+    """A server that is gone refuses at once: hundreds of thousands of times within a minute."""
+    block = Block(server="s", level=Level("closed", 2), round=0)
+
+    async def refused(one: Record) -> None:
+        one.error = error
+        await asyncio.sleep(0)
+
+    async def run():
+        async with watched(block) as zero:
+            limit = Limit(requests=1000, seconds=1.5 * PAUSE)
+            await closed(block, record, refused, zero, limit, 0.0, Random(0))
+
+    asyncio.run(run())
+    if error in TURNED_AWAY:
+        assert len(block.records) <= 4, "twice each"
+    else:
+        assert len(block.records) > 100, "an error of the server's own is an answer"
 
 
 def test_an_open_loop_sends_on_time_however_slow_the_server_is() -> None:

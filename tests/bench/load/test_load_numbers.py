@@ -1,9 +1,12 @@
 """Numbers of a load whose answer is known beforehand."""
 
+import warnings
+
 import numpy as np
 import pytest
 
-from foretoken.bench.intervals import RESAMPLES, resampled, spread
+from foretoken.bench import intervals
+from foretoken.bench.intervals import RESAMPLES, over_resamples, resampled, spread
 from foretoken.bench.load.arrivals import Level
 from foretoken.bench.load.ratios import over
 from foretoken.bench.load.record import Block, Record
@@ -65,6 +68,17 @@ def test_failed_requests_count_against_goodput_and_give_no_tokens() -> None:
     assert strict["share"]["value"] == 0.0 == strict["tokens_per_second"]["value"]
 
 
+def test_where_no_request_was_sent_within_the_steady_part_there_is_no_goodput() -> None:
+    """One client thinks for long after its first answer, and its second request is cut off."""
+    first = answered(0, 0.0, 0.2, 0.1, 9)
+    block = Block(server="s", level=Level("closed", 1), round=0, records=[first], unfinished=1,
+                  seconds=12.0, last_sent=11.0)  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = summary([block], Promise(ttft=0.25), {})
+    assert found["steady"]["requests"] == 0 and found["goodput"] is None
+
+
 def test_what_keeps_a_promise() -> None:
     record = answered(0, 0.0, 0.2, 0.1, 9)
     assert Promise().kept(record) and not Promise().asked
@@ -119,6 +133,21 @@ def test_intervals_hold_the_true_mean_nineteen_times_of_twenty() -> None:
         hits += low <= 3.0 <= high
     assert 0.89 <= hits / 200 <= 0.99
     assert spread(np.array([1.0, np.nan])) is None
+
+
+@pytest.mark.parametrize("count", [80, 81])
+def test_many_requests_are_resampled_some_at_a_time_and_alike(count, monkeypatch) -> None:
+    values, shapes = np.random.default_rng(1).normal(size=count), []
+
+    def drawn(at):
+        shapes.append(at.shape)
+        return np.stack([at[:, 0], at[:, -1], values[at].sum(axis=1)])
+
+    at_once, known = over_resamples(drawn, count), percentiles(values)
+    assert shapes == [(RESAMPLES, count)] and (at_once[0] == resampled(count)[:, 0]).all()
+    monkeypatch.setattr(intervals, "HELD", 7 * count + 3)
+    assert (over_resamples(drawn, count) == at_once).all() and percentiles(values) == known
+    assert max(shapes[1:]) == (7, count) and sum(rows for rows, _ in shapes[1:]) == RESAMPLES
 
 
 def test_ratios_are_paired_so_that_prompts_fall_out() -> None:

@@ -101,3 +101,12 @@ def test_folders_without_a_datastore_are_refused(tmp_path, store) -> None:
 def test_names_are_short_and_tell_apart() -> None:
     assert named(("x/a", "y/b", "x/a")) == {"x/a": "a", "y/b": "b"}
     assert set(named(("x/a", "y/a")).values()) == {"x-a", "y-a"}
+    deep = ("p/x/a", "q/x/a", "q/x/a/", "y/a", "x-a", "b")
+    assert named(deep) == {"p/x/a": "p-x-a", "q/x/a": "q-x-a", "y/a": "y-a", "x-a": "x-a", "b": "b"}
+    assert len(set(named(("/a/b", "a/b", "p/a-b/c", "a/b/c", "q/b/c")).values())) == 5
+
+
+def test_drafts_whose_last_folders_agree_are_all_tried() -> None:
+    found = candidates(("one/run/final", "two/run/final"), ())
+    drafts = [spec.draft for spec in {spec.label: spec for spec in found}.values()]
+    assert drafts.count("one/run/final") == drafts.count("two/run/final") == len(drafting())

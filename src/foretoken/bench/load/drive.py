@@ -14,6 +14,10 @@ from foretoken.bench.load.record import Block, Record
 Ask = Callable[[Record], Awaitable[None]]  # sends a request, and returns when its answer has ended
 Make = Callable[[int, float], Record]  # number of the request and when it is due -> its record
 NAP = 0.02  # seconds between two looks at how late the event loop is
+# Errors that come at once where a server is gone or full: a client that asked again at once would
+# send hundreds of thousands of requests, and measure itself.
+TURNED_AWAY = ("not connected", "disconnected", "http 429", "http 503")
+PAUSE = 0.2  # seconds until a client asks again that was turned away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,7 @@ async def closed(
     """So many clients at once, each with one request in flight.
 
     A client that has its answer thinks for a while, exponentially distributed around `think`
-    seconds, and asks for the next.
+    seconds, and asks for the next. One that was turned away waits before it comes again.
     """
     following = 0
 
@@ -43,7 +47,10 @@ async def closed(
         while not limit.over(following, now := perf_counter() - zero):
             number, following = following, following + 1
             block.last_sent = max(block.last_sent, now)
-            await finished(block, make(number, now), ask)
+            record = make(number, now)
+            await finished(block, record, ask)
+            if record.error in TURNED_AWAY:
+                await asyncio.sleep(PAUSE)
             if think > 0:
                 await asyncio.sleep(chance.expovariate(1.0 / think))
 

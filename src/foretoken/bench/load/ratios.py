@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from foretoken.bench.intervals import resampled, spread
+from foretoken.bench.intervals import over_resamples, spread
 from foretoken.bench.load.sample import FEWEST, Floats, Sample
 
 RATIOS = (("ttft", 50), ("ttft", 95), ("tpot", 50), ("latency", 50), ("latency", 95))
@@ -33,13 +34,15 @@ def throughputs(one: Sample, other: Sample) -> dict[str, Any]:
     points = [float(side.rate(tokens.sum(), busy.sum())) for side, tokens, busy in sides]
     if not points[1]:
         return {"value": None, "interval": None, "of": len(keys)}
-    at = resampled(len(keys))
-    drawn = [
-        side.rate(tokens[at].sum(axis=1), busy[at].sum(axis=1)) for side, tokens, busy in sides
-    ]
+
+    def again(at: npt.NDArray[np.int64]) -> Floats:
+        return np.stack([side.rate(tokens[at].sum(axis=1), busy[at].sum(axis=1))
+                         for side, tokens, busy in sides])  # fmt: skip
+
+    above, below = over_resamples(again, len(keys))
     return {
         "value": points[0] / points[1],
-        "interval": interval(drawn[0], drawn[1], len(keys)),
+        "interval": interval(above, below, len(keys)),
         "of": len(keys),
     }
 
@@ -52,8 +55,11 @@ def latencies(one: Sample, other: Sample, name: str, q: int) -> dict[str, Any] |
     above, below = values[0][both], values[1][both]
     if not both.any() or not np.percentile(below, q):
         return None
-    at = resampled(len(above))
-    drawn = [np.percentile(side[at], q, axis=1) for side in (above, below)]
+
+    def again(at: npt.NDArray[np.int64]) -> Floats:
+        return np.stack([np.percentile(side[at], q, axis=1) for side in (above, below)])
+
+    drawn = over_resamples(again, len(above))
     return {
         "value": float(np.percentile(above, q) / np.percentile(below, q)),
         "interval": interval(drawn[0], drawn[1], len(above)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.bench.intervals import resampled, spread
+from foretoken.bench.intervals import over_resamples, spread
 from foretoken.bench.load.record import Block, Record
 from foretoken.bench.load.steady import Steady, steady_part
 
@@ -144,9 +144,12 @@ def percentiles(values: Floats) -> dict[str, Any] | None:
     points = [*np.percentile(known, PERCENTILES), known.mean()]
     spans: list[Any] = [None] * len(points)
     if len(known) >= FEWEST:
-        again = known[resampled(len(known))]
-        drawn = [*np.percentile(again, PERCENTILES, axis=1), again.mean(axis=1)]
-        spans = [spread(one) for one in drawn]
+
+        def again(at: npt.NDArray[np.int64]) -> Floats:
+            drawn = known[at]
+            return np.stack([*np.percentile(drawn, PERCENTILES, axis=1), drawn.mean(axis=1)])
+
+        spans = [spread(one) for one in over_resamples(again, len(known))]
     return {
         name: {"value": float(point), "interval": span}
         for name, point, span in zip([*names, "mean"], points, spans, strict=True)
@@ -155,5 +158,5 @@ def percentiles(values: Floats) -> dict[str, Any] | None:
 
 def measured(point: float, count: int, again: Callable[[npt.NDArray[np.int64]], Floats]) -> Any:
     """A number with the interval of its resamples."""
-    span = spread(again(resampled(count))) if count >= FEWEST else None
+    span = spread(over_resamples(again, count)) if count >= FEWEST else None
     return {"value": float(point), "interval": span}

@@ -122,9 +122,13 @@ def throughput(sample: Sample) -> dict[str, Any]:
     }
 
 
-def goodput(sample: Sample) -> dict[str, Any]:
-    """Share of requests that kept the promise, and the tokens per second of these alone."""
+def goodput(sample: Sample) -> dict[str, Any] | None:
+    """Share of requests that kept the promise, and the tokens per second of these alone; None where
+    no request that ended was sent within the steady part: of nothing there is no share.
+    """
     good = sample.good[sample.sent]
+    if not len(good):
+        return None
     tokens, busy = sample.tokens * sample.good, sample.busy
     return {
         "share": measured(good.mean(), len(good), lambda at: good[at].mean(axis=1)),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from foretoken.bench.catalogue import lossless
-from foretoken.bench.rows import UNTRAINED, RowSpec, row_of
+from foretoken.bench.rows import UNTRAINED, RowSpec, row_of, short_names
 from foretoken.datastore.dense import HEADER
 from foretoken.datastore.store import MANIFEST
 from foretoken.engine.assemble import config_fields
@@ -123,12 +122,9 @@ def labelled(method: str, options: dict[str, Any], shown: dict[str, Any]) -> Row
 
 def named(paths: Sequence[str]) -> dict[str, str]:
     """Paths or names, each once, with the last part as a name; longer where two would be equal."""
-    paths = list(dict.fromkeys(paths))
-    taken = Counter(Path(path).name for path in paths)
-    return {
-        path: Path(path).name if taken[Path(path).name] == 1 else "-".join(Path(path).parts[-2:])
-        for path in paths
-    }
+    names = short_names(paths)
+    once = {Path(path): path for path in reversed(paths)}  # as it was written first
+    return {once[place]: name for place, name in names.items()}
 
 
 def has_texts(folder: str) -> bool:

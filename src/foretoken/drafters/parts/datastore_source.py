@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.datastore.continuations import Continuations, beginnings
+from foretoken.datastore.segment import DEPTH
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import ConfigError, check_values
@@ -51,6 +52,8 @@ class DatastoreSource(Source):
 
     def __init__(self, config: DatastoreConfig, vocab_size: int) -> None:
         super().__init__(config)
+        most = f"at most {DEPTH}, to which a datastore's texts are sorted"
+        check_values(config, ("max_match", config.max_match <= DEPTH, most))
         if not str(config.datastore):
             raise ConfigError(
                 "a method that looks things up was asked for without a datastore.",
@@ -58,12 +61,13 @@ class DatastoreSource(Source):
                 "build one (foretoken datastore build) and pass datastore=FOLDER.",
             )
         self.store = Datastore(config.datastore)
-        self.end = self.store.vocabulary.size
-        if self.end > vocab_size:
+        known = self.store.vocabulary
+        self.end = min(known.size, vocab_size)
+        if foreign_by_size(known, vocab_size):
             raise ConfigError(
                 f"the datastore {config.datastore} was asked for with a target of {vocab_size} "
                 "tokens.",
-                f"it was made for {self.end}: some of its ids are none of the target's.",
+                f"it was made for {known.size}: some of its ids are none of the target's.",
                 "build a datastore with the target's own tokenizer: foretoken datastore build.",
             )
 
@@ -78,6 +82,15 @@ class DatastoreSource(Source):
 
     def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         self.store.vocabulary.refuse_other(Vocabulary.of(vocabulary), self.config.datastore)
+
+
+def foreign_by_size(known: Vocabulary, vocab_size: int) -> bool:
+    """Whether ids are of another target because some are none of this one's.
+
+    Ids of a tokenizer are not: it may have more than its model scores, and what they mean is
+    compared later (`check_vocabulary`). Of ids that no tokenizer explains there is nothing else.
+    """
+    return known.size > vocab_size and known == Vocabulary.of_ids(known.size)
 
 
 def drafted(row: DecodeState, found: Continuations | None, nodes: int, end: int) -> Draft:
