@@ -16,10 +16,10 @@ from foretoken.cli import app
 from foretoken.cli.app import Commands
 from foretoken.cli.load import first_of
 from foretoken.cli.options import print_json
-from foretoken.cli.train import clear, prompts
+from foretoken.cli.train import prompts
 from foretoken.errors import ConfigError
 from foretoken.lm import load as reading
-from foretoken.training.recipes import LEFT_BY_RUNS
+from foretoken.training.recipes import LEFT_BY_RUNS, clear
 
 runner = CliRunner()
 
@@ -229,7 +229,11 @@ def test_starting_over_deletes_nothing_where_it_could_not_begin(pair_folders, tm
     model = tmp_path / "model-00001-of-00002.safetensors"
     model.write_text("weights")
     here = ["--out", tmp_path, "--fresh"]
-    for wrong in (["--data", tmp_path / "none.jsonl"], ["--target", tmp_path / "none"]):
+    for wrong in (
+        ["--data", tmp_path / "none.jsonl"],
+        ["--target", tmp_path / "none"],
+        ["--text", tmp_path / "none.txt"],
+    ):
         ran = run("train", "data", "--target", pair_folders[0], *here, *wrong)
         assert ran.exit_code == 2 and "none" in ran.stderr
         assert all(path.exists() for path in (*shards, model))
@@ -250,6 +254,15 @@ def test_a_draft_that_nothing_would_read_is_refused(name, pair_folders, tmp_path
     (tmp_path / "train-000000.jsonl").write_text("{}\n")
     given = ["--target", target, "--draft", draft, "--data", tmp_path, "--out", tmp_path / "out"]
     refused(run("train", name, *given), "--draft was passed", "leave it out")
+
+
+def test_options_of_texts_that_are_written_already_are_refused(pair_folders, tmp_path):
+    """They were taken and changed nothing."""
+    given = ["--target", pair_folders[0], "--data", tmp_path, "--out", tmp_path / "out"]
+    asked = ["--set", "temperature=0.5", "--set", "new_tokens=9"]
+    refused(run("train", "eagle3", *given, *asked), "temperature and new_tokens", "leave")
+    refused(run("train", "medusa", *given, *asked[2:]), "new_tokens passed", "train data")
+    refused(run("train", "acceptance", *given, *asked), "target and draft say")
 
 
 def test_an_audit_report_is_a_file(tmp_path):

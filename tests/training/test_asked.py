@@ -160,6 +160,33 @@ def test_a_start_says_how_tokens_are_embedded():
         UnrolledObjective.completed(config, session)  # before anything is captured
 
 
+def test_starting_over_deletes_nothing_where_it_could_not_begin(make_llama, tmp_path):
+    """Whatever can be refused is, before hours of captured states are gone."""
+    kept = tmp_path / "out" / "training" / "capture" / "train-000000.safetensors"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("states")
+    make_llama(300).save_pretrained(tmp_path / "other")
+    config = UnrolledTraining(prompts=10, window=32, batch=4, steps=2, width=64, inner=64)
+    anew = {"fresh": True, "show": False}
+    with foretoken.load(tied(), "plain") as session:
+        for wrong in ({"taps": (99,)}, {"start": str(tmp_path / "other")}, {"states": "asked"}):
+            with pytest.raises(ConfigError):
+                run_training(
+                    session, "eagle3", lambda *_: [[1, 2, 3]], replace(config, **wrong),
+                    tmp_path / "out", **anew,
+                )  # fmt: skip
+            assert kept.exists(), wrong
+        seen = []
+
+        def read(split, count):
+            seen.append((split, count))
+            return some(split, count)
+
+        run_training(session, "eagle3", read, config, tmp_path / "out", **anew)
+    assert kept.read_bytes()[:6] != b"states"
+    assert seen == [("train", 10), ("valid", 1)], "as many as are told of"
+
+
 def test_a_head_that_reads_no_states_is_refused():
     capture = KeysValues(**SAID)
     with foretoken.load(tiny("llama"), "plain") as session:

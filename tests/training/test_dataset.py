@@ -137,7 +137,7 @@ def test_a_model_without_a_chat_template_writes_documents(tiny_pair, byte_tokeni
     chats = list(every_chat(tmp_path, "train"))
     assert {chat.kind for chat in chats} == {"document"}
     assert all(chat.temperature > 0 for chat in chats), "greedy ones would all be the same text"
-    judged = held_out(tmp_path, 4) or [beginning(chat) for chat in chats[:2]]
+    judged = [*held_out(tmp_path, 4), *(beginning(chat) for chat in chats[:2])]
     assert all(len(prompt) > 1 for prompt in judged) and judged[0] != judged[-1]
     assert {tuple(chat.prompt) for chat in chats} == {(byte_tokenizer.eos_token_id,)}
 
@@ -194,6 +194,34 @@ def test_a_batch_follows_from_its_index(folder):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there are none"):
         stream(tmp_path)
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_of_few_chats_one_is_held_out(session, tmp_path, count):
+    """By chance it would be none of them: a share of 0.001 of a handful."""
+    config = replace(CONFIG, shard=4, chats=count, held_out=0.001)
+    given = [f"question {n}" for n in range(count)]
+    notes = make_data(session, config, tmp_path, given, show=False)
+    told = [notes["splits"][split]["chats"] for split in ("train", "valid")]
+    assert told == [count - 1, 1], "of the first shard alone"
+    assert held_out(tmp_path, 4)
+
+
+def test_a_single_chat_is_learned_from(session, tmp_path):
+    make_data(session, replace(CONFIG, chats=1, held_out=0.001), tmp_path, ["one"], show=False)
+    assert len(list(every_chat(tmp_path, "train"))) == 1
+    with pytest.raises(ConfigError, match=r"split 'valid'(.|\n)*more chats, or pass --fresh"):
+        ChatStream(tmp_path, "valid", tokens=256, row_tokens=128, pad=0, seed=3)
+
+
+def test_prompts_that_no_row_has_room_for_are_told_of(folder):
+    whole = [len(chat.prompt) + len(chat.answer) for chat in every_chat(folder, "train")]
+    with pytest.raises(ConfigError, match=rf"all {len(whole)} of the split 'train'") as caught:
+        stream(folder, row_tokens=4)
+    assert "rows of row_tokens=4 hold 8" in caught.value.possible
+    enough = -(-min(whole) // 2)
+    assert f"{enough} is enough" in caught.value.do and "--set row_tokens=N" in caught.value.do
+    assert stream(folder, row_tokens=enough).places
 
 
 def test_a_prompt_that_gives_a_text_waits_until_there_is_one():

@@ -12,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretoken
-from foretoken.cli.train import clear
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError
 from foretoken.lm import draft_exits, draft_vocabulary
 from foretoken.training import checkpoint, recipes
@@ -273,9 +272,9 @@ def test_texts_are_never_written_over(texts, name):
 def test_starting_over_leaves_texts_where_they_are(texts, tmp_path):
     shutil.copytree(texts, tmp_path, dirs_exist_ok=True)
     (tmp_path / "training" / "abc").mkdir(parents=True)
-    clear(tmp_path, ())
+    recipes.clear(tmp_path)
     assert not (tmp_path / "training").exists() and list(tmp_path.glob("train-*.jsonl"))
-    clear(tmp_path, recipes.LEFT_BY_RUNS)
+    recipes.clear(tmp_path, recipes.LEFT_BY_RUNS)
     assert not list(tmp_path.glob("train-*"))
 
 

@@ -152,6 +152,20 @@ def test_a_run_on_text_that_broke_off_ends_with_the_same_files(session, file, tm
     assert made(session, tmp_path / "whole", file) == json.loads(card)
 
 
+def test_starting_over_deletes_nothing_where_text_is_refused(session, file, tmp_path):
+    made(session, tmp_path / "out", file)
+    before = contents(tmp_path / "out")
+    asked = {"fresh": True, "show": False}
+    with pytest.raises(ConfigError, match="no such file"):
+        make_data(session, CONFIG, tmp_path / "out", texts=[str(tmp_path / "typo.txt")], **asked)
+    with pytest.raises(ConfigError, match="chats=0"):
+        make_data(session, CONFIG, tmp_path / "out", **asked)
+    assert contents(tmp_path / "out") == before
+    other = replace(CONFIG, seed=1)
+    make_data(session, other, tmp_path / "out", texts=[str(file)], **asked)
+    assert contents(tmp_path / "out") != before, "made anew, with other options"
+
+
 def test_other_text_in_the_same_folder_is_refused(session, file, tmp_path):
     made(session, tmp_path / "out", file)
     file.write_text(story(4))

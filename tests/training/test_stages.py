@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import foretoken
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.training import checkpoint
+from foretoken.training import checkpoint, recipes
 from foretoken.training.attention import hurried
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.records import every_chat
@@ -159,6 +159,29 @@ def test_a_draft_that_cannot_be_continued_is_refused(session, texts, draft, make
         config = replace(CONFIG, shape=(128, 2))
         make_draft(session, config, texts, tmp_path / "out", start=draft[0], show=False)
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_starting_over_deletes_nothing_where_a_draft_is_refused(
+    session, texts, draft, make_llama, byte_tokenizer, tmp_path
+):
+    earlier = tmp_path / "out" / "training" / "earlier" / "step-00000001.pt"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("weights")
+    make_llama(300).save_pretrained(tmp_path / "other")
+    config = replace(CONFIG, shape=None, text_share=0.0, epochs=0.1, evaluations=1)
+    order = recipes.Order(
+        session, config, tmp_path / "out", texts, tmp_path / "other", (), "tiny", False, fresh=True
+    )
+    with pytest.raises(ConfigError, match="300 tokens and the target 265"):
+        recipes.cook("draft", order)
+    with (
+        foretoken.load(make_llama(300), "plain", tokenizer=byte_tokenizer) as foreign,
+        pytest.raises(ConfigError, match="another vocabulary"),
+    ):
+        recipes.cook("draft", replace(order, session=foreign))
+    assert earlier.exists()
+    recipes.cook("draft", replace(order, draft=draft[0]))
+    assert not earlier.exists() and (tmp_path / "out" / "config.json").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ import resource
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from toy import objective, trainer
 
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.training import checkpoint
+from foretoken.training import trainer as loop
 from foretoken.training.schedule import cosine
 
 
@@ -227,3 +230,97 @@ def test_a_checkpoint_that_a_kill_left_half_done_shares_nothing_with_the_best(tm
     before = (tmp_path / "best.pt").read_bytes()
     checkpoint.save(tmp_path, 2, {"model": {"weight": torch.zeros(3)}}, best=False)
     assert (tmp_path / "best.pt").read_bytes() == before
+
+
+RARE = {"save_every": 1000, "evaluate_every": 1000}
+
+
+@pytest.fixture
+def ctrl_c():
+    """Sends it to this process, which hears it whatever runs the tests has made of it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+class Pressed:
+    """An objective in whose call `at` Ctrl-C is pressed so many times."""
+
+    def __init__(self, press, at, times=1):
+        self.press, self.at, self.times, self.calls = press, at, times, 0
+
+    def __call__(self, model, batch, rng):
+        self.calls += 1
+        for _ in range(self.times if self.calls == self.at else 0):
+            self.press()
+        return objective(model, batch, rng)
+
+
+def test_ctrl_c_keeps_the_step_it_came_in(ctrl_c, tmp_path, caplog):
+    """Of two batches a step: the ninth is in the middle of step 5, which is whole when it ends."""
+    straight, model = trainer(tmp_path / "straight", **RARE)
+    whole = straight.run(show=False)
+    stopped, _ = trainer(tmp_path / "stopped", loss=Pressed(ctrl_c, 9), **RARE)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(show=False)
+    assert checkpoint.latest(tmp_path / "stopped").name == "step-00000005.pt"
+    assert "goes on from step 5" in caplog.text
+    resumed, again = trainer(tmp_path / "stopped", **RARE)
+    assert resumed.run(show=False).train == whole.train
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_a_second_ctrl_c_does_not_wait_and_saves_nothing_half_done(ctrl_c, tmp_path):
+    pressed = Pressed(ctrl_c, 9, times=2)
+    run, _ = trainer(tmp_path, loss=pressed, **RARE | {"save_every": 2})
+    with pytest.raises(KeyboardInterrupt):
+        run.run(show=False)
+    assert pressed.calls == 9
+    assert checkpoint.latest(tmp_path).name == "step-00000004.pt"
+
+
+def test_ctrl_c_in_the_last_step_is_not_lost(ctrl_c, tmp_path):
+    run, _ = trainer(tmp_path, loss=Pressed(ctrl_c, 8), steps=4, **RARE)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(show=False)
+    assert checkpoint.latest(tmp_path).name == "step-00000004.pt"
+
+
+def test_a_long_time_without_a_checkpoint_ends_with_one(tmp_path, monkeypatch):
+    """A clock on which every step takes half of what may lie between two of them."""
+    ticks = count(0.0, 0.1)
+    clock = SimpleNamespace(monotonic=lambda: next(ticks))
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(loop, "_SECONDS_BETWEEN_SAVES", 1.0)
+    saved, save = [], checkpoint.save
+    monkeypatch.setattr(
+        checkpoint, "save", lambda folder, step, *given, **named: (
+            saved.append(step), save(folder, step, *given, **named))
+    )  # fmt: skip
+    straight, model = trainer(tmp_path / "straight", **RARE)
+    straight.run(show=False)
+    assert len(saved) > 3 and saved[0] < 10 and saved[-1] == 24
+    hearing = Hearing(killed=12)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "killed", loss=hearing, **RARE)[0].run(show=False)
+    assert checkpoint.latest(tmp_path / "killed")
+    resumed, again = trainer(tmp_path / "killed", **RARE)
+    resumed.run(show=False)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+
+
+def test_a_run_that_time_ends_is_judged_as_often_as_one_that_steps_end(tmp_path, monkeypatch):
+    """A second a step on this clock, so that forty of the thousand steps are taken."""
+    ticks = count()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    plan = {"steps": 1000, "save_every": 1000, "evaluate_every": 50}
+    progress = trainer(tmp_path, seconds=40.0, **plan)[0].run(show=False)
+    assert progress.ended == "time" and progress.step == 40
+    assert [step for step, _ in progress.held_out] == list(range(2, 41, 2))
+
+
+def test_a_run_that_steps_end_is_judged_by_steps_whatever_its_limit(tmp_path):
+    progress = trainer(tmp_path, seconds=3600.0)[0].run(show=False)
+    assert [step for step, _ in progress.held_out] == [6, 12, 18, 24]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -85,7 +84,8 @@ def train(
     if list_:
         tell([asdict(option) for option in options(cls)], json_)
         return
-    config = configured(cls, o.settings(set_), f"`foretoken train {name}`")
+    given = o.settings(set_)
+    config = configured(cls, given, f"`foretoken train {name}`")
     if out is None:
         raise ConfigError(
             f"`foretoken train {name}` was asked for without a folder.",
@@ -100,6 +100,7 @@ def train(
             json_=json_, device=device, dtype=dtype,
         )  # fmt: skip
         return
+    check_written(name, data, given)
     train_head(
         name, config, out, target=target, draft=draft, data=data, fresh=fresh, json_=json_,
         device=device, dtype=dtype,
@@ -134,6 +135,32 @@ def check_text(name: str, text: Sequence[str]) -> None:
         )
 
 
+def check_written(name: str, data: Path | None, given: Collection[str]) -> None:
+    """ConfigError for a folder of texts handed to a head that has its own written, and for options
+    of how texts are written where these are there already.
+    """
+    from foretoken.training.heads import trainable
+
+    if data is None or not data.is_dir():
+        return
+    row = trainable(name)
+    if row.models != ("target",):
+        raise ConfigError(
+            f"training the head {name!r} on the texts in {data} was asked for.",
+            f"it learns from what {' and '.join(row.models)} say at one temperature, of texts "
+            "that are written while it is trained.",
+            "pass a file of prompts with --data, or none.",
+        )
+    if unused := [one for one in ("temperature", "new_tokens") if one in given]:
+        raise ConfigError(
+            f"{' and '.join(unused)} passed with --set beside the texts in {data}.",
+            "these are written already: their answers are as long, and as random, as "
+            "`foretoken train data` was asked for.",
+            f"leave {' and '.join(unused)} out; or make other texts: `foretoken train data --set "
+            "temperatures=... --set new_tokens=... --out DIR`; or pass a file of prompts.",
+        )
+
+
 def train_head(
     name: str,
     config: Any,
@@ -159,13 +186,6 @@ def train_head(
     )  # fmt: skip
     some = partial(prompts, data, seed=config.seed)
     if data is not None and data.is_dir():
-        if row.models != ("target",):
-            raise ConfigError(
-                f"training the head {name!r} on the texts in {data} was asked for.",
-                f"it learns from what {' and '.join(row.models)} say at one temperature, of texts "
-                "that are written while it is trained.",
-                "pass a file of prompts with --data, or none.",
-            )
         some = partial(chats, data, session, window=getattr(config, "window", None))
     with session:
         found = run_training(session, name, some, config, out, fresh=fresh, show=not hushed(json_))
@@ -191,8 +211,8 @@ def cook_recipe(
     **loading: Any,
 ) -> None:
     """Make what a row of RECIPES makes, and tell what came of it."""
-    from foretoken.training.processes import is_main, main_first
-    from foretoken.training.recipes import LEFT_BY_RUNS, RECIPES, Order, check_order, cook
+    from foretoken.training.processes import is_main
+    from foretoken.training.recipes import RECIPES, Order, check_order, cook
 
     check_order(name, target, data, out)
     if draft is not None and (name == "sorted" or getattr(config, "writer", "draft") != "draft"):
@@ -213,10 +233,7 @@ def cook_recipe(
         target=target, draft=None, method="plain", quiet=not show,
         given=[f"max_rows={getattr(config, 'rows', 24)}"], **loading,
     ) as session:  # fmt: skip
-        with main_first() as first:
-            if fresh and first:  # behind whatever could be wrong with what was asked for
-                clear(out, LEFT_BY_RUNS if name == "data" else ())
-        order = Order(session, config, out, data, start, given, target, show, tuple(text))
+        order = Order(session, config, out, data, start, given, target, show, tuple(text), fresh)
         notes = cook(name, order)
     if not is_main():
         return
@@ -224,16 +241,6 @@ def cook_recipe(
         o.print_json(notes)
         return
     print(out)
-
-
-def clear(out: Path, patterns: Sequence[str]) -> None:
-    """Forget an earlier run in this folder: its checkpoints, and its shards by `patterns`."""
-    if (out / "training").is_dir():
-        shutil.rmtree(out / "training")
-    made = (out / "plan.json").is_file()  # else shards are of something else
-    for pattern in patterns if made else ():
-        for path in out.glob(pattern):
-            path.unlink()
 
 
 def tell(rows: list[dict[str, Any]], as_json: bool = False) -> None:
@@ -277,6 +284,7 @@ def chats(
     """
     from foretoken.training.dataset.card import check_vocabulary
     from foretoken.training.dataset.records import every_chat
+    from foretoken.training.dataset.stream import none_there
 
     check_vocabulary(folder, session)
     every = every_chat(folder, split)
@@ -290,11 +298,7 @@ def chats(
         LOG.warning("%d of %d chats are longer than window=%d and lose their beginning; the "
                     "longest has %d tokens", long, len(found), window, max(lengths))  # fmt: skip
     if not found:
-        raise ConfigError(
-            f"training on the texts in {folder} was asked for.",
-            f"there are no chats of the split {split!r} in it.",
-            "make some: `foretoken train data --target T --out DIR`.",
-        )
+        raise none_there(folder, split)
     return found
 
 

@@ -87,12 +87,18 @@ def run_training(
     A killed run goes on where it was; what was captured serves runs with other training options.
     """
     row, work = trainable(name), out / "training"
-    if fresh and work.is_dir():
-        prompts("train", 1)  # raises for what cannot be read, before anything is deleted
-        shutil.rmtree(work)
     kind: type[HeadObjective] = resolve(row.objective)
     config = kind.completed(config, session)
-    train, held_out = texts_of(session, name, prompts, config, work / "capture", show)
+    texts, capture = texts_of(prompts, config), resolve(row.captures).of(config)
+    read: list[Any] = []
+    if asks(config):
+        read = [AskedTexts(session, some, capture, name) for some in texts.values()]
+    if fresh and work.is_dir():  # behind whatever could be wrong with what was asked for
+        shutil.rmtree(work)
+    train, held_out = read or (
+        collect(session, some, capture, work / "capture", split, show=show)
+        for split, some in texts.items()
+    )
     objective = kind(config, train)
     torch.manual_seed(config.seed)
     module, lm = resolve(row.module), getattr(session, row.reads)
@@ -143,24 +149,17 @@ def run_name(
     return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
-def texts_of(
-    session: Session, name: str, prompts: Prompts, config: Any, folder: Path, show: bool
-) -> tuple[Any, Any]:
-    """What a head learns from and what judges it: kept in `folder`, or asked of the target."""
-    capture = resolve(head_row(name).captures).of(config)
+def texts_of(prompts: Prompts, config: Any) -> dict[str, Sequence[Any]]:
+    """What a head learns from and what judges it, by split; raises for what cannot be read."""
     few = max(1, config.prompts // HELD_OUT)
-    if getattr(config, "states", "kept") == "asked":
-        counts = {"train": config.prompts, "valid": min(few, JUDGED_MOST)}
-        asked = [
-            AskedTexts(session, prompts(split, count), capture, name)
-            for split, count in counts.items()
-        ]
-        return asked[0], asked[1]
-    train, held_out = (
-        collect(session, prompts(split, count), capture, folder, split, show=show)
-        for split, count in (("train", config.prompts), ("valid", few))
-    )
-    return train, held_out
+    if asks(config):
+        few = min(few, JUDGED_MOST)
+    return {"train": prompts("train", config.prompts), "valid": prompts("valid", few)}
+
+
+def asks(config: Any) -> bool:
+    """Whether hidden states are asked of the target anew, and not kept."""
+    return getattr(config, "states", "kept") == "asked"
 
 
 def fit(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ class Order:
     source: str  # the target, as it was named
     show: bool
     texts: tuple[str, ...] = ()  # sources of ordinary text, for `data`
+    fresh: bool = False  # forget an earlier run in `out`, behind whatever could be refused
 
 
 RECIPES = {
@@ -109,6 +112,16 @@ RECIPES = {
 LEFT_BY_RUNS = (
     "train-*.jsonl", "valid-*.jsonl", "train-*.safetensors", "valid-*.safetensors", "plan.json",
 )  # fmt: skip
+
+
+def clear(out: Path, patterns: Sequence[str] = ()) -> None:
+    """Forget an earlier run in this folder: its checkpoints, and its shards by `patterns`."""
+    if (out / "training").is_dir():
+        shutil.rmtree(out / "training")
+    made = (out / "plan.json").is_file()  # else shards are of something else
+    for pattern in patterns if made else ():
+        for path in out.glob(pattern):
+            path.unlink()
 
 
 def check_order(name: str, source: str, data: Path | None, out: Path | None = None) -> None:

@@ -10,12 +10,12 @@ One that changes along a run is told by `reach(done)`, before each step, which p
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,11 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
+from foretoken.engine.interrupts import Uninterrupted
 from foretoken.errors import CheckpointError, ConfigError
 
 from . import checkpoint
+from .bar import bar
 from .curve import draw_curve
 from .optimizers import split_optimizers
 from .processes import on_cpu
@@ -35,7 +37,9 @@ from .scalars import Scalars
 from .schedule import cosine
 from .stream import Stream
 
+LOG = logging.getLogger(__name__)
 _SECONDS_BETWEEN_CURVES = 60.0
+_SECONDS_BETWEEN_SAVES = 60.0  # at most, however far apart the plan's own are
 
 Objective = Callable[
     [nn.Module, dict[str, Tensor], random.Random], tuple[Tensor, dict[str, Tensor]]
@@ -57,7 +61,7 @@ class TrainingPlan:
     clip: float = 1.0  # largest norm of the gradient
     precision: str = "no"  # no, bf16 or fp16, as accelerate names them
     save_every: int = 200  # steps
-    evaluate_every: int = 200  # steps
+    evaluate_every: int = 200  # steps, or the same share of `seconds` where that is over sooner
     held_out_batches: int = 4
     patience: int | None = None  # evaluations without a better held-out loss before stopping
     seconds: float | None = (
@@ -80,6 +84,10 @@ class Progress:
     best: float = math.inf  # held-out loss, or measured acceptance below zero
     stale: int = 0  # evaluations since the best one
     ended: str = ""  # why: "steps", "patience" or "time"
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
 
 
 class _Loss(nn.Module):
@@ -141,28 +149,46 @@ class Trainer:
         self.model = model
         self.loss, *self.optimizers = self.accelerator.prepare(_Loss(model, objective), *optimizers)
         self.progress = Progress()
-        self.drawn = time.monotonic()
+        self.drawn = self.saved = time.monotonic()
 
     def run(self, *, resume: bool = True, show: bool = True) -> Progress:
-        """Train to the end of the plan, from the newest checkpoint if there is one."""
+        """Train to the end of the plan, from the newest checkpoint if there is one.
+
+        Ctrl-C waits for the end of a step and leaves a checkpoint of it; a second one does not.
+        """
         self._check_folder()
         if resume and (path := checkpoint.latest(self.folder)):
             self._restore(checkpoint.load(path), path)
         if self.plan.tensorboard and self.accelerator.is_main_process:
             self.scalars = Scalars(self.folder, self.progress.step)
         self.loss.train()
-        with _bar(self.name, self.plan.steps, show and self.accelerator.is_main_process) as advance:
-            while not self._over():
-                started = time.monotonic()
+        self.saved, stop = time.monotonic(), False
+        shown = show and self.accelerator.is_main_process
+        with (
+            bar(self.name, self.plan.steps, shown) as advance,
+            Uninterrupted() as interrupted,  # between steps alone there is something to save
+        ):
+            while not (stop or self._over()):
+                started, place = time.monotonic(), self._place()
                 loss = self._step()
-                [spent] = self._summed(time.monotonic() - started)
+                spent, asked = self._summed(time.monotonic() - started, float(interrupted()))
                 self.progress.seconds += spent / self.accelerator.num_processes
-                advance(self.progress, loss)
-                self._look_and_save()
-        if self.progress.step:
-            self._save(best=False)
+                advance(self.progress.step, loss, self.progress.tokens_per_second)
+                self._look_and_save(place)
+                stop = asked > 0  # of any process: all of them end behind the same step
+            if self.progress.step:
+                self._save(best=False)
+            if stop:
+                self._stop()
         self.accelerator.wait_for_everyone()  # whoever reads what was saved finds it
         return self.progress
+
+    def _stop(self) -> None:
+        """End as Ctrl-C asked, once what was done is kept."""
+        if self.accelerator.is_main_process:
+            told = "%s: stopped; the same command, without --fresh, goes on from step %d."
+            LOG.warning(told, self.name, self.progress.step)
+        raise KeyboardInterrupt
 
     def _step(self) -> float:
         """One optimizer step over `accumulate` batches of this process."""
@@ -226,15 +252,19 @@ class Trainer:
         torch.manual_seed(random.Random(place).getrandbits(62))
 
     def _set_rates(self) -> None:
-        plan, step = self.plan, float(self.progress.step)
-        if plan.seconds and self.progress.step:  # whichever of time and steps is further decides
-            step = max(step, plan.steps * self.progress.seconds / plan.seconds)
+        plan, step = self.plan, self._place()
         if self.reach is not None:
             self.reach(min(1.0, step / plan.steps))
         factor = cosine(int(step), plan.steps, plan.warmup, plan.floor)
         groups = [group for o in self.optimizers for group in o.param_groups]
         for group, peak in zip(groups, self.peaks, strict=True):
             group["lr"] = peak * factor
+
+    def _place(self) -> float:
+        """The steps that are over, or those that the time stands for where that is further."""
+        plan, step = self.plan, float(self.progress.step)
+        timed = plan.steps * self.progress.seconds / plan.seconds if plan.seconds else 0.0
+        return max(step, timed)
 
     def _over(self) -> bool:
         plan, progress = self.plan, self.progress
@@ -249,11 +279,14 @@ class Trainer:
     def _out_of_time(self) -> bool:
         return self.plan.seconds is not None and self.progress.seconds >= self.plan.seconds
 
-    def _look_and_save(self) -> None:
-        """Evaluate and save when due; a better held-out loss saves at once."""
+    def _look_and_save(self, place: float) -> None:
+        """Evaluate and save when due, behind a step that began at `place`; what is better is saved
+        at once.
+        """
         plan, progress = self.plan, self.progress
         better = False
-        due = progress.step % plan.evaluate_every == 0 or self._out_of_time()
+        due = self._place() // plan.evaluate_every > place // plan.evaluate_every
+        due = due or self._out_of_time()
         if self.held_out is not None and due:
             loss = self.evaluate()
             if not math.isfinite(loss):
@@ -264,7 +297,8 @@ class Trainer:
             better = cost < progress.best
             progress.best = min(cost, progress.best)
             progress.stale = 0 if better else progress.stale + 1
-        if better or progress.step % plan.save_every == 0:
+        late = time.monotonic() - self.saved > _SECONDS_BETWEEN_SAVES
+        if better or late or progress.step % plan.save_every == 0:
             self._save(best=better)
 
     def _measured(self, loss: float) -> float:
@@ -306,6 +340,7 @@ class Trainer:
             "progress": {key: getattr(progress, key) for key in Progress.__slots__} | {"ended": ""},
         }
         checkpoint.save(self.folder, progress.step, state, best=best)
+        self.saved = time.monotonic()
         if progress.ended or time.monotonic() - self.drawn > _SECONDS_BETWEEN_CURVES:
             title = f"{self.name}: loss"
             draw_curve(
@@ -352,30 +387,3 @@ def _unwritable(folder: Path, why: str) -> ConfigError:
         possible=f"the folder cannot be written ({why})",
         do="choose another folder",
     )
-
-
-@contextmanager
-def _bar(name: str, steps: int, show: bool) -> Iterator[Callable[[Progress, float], None]]:
-    """A progress bar with loss and speed; silent when not shown."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn(name),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[news]}"),
-        TimeRemainingColumn(),
-    )
-    told = Console(stderr=True)
-    with Bar(*columns, console=told, disable=not show, refresh_per_second=2) as bar:
-        task = bar.add_task(name, total=steps, news="")
-
-        def advance(progress: Progress, loss: float) -> None:
-            speed = progress.tokens / max(progress.seconds, 1e-9)
-            bar.update(
-                task, completed=progress.step, news=f"loss {loss:.3f}, {speed:,.0f} tokens/s"
-            )
-
-        yield advance

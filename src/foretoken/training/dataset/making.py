@@ -38,10 +38,11 @@ from foretoken.training.dataset.records import (
 )
 from foretoken.training.dataset.states import States
 from foretoken.training.dataset.windows import Read, digest, laws_along, scored
-from foretoken.training.recipes import Order
+from foretoken.training.recipes import LEFT_BY_RUNS, Order, clear
 from foretoken.types import DecodeState, Step
 
 PLAN = "plan.json"
+WANTED = 0.001  # share of held-out chats; whoever asks for less wants none
 ENOUGH = 32  # texts of a first shard, of which some should be worth learning from
 FREE = ("chats", "features_gib", "lockstep")  # options that may change in a folder that has texts
 
@@ -121,6 +122,9 @@ class Maker:
             held = rng.random() < self.config.held_out
             if chat.answer and repetition(chat.answer) <= self.config.repeated:
                 parts["valid" if held else "train"].append((chat, laws))
+        few = index == 0 and self.config.held_out >= WANTED and not parts["valid"]
+        if few and len(parts["train"]) > 1:  # without one to judge by no draft could be trained
+            parts["valid"].append(parts["train"].pop())
         if index == 0 and self.config.shard >= ENOUGH and not any(parts.values()):
             raise nothing_kept(self.config, len(prompts))
         write_shard(self.folder, index, parts)
@@ -218,13 +222,14 @@ def make_data(
     *,
     writer: Session | None = None,
     source: str = "",
+    fresh: bool = False,
     show: bool = True,
 ) -> dict[str, Any]:
     """Fill `folder` with chats of the session's target and with ordinary text that it scores.
 
     `given` are prompts that it answers in place of its own, as it does the user's messages of the
     chats in `texts`: files, folders and data sets of text. `writer` answers in the target's place.
-    Returns the notes of the card.
+    `fresh` deletes the texts of an earlier run first. Returns the notes of the card.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -235,6 +240,8 @@ def make_data(
     maker = Maker(session, config, folder, given, writer)
     check_work(maker, wanted, read)
     plan = {"target": source, "given": told_of(given), "text": read.name, **asdict(config)}
+    if fresh:  # behind whatever could be wrong with what was asked for
+        clear(folder, LEFT_BY_RUNS)
     same_plan(folder, plan, given)
     held_out = read.held_out(config.held_out, config.seed)
     with Progress(console=Console(stderr=True), disable=not show) as bar:
@@ -280,7 +287,7 @@ def run(order: Order) -> dict[str, Any]:
     with writing as writer:
         return make_data(
             session, config, order.out, given, order.texts, writer=writer, source=order.source,
-            show=order.show,
+            fresh=order.fresh, show=order.show,
         )  # fmt: skip
 
 

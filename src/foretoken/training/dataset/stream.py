@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import ConfigError
-from foretoken.training.dataset.records import Folders, Told, read_chats, read_told, shards
+from foretoken.training.dataset.records import (
+    Chat,
+    Folders,
+    Told,
+    read_chats,
+    read_told,
+    shards,
+)
 
 KEPT = 64  # shards in memory
 
@@ -58,12 +65,10 @@ class ChatStream:
             if chat.answer and len(chat.prompt) < 2 * row_tokens  # else nothing of it is learned
         ]
         if not self.places:
-            what = "windows of text" if text else "chats"
-            raise ConfigError(
-                f"training on the texts in {folder} was asked for.",
-                f"there are none of the split {split!r} in it, of {what}.",
-                "make some: `foretoken train data --target T --out DIR`.",
-            )
+            found = [chat for path in self.paths for chat in read_chats(path)]
+            if found:
+                raise too_long(folder, split, found, row_tokens)
+            raise none_there(folder, split, "windows of text" if text else "chats")
         self.loaded: OrderedDict[int, list[Told]] = OrderedDict()
         self.dealt: tuple[int, list[list[list[Place]]]] | None = None
         self.per_epoch = len(self.epoch(0))
@@ -124,6 +129,34 @@ class ChatStream:
             batches += [rows[i : i + size] for i in range(0, len(rows), size)]
         rng.shuffle(batches)
         return batches
+
+
+def none_there(folder: Folders, split: str, what: str = "chats") -> ConfigError:
+    """Of a folder without texts of a split."""
+    do = "make some: `foretoken train data --target T --out DIR`."
+    if split == "valid" and shards(folder, "train"):  # the same command would change nothing
+        do = (
+            "none was held out to judge by: ask `foretoken train data` for more chats, or pass "
+            "--fresh to it, which holds out one of two or more."
+        )
+    return ConfigError(
+        f"training on the texts in {folder} was asked for.",
+        f"there are none of the split {split!r} in it, of {what}.",
+        do,
+    )
+
+
+def too_long(folder: Folders, split: str, chats: list[Chat], row_tokens: int) -> ConfigError:
+    """Of a split whose every prompt leaves no room for an answer in a row."""
+    prompt = min(len(chat.prompt) for chat in chats)
+    whole = min(len(chat.prompt) + len(chat.answer) for chat in chats)
+    return ConfigError(
+        f"training on the texts in {folder} was asked for.",
+        f"all {len(chats)} of the split {split!r} are left out: their prompts have {prompt} tokens "
+        f"or more, and rows of row_tokens={row_tokens} hold {2 * row_tokens} at most.",
+        f"pass --set row_tokens=N, half of a prompt and its answer: {-(-whole // 2)} is enough for "
+        "the shortest of them.",
+    )
 
 
 def fitted(places: list[Place], width: int) -> list[list[Place]]:

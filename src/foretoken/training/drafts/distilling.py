@@ -76,7 +76,7 @@ class Student:
         assert data is not None, "its row says that it needs texts"
         model, tokens = read_draft(order)
         begun_as = identity(*models_of(session), model)
-        work = run_folder(order.out, config, data, order.source, begun_as)
+        work = run_folder(order.out, config, data, order.source, begun_as, fresh=order.fresh)
         cost = cost_of(session, order.draft)
         measure = EngineAcceptance(session, held_out(data, config.held_out), tokens, cost)
         objective = Distilled(

@@ -18,7 +18,8 @@ from foretoken.training.config import check_types
 from foretoken.training.dataset.records import DOCUMENT, Chat, Folders, every_chat, shards
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.measuring import EngineAcceptance
-from foretoken.training.processes import processes, several
+from foretoken.training.processes import main_first, processes, several
+from foretoken.training.recipes import clear
 from foretoken.training.scalars import require_tensorboard
 from foretoken.training.trainer import Objective, Progress, Trainer, TrainingPlan
 
@@ -36,7 +37,7 @@ class Learning:
     matrix_rate: float = 0.02  # peak rate of Muon, for the blocks; 0: AdamW for all
     vector_rate: float = 3e-3  # peak rate of AdamW, for the rest
     embedding_rate: float = 3e-3  # the same for the embedding, which is the output layer as well
-    evaluations: int = 20  # of acceptance by the engine, in the whole of the epochs
+    evaluations: int = 20  # of acceptance by the engine, in the whole of the epochs or minutes
     patience: int = 8  # evaluations without a better acceptance before stopping
     held_out: int = 24  # prompts that acceptance is measured on
     precision: str = "auto"  # bf16 where the processor multiplies it; or no, or bf16
@@ -155,16 +156,23 @@ def beginning(chat: Chat) -> list[int]:
     return ids[: min(BEGINNING, len(ids) // 2)]
 
 
-def run_folder(out: Path, config: Any, data: Folders | None, *others: object) -> Path:
+def run_folder(
+    out: Path, config: Any, data: Folders | None, *others: object, fresh: bool = False
+) -> Path:
     """Where a run with these options learns from these texts; any other run works elsewhere.
 
     `others` name what else decides what comes of it: the target, the weights it begins with. Steps
     and batches are those of a number of processes, so that another one goes on with nothing.
+    `fresh` deletes what runs in `out` have left.
     """
     texts = [] if data is None else [digest(path) for path in shards(data, "train")]
     said: list[Any] = [asdict(config), texts, *map(str, others)]
     if several():
         said.append({"processes": processes()})
+    if fresh:
+        with main_first() as first:
+            if first:
+                clear(out)
     work = out / "training" / hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
     work.mkdir(parents=True, exist_ok=True)
     return work

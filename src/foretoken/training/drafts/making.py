@@ -59,7 +59,7 @@ def run(order: Order) -> dict[str, Any]:
     assert order.data is not None, "its row says that it needs texts"
     return make_draft(
         order.session, order.config, order.data, order.out, start=order.draft, source=order.source,
-        show=order.show,
+        fresh=order.fresh, show=order.show,
     )  # fmt: skip
 
 
@@ -71,19 +71,21 @@ def make_draft(
     *,
     start: Any = None,
     source: str = "",
+    fresh: bool = False,
     show: bool = True,
 ) -> dict[str, Any]:
     """Train a draft for the session's target on the texts in `data`; the notes of its card.
 
-    `start` is a draft whose weights it begins with. A killed run goes on where it was. `out`
-    becomes a model directory that any transformers reads, with the file that says which tokens it
-    scores.
+    `start` is a draft whose weights it begins with. A killed run goes on where it was, unless
+    `fresh`. `out` becomes a model directory that any transformers reads, with the file that says
+    which tokens it scores.
     """
     with main_first():
         given = [] if start is None else [continued(session, config, start)]
-    work = run_folder(out, config, data, source, identity(*models_of(session), *given))
     counts = mass(data, session.target.vocab_size)
     tokens = frequent(counts, config.vocabulary, session.eos)
+    begun_as = identity(*models_of(session), *given)
+    work = run_folder(out, config, data, source, begun_as, fresh=fresh)
     with main_first():
         if given:
             model, cost = given[0], cost_of_existing(session, work, given[0], start)

@@ -72,8 +72,9 @@ def run(order: Order) -> dict[str, Any]:
     """What `foretoken train sorted` does."""
     assert order.data is not None, "its row says that it needs texts"
     return make_sorted(
-        order.session, order.config, order.data, order.out, source=order.source, show=order.show
-    )
+        order.session, order.config, order.data, order.out, source=order.source,
+        fresh=order.fresh, show=order.show,
+    )  # fmt: skip
 
 
 def make_sorted(
@@ -83,6 +84,7 @@ def make_sorted(
     out: Path,
     *,
     source: str = "",
+    fresh: bool = False,
     show: bool = True,
 ) -> dict[str, Any]:
     """Train a sorted draft on the texts in `data` and of other targets; the notes of its card.
@@ -92,7 +94,9 @@ def make_sorted(
     width, folders = session.target.vocab_size, (data, *config.others)
     for folder in config.others:
         check_texts(folder, width)
-    work = run_folder(out, config, folders, source, identity(*models_of(session)))
+    if config.shape is not None:
+        config.exits_of(config.shape[1])  # raises for others, before anything is deleted
+    work = run_folder(out, config, folders, source, identity(*models_of(session)), fresh=fresh)
     target = session.target.model
     counts = mass(folders, width)
     tokens = frequent(counts, config.vocabulary, session.eos)

@@ -86,6 +86,8 @@ class UnrolledObjective(GuessObjective):
         check_size(config, innermost(session.target))
         taps = taps_of(config.start, innermost(session.target)) if config.start else None
         if taps is None:
+            if config.start:
+                beginning(session, config.start)  # raises for a draft that it cannot begin as
             return config
         if config.taps not in (None, taps):
             raise ConfigError(

@@ -66,7 +66,9 @@ def run(order: Order) -> dict[str, Any]:
     model, tokens = read_draft(order)
     texts = order.data if order.data is not None and order.data.is_dir() else None
     begun_as = identity(*models_of(session), model)
-    work = run_folder(order.out, config, texts, order.source, begun_as, order.prompts)
+    work = run_folder(
+        order.out, config, texts, order.source, begun_as, order.prompts, fresh=order.fresh
+    )
     width = model.config.vocab_size
     rows = None if len(tokens) == width else OutputRows.of_tokens(tokens.tolist(), width)
     with closing(open_draft(twin(model, session.target.model.dtype), rows)) as draft:
