@@ -84,17 +84,6 @@ class DecoderLayer(nn.Module):
         memory: Float[Tensor, "B S M"],
     ) -> tuple[Float[Tensor, "B Q H"], Float[Tensor, "B Q M"]]:
         """States behind the layer, and the rows of the tokens fed now."""
-        x, kept = self.mixed(x, positions, sees, memory)
-        return self.through(x), kept
-
-    def mixed(
-        self,
-        x: Float[Tensor, "B Q H"],
-        positions: Int[Tensor, "B Q"],
-        sees: Bool[Tensor, "B Q S+Q"],
-        memory: Float[Tensor, "B S M"],
-    ) -> tuple[Float[Tensor, "B Q H"], Float[Tensor, "B Q M"]]:
-        """States behind the attention alone, and the rows of the tokens fed now."""
         made = self.attention(self.before(x)).split(self.sizes, -1)
         query, key, value = (part.unflatten(-1, (-1, self.size)) for part in made)
         query, key = rotated(query, positions, self.base), rotated(key, positions, self.base)
@@ -105,13 +94,10 @@ class DecoderLayer(nn.Module):
             query.transpose(1, 2), keys, values, attn_mask=sees[:, None],
             enable_gqa=self.shared < self.heads,
         )  # fmt: skip
-        return x + self.joined(mixed.transpose(1, 2).flatten(2)), kept.flatten(2)
-
-    def through(self, x: Float[Tensor, "*n H"]) -> Float[Tensor, "*n H"]:
-        """States behind the MLP, from those behind the attention."""
+        x = x + self.joined(mixed.transpose(1, 2).flatten(2))
         normed = self.between(x)
-        found: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
-        return found
+        x = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return x, kept.flatten(2)
 
 
 def rotated(

@@ -80,25 +80,12 @@ class Eagle(nn.Module):
         self, tokens: Int[Tensor, "B T"], before: Float[Tensor, "B T H"], embed: Any
     ) -> Float[Tensor, "B T H"]:
         """States guessed at the tokens of whole texts, from these and the states before them."""
-        return self.layer.through(self.trunk(tokens, before, embed))
-
-    def trunk(
-        self, tokens: Int[Tensor, "B T"], before: Float[Tensor, "B T H"], embed: Any
-    ) -> Float[Tensor, "B T H"]:
-        """Likewise, behind the layer's attention and before its MLP."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         memory = before.new_zeros(len(tokens), 0, self.layer.memory_size)
         sees = causal(tokens.shape[1], tokens.device).expand(len(tokens), -1, -1).clone()
         sees[:, self.begins :, : self.begins] = False
-        entering = self.entering(tokens, before, embed)
-        found: Tensor = self.layer.mixed(entering, positions, sees, memory)[0]
+        found: Tensor = self.layer(self.entering(tokens, before, embed), positions, sees, memory)[0]
         return found
-
-    def taught(
-        self, trunk: Float[Tensor, "*n H"], guessed: Float[Tensor, "*n H"]
-    ) -> Float[Tensor, "*n H"]:
-        """What the output layer reads while laws are learnt, of states before the MLP and after."""
-        return self.saying(guessed)
 
     def learn(self, texts: Mapping[str, Tensor], ends: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Smooth L1 to the target's states plus cross-entropy to its laws.
@@ -108,10 +95,10 @@ class Eagle(nn.Module):
         """
         ids, true = texts["input_ids"], texts["hidden"]
         before = F.pad(texts.get("read", true)[:, :-1], (0, 0, 1, 0))
+        guessed = self(ids, before, ends.embed)
         counts = texts["weights"][:, 1:] > 0  # tokens whose law is learnt where they were said
-        trunk, true = self.trunk(ids, before, ends.embed)[:, :-1][counts], true[:, :-1][counts]
-        guessed = self.layer.through(trunk)
-        logits, law = ends.unembed(self.taught(trunk, guessed)), ends.unembed(true).softmax(-1)
+        guessed, true = guessed[:, :-1][counts], true[:, :-1][counts]
+        logits, law = ends.unembed(self.saying(guessed)), ends.unembed(true).softmax(-1)
         number = max(1, len(guessed))
         entropy = F.cross_entropy(logits, law, reduction="sum") / number
         apart = F.smooth_l1_loss(guessed, true, reduction="sum") / (number * true.shape[-1])

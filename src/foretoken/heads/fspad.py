@@ -3,11 +3,13 @@
 A state does not say which token was drawn from it, so the token's embedding gates the joined state
 in a wider space first (feature sampling). And one vector need not be the target's next state and
 the source of a law at once: a second MLP makes of the guessed state what the output layer reads,
-the loss of laws goes through it and the loss of states does not, nor that of laws through the MLP
-that makes the state (partial alignment).
+and the loss of laws goes through it, that of states does not (partial alignment).
 
 Departure: the paper's last MLP gives both halves side by side; here the half that predicts stands
 behind the half that goes on, as a layer whose attention is nothing, so that both run as one Llama.
+So laws teach the half that goes on as well. They cannot pass it by: where what it adds counts as a
+constant, it learns to undo whatever laws teach the layer below, and both losses grow a
+hundredfold; where laws stop before it, fewer guesses are right (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -59,12 +61,6 @@ class Fspad(Eagle):
         normed = layer.between(guessed)
         found: Tensor = guessed + layer.down(F.silu(layer.gate(normed)) * layer.up(normed))
         return found
-
-    def taught(
-        self, trunk: Float[Tensor, "*n H"], guessed: Float[Tensor, "*n H"]
-    ) -> Float[Tensor, "*n H"]:
-        """As `saying`; what the first MLP adds is taken as it is, and learns of states alone."""
-        return self.saying(trunk + (guessed - trunk).detach())
 
     def decoder(self, positions: int) -> Any:
         """Both layers as a model of transformers."""
