@@ -173,15 +173,17 @@ def written(
     )  # fmt: skip
     held = all_held(dict(models_of(session.engine, session.draft)), session.draft)
     count = setting.rows * setting.stream
-    texts = [worded(i, setting.prompt, session.tokenizer) for i in range(count)]
+    # other ones each time: what is kept of texts that are over would feed them else
+    texts = [[worded(count * turn + i, setting.prompt, session.tokenizer) for i in range(count)]
+             for turn in range(repeats)]  # fmt: skip
     collect()
     with Peak() as peak:
         session.prepare()
         seconds = []
-        for _ in range(repeats):
+        for some in texts:
             began = perf_counter()
             results = session.generate(
-                texts, max_new_tokens=setting.new, ignore_eos=True,
+                some, max_new_tokens=setting.new, ignore_eos=True,
                 temperature=setting.temperature, seed=0,
             )  # fmt: skip
             seconds.append(perf_counter() - began)

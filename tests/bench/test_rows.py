@@ -6,6 +6,7 @@ import pytest
 
 from foretoken.bench.catalogue import GROUPS, group
 from foretoken.bench.files import writable
+from foretoken.bench.models import check_rows
 from foretoken.bench.rows import DEFAULT_METHODS, default_methods, left_out, parse_methods
 from foretoken.bench.run import BenchConfig
 from foretoken.errors import ConfigError
@@ -32,6 +33,15 @@ def test_without_a_draft_the_default_rows_are_those_that_need_none() -> None:
     assert default_methods(None) == [
         "plain", "prompt-lookup", "hf:plain", "hf:compiled", "hf:prompt-lookup",
     ]  # fmt: skip
+
+
+def test_default_rows_of_one_text_are_left_out_of_requests_at_once_and_told() -> None:
+    found = default_methods("some/draft", 10)
+    assert found == ["plain", "chain", "tree", "prompt-lookup"]
+    [told] = left_out(found)
+    assert "10 requests at once leave out hf:plain" in told and "hf:assisted" in told
+    assert left_out(default_methods("some/draft")) == []
+    check_rows(parse_methods(found), "some/draft", 10)
 
 
 def test_every_method_has_a_group_and_no_group_is_empty() -> None:

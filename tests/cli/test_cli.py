@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 import foretoken
 from foretoken.cli import app
 from foretoken.cli.catalogue import page
+from foretoken.cli.options import to_load
+from foretoken.cli.serve import name_of
 from foretoken.engine.promise import promise_of_row
 from foretoken.heads.table import HEADS
 from foretoken.methods import METHODS
@@ -282,6 +284,38 @@ def test_settings_that_no_part_knows(models):
     refused(run("generate", "x", *models, "--set", "verifier=blok"), "did you mean block?")
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--exact-bits", "--set", "exact_bits=false"], "--exact-bits and --set exact_bits=false"),
+        (["--draft-vocabulary", "off", "--set", "draft_vocabulary=x"], "--draft-vocabulary off"),
+        (["--json", "--show"], "--show was passed with --json"),
+    ],
+)
+def test_flags_that_contradict_are_refused(models, flags, said):
+    ran = run("generate", "x", *models, *flags)
+    assert ran.exit_code == 2 and said in " ".join(ran.output.split()), ran.output
+
+
+def test_a_server_is_refused_what_is_said_twice(models):
+    flags = ["--port", 0, "--log-file", "-"]
+    for flag, setting in (("--max-rows", "max_rows"), ("--memory-budget", "memory_budget")):
+        twice = [flag, 32, "--set", f"{setting}=4"]
+        refused(run("serve", *models, *flags, *twice), f"{flag} 32 and --set {setting}=4")
+    once = to_load(
+        target="t", draft=None, method=None, given=["memory_budget=1GiB"], memory_budget="1GiB",
+        exact_bits=False,
+    )  # fmt: skip
+    assert once["memory_budget"] == "1GiB", "the same, said twice"
+
+
+def test_a_model_of_a_tuned_file_is_called_by_its_folder(tmp_path):
+    found = tmp_path / "mine"
+    found.mkdir()
+    (found / "tuned.json").write_text("{}")
+    assert name_of(None, found) == name_of(None, found / "tuned.json") == "mine"
+
+
 def test_pickled_weights_are_refused_unless_allowed(tiny_pair, byte_tokenizer, tmp_path):
     folder = tmp_path / "pickled"
     tiny_pair[0].config.save_pretrained(folder)
@@ -356,6 +390,20 @@ def test_sizes_of_minis_are_checked_first(tmp_path):
     )
     refused(run("minis", "train", "text-trget", "--out", tmp_path / "x"), "text-target")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_mini_is_judged_without_a_padding_token_and_numbers_are_checked(pair_folders, tmp_path):
+    for option in ("--count", "--depth"):
+        refused(run("minis", "evaluate", pair_folders[0], option, 0), option)
+    folder = tmp_path / "unpadded"
+    shutil.copytree(pair_folders[0], folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["pad_token"] = None
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "special_tokens_map.json").unlink(missing_ok=True)
+    ran = run("minis", "evaluate", folder, "--count", 2, "--json")
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(ran.stdout)["examples_per_family"] == 2
 
 
 def test_bench_prints_a_table_and_writes_its_files(models, tmp_path):
@@ -546,6 +594,30 @@ def test_heads_and_their_options_are_listed():
 def test_specdec_without_a_head_says_how_to_make_one(models):
     ran = run("generate", PROMPT, *models, "--method", "specdec++")
     refused(ran, "without a head", "foretoken train acceptance --out DIR", "head=DIR")
+
+
+def test_all_chats_of_a_folder_are_learned_from_unless_a_number_is_named(pair_folders, tmp_path):
+    out = tmp_path / "texts"
+    flags = ["--target", pair_folders[0], "--set", "new_tokens=8", "--set", "chats=24"]
+    made = run("train", "data", *flags, "--set", "shard=24", "--out", out, "--json")
+    assert made.exit_code == 0, made.output
+    there = json.loads(made.stdout)["splits"]["train"]["chats"]
+    for given, learned in (([], there), (["--set", "prompts=5"], 5)):
+        told = [
+            "--set",
+            "steps=2",
+            "--set",
+            "window=16",
+            "--set",
+            "vocabulary=64",
+            *given,
+            "--json",
+        ]
+        where = ["--data", out, "--out", tmp_path / f"head-{learned}"]
+        ran = run("train", "medusa", "--target", pair_folders[0], *where, *told)
+        assert ran.exit_code == 0, ran.output
+        notes = json.loads(ran.stdout)
+        assert notes["settings"]["prompts"] == learned == notes["tokens"]["train"]
 
 
 def test_text_is_read_by_the_command_that_makes_data(pair_folders, tmp_path):

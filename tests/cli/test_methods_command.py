@@ -76,6 +76,21 @@ def test_options_are_told_as_a_document_too():
     assert ran.exit_code == 2 and "did you mean mcsd" in ran.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["chain", "--model", "text-draft"], "chain and --model were passed together"),
+        (["chain", "--markdown"], "chain and --markdown were passed together"),
+        (["--model", "text-draft", "--markdown"], "--model and --markdown were passed together"),
+        (["--markdown", "--json"], "--markdown and --json were passed together"),
+        (["--dtype", "float32"], "without --model"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(flags, said):
+    ran = runner.invoke(app, ["methods", *flags])
+    assert ran.exit_code == 2 and said in ran.output, ran.output
+
+
 def test_meanings_stand_behind_a_field_above_it_or_inside_it():
     found = meanings(resolve(METHODS["suffix"].drafter).Config)
     assert found["max_match"].startswith("longest suffix told apart")

@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli import app
+from foretoken.lm.draft_vocabulary import write
 
 runner = CliRunner()
 
@@ -34,8 +35,28 @@ def test_the_document_holds_the_plan_and_what_fits(pair_folders):
     assert held["without_second_copies"]["context"] >= held["largest"]["context"]
 
 
+def test_what_a_session_takes_may_be_set_and_counts(pair_folders, tmp_path):
+    whole = told(pair_folders, "--method", "tree")
+    found = told(
+        pair_folders, "--method", "tree", "--set", "controller=fixed", "--set", "depth=2",
+        "--set", "nodes=5", "--set", "kernels=inplace", "--set", "exact_bits=true",
+    )  # fmt: skip
+    assert (found["need"]["depth"], found["need"]["nodes"]) == (2, 5)
+    assert found == told(
+        pair_folders, "--method", "tree", "--set", "depth=2", "--set", "nodes=5",
+        "--kernels", "inplace",
+    )  # fmt: skip
+    assert found["weights"] < whole["weights"]
+    write(tmp_path / "words.json", range(20), 265)
+    few = told(
+        pair_folders, "--method", "tree", "--set", f"draft_vocabulary={tmp_path / 'words.json'}"
+    )
+    assert few["total"] < whole["total"]
+
+
 def test_without_a_method_it_is_the_one_that_load_takes(pair_folders):
     assert told(pair_folders)["method"] == "auto-draft"
+    assert told(pair_folders, "--set", "controller=confidence")["method"] == "chain"
     assert told(pair_folders, "--method", "plain")["draft"] is None
 
 
@@ -64,6 +85,15 @@ def test_speed_by_memory_is_printed_from_measured_costs(pair_folders):
         (("--method", "dsbd"), "dsbd"),
         (("--acceptance", "0.9,0.9", "--measure"), "--acceptance"),
         (("--method", "no-such"), "no-such"),
+        (("--set", "nodse=64"), "did you mean nodes"),
+        (("--set", "controller=fixd"), "did you mean fixed"),
+        (("--method", "medusa"), "without its draft_head"),
+        (("--method", "rest"), "without its datastore"),
+        (("--set", "draft_vocabulary=none.json"), "there is no such file"),
+        (("--set", "kernels=fast"), "kernels='fast'"),
+        (("--kernels", "inplace", "--set", "kernels=dense"), "--set kernels=dense"),
+        (("--set", "max_rows=4"), "pass --rows"),
+        (("--acceptance", "0.5"), "--measure"),
     ],
 )
 def test_mistakes_are_told_in_three_parts(options, said, pair_folders):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from foretoken.cli.commands import app
 from foretoken.lm.draft_vocabulary import NAME, read
+from foretoken.training import reduced_vocabulary
 
 VOCAB = 265
 
@@ -78,6 +79,7 @@ def test_without_a_file_it_only_tells(models, tmp_path):
         (["--size", 1], "special and end tokens"),
         (["--size", 266], "265 in all"),
         (["--data", "none.txt"], "cannot be read"),
+        (["--prompts", 4], "--prompts 4 was passed with --data"),
     ],
 )
 def test_what_it_refuses(models, tmp_path, flags, said):
@@ -88,6 +90,12 @@ def test_what_it_refuses(models, tmp_path, flags, said):
     assert ran.exit_code == 2, ran.output
     told = " ".join(ran.stderr.split())
     assert said in told and "possible here:" in told and "what to do:" in told
+
+
+def test_a_size_that_cannot_be_is_refused_before_the_target_writes(models, monkeypatch):
+    monkeypatch.setattr(reduced_vocabulary, "written_by", None)
+    ran = run("vocabulary", *models, "--size", 266)
+    assert ran.exit_code == 2 and "265 in all" in " ".join(ran.stderr.split())
 
 
 def test_a_folder_of_one_text_and_a_broken_line_are_refused(models, tmp_path):

@@ -14,7 +14,7 @@ from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
 from foretoken.lm.views.layer_predictions import LayerPredictions
 from foretoken.lm.views.wrapping import early_exits
-from foretoken.types import Budget, Prices
+from foretoken.types import Budget, Prices, Scores, Verdict
 from foretoken.verifiers.block import Block
 
 ALL = range(1, 8)
@@ -352,3 +352,24 @@ def test_one_look_at_a_few_places_decides(row):
     for _ in range(3):
         shown(row, drafter, right=0.5)
     assert looks == [[(24, 5)]], "all exits and the last layer, of the first prompt"
+
+
+def test_a_row_that_repeats_its_text_is_looked_at_alone(row, step):
+    """What others bring to a product may change its last bits."""
+    drafter = DynamicExit(TableLM.random(4, layers=8))
+    seeded = [shown(row, drafter, right=0.5, temperature=1.0, seed=seed) for seed in (1, 2)]
+    rows = [*seeded, *(shown(row, drafter, right=0.5) for _ in range(2))]
+    drafter.view.prefill(rows)
+    drafts = drafter.propose(rows, [FREE] * 4)
+    looks, predictions = [], drafter.exits.view.predictions
+
+    def watched(states):
+        looks.append(len(states))
+        return predictions(states)
+
+    drafter.exits.view.predictions = watched
+    states = [
+        Scores(torch.zeros(len(one.tree), 4), torch.zeros(len(one.tree), 5, 4)) for one in drafts
+    ]
+    drafter.observe(step(rows, drafts, [Verdict((), 1)] * 4, states))
+    assert looks == [1, 1, 2]

@@ -19,7 +19,7 @@ from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, needs_draft
 from foretoken.row import make_row
-from foretoken.types import SamplingParams, Shape
+from foretoken.types import CostTable, SamplingParams, Shape
 
 VOCAB, LENGTH = 40, 60
 PROMPT = [3, 1, 4, 1, 5]
@@ -103,6 +103,25 @@ def test_rows_with_and_without_predictions_in_one_batch(method: str) -> None:
     assert [row.new_tokens for row in rows] == truths
     right, free, _, _ = (recorder.stats[row.uid] for row in rows)
     assert right.mean_accepted_length > 7.0 and free.accepted_prediction == 0
+
+
+@pytest.mark.parametrize("method", ["token-recycling", "lookahead", "fused"])
+def test_what_is_cut_of_a_row_without_a_prediction_is_what_its_drafter_sees(method: str) -> None:
+    """Nodes are dear from the fourth on: who proposed more beside a prediction is cut."""
+    engine = assemble(method, TableLM.random(VOCAB, seed=21), controller="smartspec")
+    dear = {n: 1.0 + 0.02 * n + max(n - 3, 0) * 0.1 for n in (1, 2, 3, 4, 6, 8, 16, 32, 64)}
+    engine.controller = Steady(engine.controller, CostTable(dear, {1: 0.01, 8: 0.08}, 0.01))
+    cut = []
+    engine.listeners.append(
+        lambda step: cut.extend(
+            draft.origin is not None and any(other.given for other in step.drafts)
+            for draft in step.drafts
+        )
+    )
+    truths = [text_of(i=i) for i in range(2)]
+    rows, _ = run(engine, truths[0], None)
+    assert [row.new_tokens for row in rows] == truths
+    assert any(cut)
 
 
 def test_sampled_text_with_a_seed_is_that_of_no_prediction_where_candidates_are_fixed() -> None:

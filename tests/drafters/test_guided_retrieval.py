@@ -11,7 +11,7 @@ from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import ConfigError, PairingError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import from_paths
-from foretoken.types import Budget, Draft, Draw, Prices
+from foretoken.types import Budget, Draft, Draw, Prices, Scores, Verdict
 
 VOCAB = 12
 
@@ -218,3 +218,19 @@ def test_a_text_that_repeats_itself_is_followed_beyond_the_drafters_depth(
         _, records = run(loop, GuidedRetrieval(loop, inner, config), [one], depth=8, nodes=24)
         steps.append(len(records))
     assert steps[1] < 0.5 * steps[0]
+
+
+def test_a_text_that_is_only_timed_says_nothing_of_what_retrieved_nodes_are_worth(
+    by_itself, row, step
+):
+    for rehearsal in (True, False):
+        drafter = by_itself(grower={"branch": 1}, plausible=VOCAB, draft_depth=1)
+        one = row([3, 1, 2, 7, 7, 9, 1, 2, 8, 3, 1, 2], VOCAB)
+        one.rehearsal = rehearsal
+        draft = proposed(drafter, one, depth=4, nodes=40)
+        before = [*drafter.evidence.hits]
+        one.extend([7])
+        drafter.observe(
+            step([one], [draft], [Verdict((), 7)], [Scores(torch.zeros(len(draft.tree), VOCAB))])
+        )
+        assert (drafter.evidence.hits == before) == rehearsal

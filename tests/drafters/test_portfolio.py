@@ -34,6 +34,7 @@ from foretoken.types import (
     Layer,
     Prices,
     SamplingParams,
+    Scores,
     Shape,
     Traits,
     Verdict,
@@ -259,6 +260,45 @@ def test_an_arm_that_declines_leaves_the_look_up_its_turn(target, row, step):
     one.extend([0])
     drafter.observe(step([one], [draft], [Verdict((), 0)], seconds=1.0))
     assert drafter.bandit.all[0].steps == 0 and drafter.bandit.tried == [1]
+
+
+def test_rows_that_an_arm_drafts_nothing_for_keep_what_was_looked_up(target, row, step):
+    """And say nothing of the arm's pace: its model takes no text of six tokens."""
+    draft = TableLM.random(5, seed=4)
+    draft.max_length = 5
+    drafter = Portfolio(PromptLookup(), Chain(OrdinaryModel(draft)))
+    short, long = rows_ = [row(text, 5, max_new_tokens=30) for text in ([3, 1], [0, 1, 2] * 2)]
+    for one in rows_:
+        drafter.start(one, None)
+    drafts = drafter.propose(rows_, [PRICED] * 2)
+    assert len(drafts[0].tree) > 1 and drafts[1].tree.tokens[:4] == (2, 0, 1, 2)
+    verdicts = [Verdict((), 4), Verdict((1, 2), 4)]
+    short.extend([4])
+    long.extend([0, 1, 4])
+    zeros = [Scores(torch.zeros(len(one.tree), 5)) for one in drafts]
+    drafter.observe(step(rows_, drafts, verdicts, zeros, seconds=1.0))
+    assert drafter.bandit.all[0].tokens == 1, "of the row that it drafted for"
+    assert [one.private[drafter].paces[0].steps for one in rows_] == [1, 0]
+    assert drafter.bandit.resting == [0], "it did draft"
+
+
+@pytest.mark.parametrize("others", [[], [[3, 1]]])
+def test_an_arm_is_not_told_of_a_look_up_as_of_a_tree_of_its_own(row, step, others):
+    """Where no node pays, its model has the root open and nothing else, in any company."""
+    drafter = Portfolio(PromptLookup(), BestFirst(OrdinaryModel(TableLM(torch.zeros(5, 5)))))
+    dear = Budget(4, 8, Prices(0.0, tuple(0.3 * n for n in range(9)), 1.5, 3.0))
+    rows = [row(text, 5, max_new_tokens=30) for text in ([0, 1, 2, 0, 1], *others)]
+    for one in rows:
+        drafter.start(one, None)
+    drafts = drafter.propose(rows, [dear, PRICED][: len(rows)])
+    assert drafts[0].tree.tokens == (1, 2), "what was looked up"
+    verdicts = [Verdict((1,), 4), Verdict((), 4)][: len(rows)]
+    for one, said in zip(rows, ([2, 4], [4]), strict=False):
+        one.extend(said)
+    zeros = [Scores(torch.zeros(len(one.tree), 5)) for one in drafts]
+    drafter.observe(step(rows, drafts, verdicts, zeros, seconds=1.0))
+    [again, *_] = drafter.members[1].propose(rows, [PRICED] * len(rows))
+    assert again.tree.tokens[0] == 4 and len(again.tree) > 1, "it goes on behind the whole text"
 
 
 def test_what_cannot_be_merged_stands_alone(target):

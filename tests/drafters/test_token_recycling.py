@@ -3,6 +3,8 @@ import torch
 
 from foretoken.drafters.parts.adjacency import EDGES, UNKNOWN
 from foretoken.drafters.token_recycling import PAPER, RankShapes, TokenRecycling
+from foretoken.engine.assemble import assemble
+from foretoken.engine.measure import measure_batches, measure_costs
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.templates import Template, level_order
@@ -211,3 +213,22 @@ def test_the_matrix_is_small_and_impossible_options_are_refused():
     assert set(known.ids) == {UNKNOWN}
     with pytest.raises(ConfigError, match="keep"):
         TokenRecycling(TableLM.random(4), TokenRecycling.Config(keep=0))
+
+
+def test_what_steps_cost_is_measured_without_a_trace_in_the_matrix(tmp_path):
+    """Also of one that was loaded: it is what it was, and drafts are timed all the same."""
+    target = cycle(period=20, vocab=20)
+    known = TokenRecycling(target).known
+    for token in range(20):
+        known.put(token, [(3 * token + i) % 20 for i in range(8)], [4] * 8)
+    known.save(tmp_path / "memory")
+    for memory in (None, str(tmp_path / "memory")):
+        engine = assemble("token-recycling", target, controller="cost_model", memory=memory)
+        matrix = engine.drafter.known
+        before = [*matrix.ids], [*matrix.sure]
+        assert (memory is None) == (set(matrix.ids) == {UNKNOWN})
+        costs = measure_costs(engine, seconds=0.0)
+        engine.controller.learn(costs)
+        measure_batches(engine)
+        assert ([*matrix.ids], [*matrix.sure]) == before
+        assert max(costs.draft) >= 4, "what is read and said in the scratch text is followed there"

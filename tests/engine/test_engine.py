@@ -428,6 +428,25 @@ def test_who_goes_on_after_an_interrupt_writes_the_same_text(name) -> None:
         assert [row.new_tokens] == write(build(METHODS[name]), [a_row(i, [0, 1, 2, i], 20, 1.0)])
 
 
+def test_rows_have_their_places_while_their_prompts_are_fed() -> None:
+    """Whoever looks from another thread just then sees no idle engine, and nobody twice."""
+    engine, seen = build(METHODS["chain"]), []
+
+    def looking(whole):
+        def called(*given, **named):
+            seen.append((len(engine.inside), engine.idle))
+            return whole(*given, **named)
+
+        return called
+
+    engine.target.prefill = looking(engine.target.prefill)
+    engine.drafter.start = looking(engine.drafter.start)
+    for i in range(3):
+        engine.submit(a_row(i, [0, 1, 2, i], 20, 1.0))
+    engine.step()
+    assert len(seen) == 4 and set(seen) == {(3, False)}
+
+
 @pytest.mark.parametrize("where", ["target.prefill", "drafter.start"])
 def test_a_prompt_that_was_being_fed_at_an_interrupt_is_fed_anew(where) -> None:
     engine = build(METHODS["chain"])

@@ -1,5 +1,7 @@
 """Who runs the steps of an engine, and for how long."""
 
+import threading
+
 from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
 from foretoken.engine.scheduling import Scheduler
@@ -27,3 +29,34 @@ def test_a_row_that_comes_while_the_last_one_is_told_of_its_end_is_written():
     engine.cancel(first)
     scheduler.wait(lambda: second.finish is not None)
     assert len(second.new_tokens) == 4 and engine.idle
+
+
+def test_a_row_that_is_being_added_when_a_step_begins_is_written():
+    """It is counted already and does not wait yet; whoever leads has to see neither or both."""
+    engine = assemble("plain", TableLM.random(vocab=VOCAB))
+    scheduler, row = Scheduler(engine), row_of(0)
+    adding, stepped = threading.Event(), threading.Event()
+    submit, step = engine.submit, engine.step
+
+    def slowly(row):
+        adding.set()
+        stepped.wait(0.3)
+        submit(row)
+
+    def noted():
+        found = step()
+        stepped.set()
+        return found
+
+    engine.submit, engine.step = slowly, noted
+    other = threading.Thread(target=scheduler.submit, args=([row], lambda step, at: None))
+
+    def written():
+        if not adding.is_set():  # somebody leads by now
+            other.start()
+            adding.wait()
+        return row.finish is not None
+
+    scheduler.lead(written)
+    other.join()
+    assert len(row.new_tokens) == 4 and engine.idle

@@ -17,8 +17,9 @@ def byte_decoder(tokens):
 
 def sentencepiece_decoder():
     """Words with a leading space that the first one loses, and bytes as a fallback."""
-    words = ["<unk>", *BYTES, "▁the", "▁cat", "▁sat", "s", "é"]
+    words = ["<unk>", *BYTES, "▁the", "▁cat", "▁sat", "s", "é", "▁", "", "</s>"]
     tokenizer = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[]))
+    tokenizer.add_special_tokens(["</s>"])
     tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
@@ -182,6 +183,62 @@ def test_a_loop_of_broken_bytes_costs_no_more_per_token(broken):
     text = "".join(pieces)
     assert text.startswith("ab\ufffd") and text.endswith("\ufffd日本")
     assert text == text_of(tokens, byte_decoder)
+
+
+class Unbounded(RowText):
+    """As if nothing were ever forgotten."""
+
+    def _forget_silent(self):
+        pass
+
+
+SILENT = [
+    ["▁the", *["</s>"] * 30, "▁cat", "s"],
+    [*["</s>"] * 30, "▁the", "▁cat"],
+    ["▁", *["</s>"] * 30, "▁the"],
+    [*["</s>"] * 5, "▁", *["</s>"] * 30, "▁the"],
+    [*[""] * 30, "▁the"],
+    ["▁the", *[""] * 30, "▁cat"],
+    ["▁the", *["</s>", ""] * 20, "s", *["</s>"] * 30, "s"],
+    ["▁the", "<0xE2>", "<0x82>", *["</s>"] * 30, "<0xAC>", "▁cat"],
+    ["▁the", "<0xE2>", *["</s>"] * 30, "▁cat", "<0xE2>", *["</s>"] * 30],
+    ["▁the", *["▁"] * 30, "s", *["</s>"] * 30, *["▁"] * 30, "s"],
+]
+
+
+@pytest.mark.parametrize("words", SILENT)
+@pytest.mark.parametrize("stops", [(), ("s the",)])
+def test_what_was_forgotten_of_silent_tokens_changes_no_text(words, stops):
+    decode, index = sentencepiece_decoder()
+    tokens = [index[word] for word in words]
+    pieces = told(RowText(decode, stops), tokens)
+    assert pieces == told(Unbounded(decode, stops), tokens)
+    assert "".join(pieces) == text_of(tokens, decode)
+
+
+@pytest.mark.parametrize("begun", [[], ["▁the"], ["▁"], ["</s>", "▁"], ["▁the", "<0xE2>"]])
+def test_an_end_token_on_and_on_costs_no_more_per_token(begun):
+    """As where ends are ignored: it says nothing, and is not decoded again with every one."""
+    decode, index = sentencepiece_decoder()
+    widths = []
+
+    def counted(tokens):
+        widths.append(len(tokens))
+        return decode(tokens)
+
+    row = RowText(counted)
+    for word in (*begun, *["</s>"] * 1000, "▁cat"):
+        row.feed(index[word])
+    assert row.close().endswith("cat")
+    assert max(widths) < 40 and sum(widths) < 40 * 1000
+
+
+def test_spaces_that_are_told_with_the_next_word_only_are_not_forgotten():
+    def decode(tokens):
+        return bytes(tokens).decode().rstrip(" ")
+
+    text = b"a" + b" " * 30 + b"b"
+    assert "".join(told(RowText(decode), text)) == text.decode()
 
 
 def test_long_stop_texts_hold_back_what_may_become_one_and_no_more():

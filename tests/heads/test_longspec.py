@@ -7,7 +7,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import foretoken
 from foretoken.audit.rows import seeded_rows
+from foretoken.drafters.given_text import GivenText
+from foretoken.drafters.growers.best_first import BestFirst
+from foretoken.drafters.hybrid import Hybrid
+from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.drafters.parts.window_reader import ROOM, WindowReader
+from foretoken.drafters.portfolio import Portfolio
+from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.heads import store
 from foretoken.heads.longspec import LongSpec, withheld
@@ -329,3 +335,15 @@ def test_a_window_knows_nothing_before_its_columns_are_there(targets, tmp_path, 
     monkeypatch.setattr(target, "embed", embed)
     [said], [wanted] = (model.grow([one], [[TEXT[11]]], [[-1]]) for one in (row, other))
     assert torch.equal(said.logits, wanted.logits)
+
+
+def test_it_does_not_guess_behind_tokens_whose_keys_are_not_there(tmp_path):
+    """Those that a request forces: others go on behind them before the target has read them."""
+    target = TableLM.random(VOCAB, order=1, seed=2)
+    head = made(target, heads=1, kv_heads=1, asked=VOCAB).double()
+    alone = BestFirst(reader(target, head, tmp_path))
+    other = BestFirst(OrdinaryModel(target))
+    for drafter in (alone, Hybrid(alone, PromptLookup()), Portfolio(PromptLookup(), alone)):
+        assert not GivenText(drafter).goes_on
+    for drafter in (other, Hybrid(other, PromptLookup()), Portfolio(PromptLookup(), other)):
+        assert GivenText(drafter).goes_on

@@ -14,7 +14,7 @@ from torch import nn
 
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.kernels import borrowed, choosing
-from foretoken.lm.kernels.linears import DENSE, PACKED, can_pack
+from foretoken.lm.kernels.linears import BLOCKS, DENSE, ONEDNN, PACKED, can_pack
 from foretoken.lm.opening import open_lm
 from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.lm.views.wrapping import early_exit_scoring, early_exits, skipped_layers
@@ -253,3 +253,20 @@ def test_a_view_holds_no_copies_of_weights_beside_those_of_its_target(view, monk
         seen.read_out(torch.ones(2, seen.hidden_size))
         linear = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear)
         assert bytes_copied(lm) == before == linear
+
+
+@PACKS
+def test_memory_stays_spared_when_a_capture_is_given_up(monkeypatch):
+    """A budget was told of the kernels that were there; a hook then has others chosen."""
+    told = {rows: {DENSE: 2.0, ONEDNN: 1.0} for rows in (1, 64)}
+    monkeypatch.setattr(choosing, "measure", lambda products, seconds: told)
+    monkeypatch.setattr(choosing, "_measured", {})
+    model = tiny("llama")
+    with open_lm(model) as lm:
+        assert lm.lean is not None
+        lm.borrowing.kernels.spare_memory()
+        model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+        lm.refresh()
+        assert lm.lean is None
+        products = lm.borrowing.kernels.products
+        assert products and all(product.many == BLOCKS for product in products)

@@ -7,14 +7,20 @@ buckets, buffers, masks and columns are tested everywhere.
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 from copy import deepcopy
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
-from families import tiny
+import transformers as hf
+from families import COMMON, tiny
 from play import fresh_tree, random_path, random_tokens, random_tree, row_of
 
-from foretoken.lm.kernels.graphs import BUCKETS, COMPARED, Graphs, bucket_of
+from foretoken.lm.kernels import graphs
+from foretoken.lm.kernels.bits_probe import columns
+from foretoken.lm.kernels.graphs import BUCKETS, COMPARED, Captures, Graphs, bucket_of, captured
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.rounding import error_of
 from foretoken.types import Draft, Draw
@@ -160,15 +166,122 @@ def test_captured_graphs_equal_ordinary_forwards(family, dtype):
     assert float(off.max()) <= 2.0 * float(rounding.max()) + 1e-3 * spread
 
 
-def test_a_bucket_beyond_the_columns_that_were_granted_takes_the_ordinary_path():
-    """Its padding would have columns that a budget of memory has no room for."""
+def test_a_budget_of_memory_turns_graphs_off():
+    """Its plan knows nothing of what they take, nor of the columns of their padding."""
     model = tiny("llama")
     lm = open_lm(model, kernels="dense")
     lm.graphs = Graphs(lm, capture=again)
     lm.grant(1, 48)
+    assert lm.graphs is None
     prompt = random_tokens(random.Random(1), 24)
     for committed, tree, logits in play(lm, prompt, [2, 17, 8, 1], seed=5):
         right = fresh_tree(model, committed, tree)
         torch.testing.assert_close(logits, right, atol=2e-3, rtol=1e-3)
         assert lm.cache.columns == 48
-    assert {bucket for bucket, _ in lm.graphs.made} <= {1, 2, 8} and lm.graphs.made
+
+
+def test_layers_that_read_the_keys_of_others_have_none_to_be_asked_for():
+    """As the last ones of Gemma 3n and Gemma 4."""
+    config = hf.Gemma4TextConfig(
+        **COMMON, head_dim=16, global_head_dim=16, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=97, layer_types=["full_attention"] * 4, num_kv_shared_layers=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    lm = open_lm(model, kernels="dense")
+    lm.graphs = Graphs(lm, capture=again)
+    for committed, tree, logits in play(lm, [1, 2, 3], [4, 1, 3, 4, 2], seed=3):
+        right = fresh_tree(model, committed, tree)
+        torch.testing.assert_close(logits, right, atol=2e-3, rtol=1e-3)
+    assert [layer.keys is None for layer in lm.cache.layers] == [False, False, True, True]
+    assert lm.graphs.made and not lm.graphs.why
+    row = row_of([1, 2, 3, 4])
+    lm.prefill([row])
+    assert len(columns(lm, row, [0])) == 4, "keys and values of two layers"
+
+
+def test_few_graphs_are_kept_and_only_unused_ones_make_room(monkeypatch):
+    monkeypatch.setattr(graphs, "KEPT", 2)
+    monkeypatch.setattr(graphs, "UNUSED", 6)
+    lm = open_lm(tiny("llama"), kernels="dense")
+    made = []
+    lm.graphs = Graphs(lm, capture=lambda run: made.append(run) or again(run))
+    sizes = [1, 2, 4, 8, 1, 2, 4, 8, 1]  # in turn: two of them, ordinary forwards for the others
+    steps = play(lm, [1, 2, 3], sizes, seed=5)
+    assert len(made) == 2 and [*lm.graphs.made] == [(2, 0), (1, 0)]
+    lm.reset()
+    steps += play(lm, [1, 2, 3], [1, 2, *[4] * 8, 2], seed=6)
+    assert len(made) == 5 and [*lm.graphs.made] == [(4, 0), (2, 0)], "the last used one stays"
+    for committed, tree, logits in steps:
+        right = fresh_tree(lm.model, committed, tree)
+        torch.testing.assert_close(logits, right, atol=2e-3, rtol=1e-3)
+
+
+class FakeCuda:
+    """Notes where and how graphs are captured and replayed; a capture inside another fails."""
+
+    def __init__(self, monkeypatch):
+        self.devices, self.streams, self.captures, self.replays = [None], ["usual"], [], []
+        self.pools = count()
+        for name in ("device", "stream", "graph", "CUDAGraph", "Stream", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(self.pools))
+
+    @contextmanager
+    def inside(self, places, place):
+        places.append(place)
+        yield
+        places.pop()
+
+    def device(self, place):
+        return self.inside(self.devices, place)
+
+    def stream(self, stream):
+        return self.inside(self.streams, stream)
+
+    def Stream(self):
+        return SimpleNamespace(wait_stream=lambda other: None)
+
+    def current_stream(self):
+        return self.Stream()
+
+    def CUDAGraph(self):
+        owner = self
+
+        class Graph:
+            def replay(self):
+                owner.replays.append(owner.devices[-1])
+
+        return Graph()
+
+    @contextmanager
+    def graph(self, graph, pool=None, stream=None, capture_error_mode="global"):
+        assert graphs.CAPTURING.locked() and stream is self.streams[-1]
+        self.captures.append((self.devices[-1], pool, capture_error_mode))
+        yield
+
+
+def test_graphs_are_captured_and_replayed_on_their_device_in_one_pool(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    capture, place = Captures(torch.device("cuda:1")), torch.device("cuda:1")
+    ran = []
+    replays = [capture(lambda: ran.append(cuda.streams[-1]) or 7) for _ in range(2)]
+    assert cuda.captures == [(place, 0, "thread_local")] * 2
+    assert len(ran) == 6 and "usual" not in ran
+    assert [replay() for replay in replays] == [7, 7] and cuda.replays == [place] * 2
+    del replays  # torch gives a pool up with its last graph: it cannot be captured into again
+    assert capture(lambda: 8)() == 8 and captured(lambda: 9, place)() == 9
+    assert cuda.captures[2:] == [(place, 1, "thread_local"), (place, 2, "thread_local")]
+    assert not graphs.CAPTURING.locked() and cuda.devices == [None]
+
+
+def test_a_capture_that_fails_lets_others_go_on(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+
+    def failing():
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        captured(failing)
+    assert not graphs.CAPTURING.locked()
+    assert captured(lambda: 3)() == 3 and len(cuda.captures) == 1

@@ -8,7 +8,7 @@ import foretoken
 from foretoken.audit.fixtures import random_head
 from foretoken.audit.rows import seeded_rows
 from foretoken.lm.opening import open_lm
-from foretoken.lm.runtime.prefixes import SHORTEST, Prefix, Prefixes, in_common
+from foretoken.lm.runtime.prefixes import SHORTEST, Prefix, Prefixes, in_common, keep_text
 from foretoken.methods import METHODS as METHOD_ROWS
 from foretoken.types import Finish, Layer, SamplingParams
 
@@ -263,3 +263,37 @@ def test_states_of_a_prompt_that_was_begun_before_are_not_kept(make_llama, byte_
             [right] = lm.prefill([again], taps)
             lm.free([again])
     torch.testing.assert_close(states, right, atol=1e-4, rtol=0.0)
+
+
+def listening(make_llama, limit):
+    """A model that keeps texts, and a row of 40 tokens whose hidden states were listened to."""
+    lm = open_lm(make_llama(50), kernels="dense", compile="off")
+    lm.keep_prefixes(1 << 24)
+    lm.prefixes.allow(limit)
+    [row] = seeded_rows([[*range(1, 41)]], SamplingParams(), 50)
+    lm.prefill([row], (Layer(0), Layer(1)))
+    lm.grow([row], [[40]], [[-1]])  # from the second forward on there is something to copy
+    return lm, row
+
+
+def test_no_states_are_held_where_no_text_may_be_kept(make_llama):
+    """As under a budget of memory that has nothing left for them."""
+    lm, row = listening(make_llama, 0)
+    assert not lm._memory(row).fed
+    lm, row = listening(make_llama, 1 << 24)
+    assert sum(map(len, lm._memory(row).fed)) == 39
+    lm.keep_text(row)
+    [kept] = lm.prefixes
+    assert kept.features.shape == (39, 2, lm.hidden_size) and not kept.features.is_meta
+    assert lm.prefixes.held == kept.bytes
+
+
+def test_states_are_put_together_only_once_there_is_room_for_them(make_llama, monkeypatch):
+    lm, row = listening(make_llama, 1 << 24)
+    lm.keep_text(row)
+    [kept] = lm.prefixes
+    lm.prefixes.clear()
+    lm.prefixes.allow(kept.bytes - 1)
+    monkeypatch.setattr(torch, "cat", lambda *_: pytest.fail("states were copied"))
+    keep_text(row, lm._memory(row), lm.cache, lm.prefixes)
+    assert len(lm.prefixes) == 0

@@ -89,12 +89,16 @@ def test_a_client_that_leaves_while_it_waits_takes_no_place(slow) -> None:
     engine = slow.session.engine
     socks = [raw(slow, LONG) for _ in range(4)]
     wait_for(lambda: len(engine.running) == 2 and len(engine.waiting) == 2)
+    read = sum(row.prompt_len for row in engine.running)
     for sock in socks[2:]:
         sock.close()
     wait_for(lambda: len(engine.waiting) == 0)
     for sock in socks:
         sock.close()
     wait_for(lambda: engine.idle and slow.service.places == 0)
+    path = "/v1/completions"
+    wait_for(lambda: slow.metric("requests_total", path=path, status="499") == 4)
+    assert slow.metric("prompt_tokens_total") == read, "two prompts were never read"
 
 
 @pytest.fixture
@@ -212,6 +216,18 @@ def test_what_fails_inside_is_one_requests_own(make_session, running, stream, er
         assert ("inside the server" in found["message"]) == mine
         assert server.metric("engine_errors_total") == int(mine)
         assert server.post("/v1/completions", json={**SHORT, "max_tokens": 3}).status_code == 200
+
+
+def test_what_nobody_foresaw_is_counted_and_logged_as_an_error(
+    make_session, running, monkeypatch, tmp_path
+) -> None:
+    log, path = tmp_path / "requests.jsonl", "/v1/completions"
+    with make_session("plain") as session, running(session, log_file=log) as server:
+        monkeypatch.setattr(server.service, "check_model", lambda name: 1 / 0)
+        assert server.post(path, json=SHORT).status_code == 500
+        assert server.metric("request_errors_total", path=path, code="internal_error") == 1
+    [line] = [json.loads(line) for line in log.read_text().splitlines()]
+    assert line["status"] == 500 and line["error"] == "internal_error"
 
 
 def test_a_step_that_fails_as_a_whole_ends_its_texts_and_not_the_server(slow, monkeypatch) -> None:

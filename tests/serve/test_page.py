@@ -59,3 +59,10 @@ def test_the_page_has_its_landmarks_and_every_field_its_label(source):
     for query in ("prefers-reduced-motion", "prefers-contrast", "forced-colors"):
         assert f"@media ({query}" in source
     assert "lang" in dict(elements)["html"]
+
+
+def test_keys_that_end_the_input_of_a_character_send_and_stop_nothing(source):
+    """Enter takes a suggestion, Escape drops it; Safari says so by the key's code alone."""
+    assert "event.isComposing || event.keyCode === 229" in source
+    lines = re.findall(r"if \(event\.key [!=]== \"(?:Enter|Escape)\".*", source)
+    assert len(lines) == 2 and all("composes(event)" in line for line in lines)

@@ -3,11 +3,13 @@
 import json
 import threading
 
+import openai
 import pytest
 from live_server import wait_for
 
 from foretoken.serve.asking import prompts_of, rows_of
 from foretoken.serve.service import PREPARERS
+from foretoken.serve.wire.errors import internal, stopping
 from foretoken.serve.wire.requests import CompletionRequest
 
 SHORT = {"prompt": "a", "max_tokens": 6, "temperature": 0}
@@ -26,6 +28,22 @@ def test_a_request_whose_time_is_up_before_its_prompt_is_read_is_told_so(
         free.set()
         assert waited and told.status_code == 504 and told.json()["error"]["code"] == "timeout"
         wait_for(lambda: session.engine.idle and server.service.places == 0)
+
+
+def test_openais_client_sends_what_took_too_long_no_second_time(make_session, running) -> None:
+    """As it does with other errors of servers: here it would wait as long again, for nothing."""
+    free = threading.Event()
+    with make_session("plain") as session, running(session, request_timeout=0.2) as server:
+        for _ in range(PREPARERS):
+            server.service.preparers.submit(free.wait, 60)
+        client = server.client().with_options(max_retries=2)
+        with pytest.raises(openai.InternalServerError, match="took longer"):
+            client.completions.create(model="tiny", **SHORT)
+        free.set()
+        counted = {"path": "/v1/completions", "status": "504"}
+        wait_for(lambda: server.metric("requests_total", **counted))
+        assert server.metric("requests_total", **counted) == 1
+    assert "x-should-retry" not in internal("1").headers | stopping().headers
 
 
 def test_no_prompt_is_read_for_a_client_that_left(served) -> None:

@@ -53,6 +53,21 @@ def test_figures_add_up_to_what_was_written(make_session, running) -> None:
     assert found[("foretoken_time_per_output_token_seconds_count",)] == 1
 
 
+def test_a_text_is_counted_while_its_prompt_is_read(make_session, running, monkeypatch) -> None:
+    seen = []
+    with make_session("plain") as session, running(session) as server:
+        read = session.engine.target.prefill
+
+        def looking(*given, **named):
+            seen.append(server.metric("running_rows"))
+            return read(*given, **named)
+
+        monkeypatch.setattr(session.engine.target, "prefill", looking)
+        asked = {"prompt": "the cat", "max_tokens": 3}
+        assert server.post("/v1/completions", json=asked).status_code == 200
+    assert seen and set(seen) == {1}
+
+
 def test_metrics_can_be_left_out(make_session, running) -> None:
     with make_session("plain") as session, running(session, metrics=False) as server:
         assert server.get("/metrics").status_code == 404

@@ -190,8 +190,9 @@ def test_starting_over_deletes_nothing_where_it_could_not_begin(make_llama, tmp_
 def test_a_head_that_reads_no_states_is_refused():
     capture = KeysValues(**SAID)
     with foretoken.load(tiny("llama"), "plain") as session:
-        with pytest.raises(ConfigError, match="states=asked"):
+        with pytest.raises(ConfigError, match="leave states=asked out") as caught:
             AskedTexts(session, chats(), capture, "longspec")
+        assert "train data" not in str(caught.value), "there are such texts"
         with pytest.raises(ConfigError, match="train data"):
             AskedTexts(session, [[1, 2, 3]], CAPTURES[0], "medusa")
 

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import random
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ from foretoken.engine.assemble import assemble
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.row import make_row
+from foretoken.training.config import options
 from foretoken.training.dataset.records import Laws
 from foretoken.training.objectives.sparse_laws import SparseLaws
 from foretoken.training.online.draft import Allowance, OnlineDraft
 from foretoken.training.online.evidence import Buffer, Evidence, Lesson, Notes, collated, parted
 from foretoken.training.online.learner import Learner, slices
 from foretoken.training.online.served import RoutedDrafts
+from foretoken.training.online.serving import ServingSettings
 from foretoken.training.online.settings import OnlineSettings
 from foretoken.training.online.topics import Centroids
 from foretoken.training.online.trial import Trial, accepted
@@ -716,3 +719,12 @@ def test_a_slice_longer_than_all_gaps_is_learned_in_the_end(pair):
         for _ in range(200):
             online.rest(lambda: True)
         assert online.steps > 0
+
+
+def test_the_page_about_serving_tells_every_default_of_a_draft_that_learns():
+    page = (Path(__file__).parent.parent.parent / "docs" / "serving.md").read_text()
+    part = page.split("## A draft that learns from its traffic")[1].split("\n## ")[0]
+    for one in options(ServingSettings):
+        value = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
+        written = f"`{one.name}={value.removeprefix('0') if '.' in value else value}`"
+        assert written in part or f"| `{one.name}`" in part or f"`{one.name}` |" in part, written

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from foretoken import methods
-from foretoken.bench.catalogue import ENGINES, PEERS, engine_of, is_peer, needs, needs_draft
+from foretoken.bench.catalogue import (
+    ENGINES,
+    PEERS,
+    engine_of,
+    is_peer,
+    needs,
+    needs_draft,
+    writes_together,
+)
 from foretoken.errors import ConfigError, meant
 from foretoken.methods import METHODS
 
@@ -70,9 +78,25 @@ class RowSpec:
         return {k: v for k, v in self.options.items() if k not in others}
 
 
-def default_methods(draft: Any) -> list[str | RowSpec]:
-    """What is compared where no rows are named: the default ones that this pair can run."""
-    return [name for name in DEFAULT_METHODS if draft is not None or not needs_draft(name)]
+class DefaultRows(list[str | RowSpec]):
+    """The default rows that can be measured, with a line about those that are left out."""
+
+    left_out: tuple[str, ...] = ()
+
+
+def default_methods(draft: Any, requests: int = 1) -> DefaultRows:
+    """What is compared where no rows are named: the default ones that this pair can run, with so
+    many requests at once.
+    """
+    able = [name for name in DEFAULT_METHODS if draft is not None or not needs_draft(name)]
+    alone = [name for name in able if requests > 1 and not writes_together(name)]
+    found = DefaultRows(name for name in able if name not in alone)
+    if alone:
+        found.left_out = (
+            f"{requests} requests at once leave out {', '.join(alone)}: rows that write one text "
+            "at a time",
+        )
+    return found
 
 
 def parse_methods(text: str | Sequence[str | RowSpec]) -> list[RowSpec]:
@@ -194,11 +218,13 @@ def _family(name: str, given: Mapping[str, Any]) -> list[RowSpec]:
 
 
 def left_out(text: str | Sequence[str | RowSpec]) -> list[str]:
-    """Which rows of the families in "training-free,chain" are left out, and why."""
+    """Which rows of the families in "training-free,chain", or of the default ones, are left out,
+    and why.
+    """
     given = _split(text) if isinstance(text, str) else text
     names = [name for name in given if isinstance(name, str)]
     asked = {spec.method for spec in parse_methods(text)}
-    told = []
+    told = list(given.left_out) if isinstance(given, DefaultRows) else []
     for family in (name for name in names if name.split("[")[0] in FAMILIES):
         for row in FAMILIES[family.split("[")[0]]:
             if row in asked:

@@ -12,6 +12,7 @@ import typer
 from foretoken.cli import about_model
 from foretoken.cli import options as o
 from foretoken.cli.app import app
+from foretoken.errors import ConfigError
 from foretoken.methods import (
     CONTROLLERS,
     GENERAL_CONTROLLERS,
@@ -99,6 +100,25 @@ def methods(
     json_: o.AsJson = False,
 ) -> None:
     """List every method: what it promises, what it needs; or all options of one."""
+    asked = {str(name): name, "--model": model, "--markdown": markdown or None}
+    if len(named := [flag for flag, value in asked.items() if value is not None]) > 1:
+        raise ConfigError(
+            f"{' and '.join(named)} were passed together.",
+            "one thing is shown: a method's options, what a model allows, or the page of them all.",
+            "ask for one after the other.",
+        )
+    if dtype is not None and model is None:
+        raise ConfigError(
+            f"--dtype {dtype} was passed without --model.",
+            "it says how that model is loaded; methods have none.",
+            "add --model, or leave --dtype out.",
+        )
+    if markdown and json_:
+        raise ConfigError(
+            "--markdown and --json were passed together.",
+            "what is printed is one of the two.",
+            "leave one of them out.",
+        )
     if model is not None:
         about = about_model.about_model(model, dtype)
         o.print_json(about) if json_ else print(about_model.sheet(about))
@@ -177,7 +197,7 @@ def published(row: Method) -> str:
     """What `preset="paper"` stands for, in a line."""
     setting = paper_setting(row).items()
     told = [
-        f"{name}=({len(value)} entries)" if len(str(value)) > LONG else f"{name}={spelt(value)}"
+        f"{name}=({len(value)} entries)" if len(str(value)) > LONG else f"{name}={o.spelt(value)}"
         for name, value in setting
     ]
     return " ".join(told)
@@ -253,15 +273,8 @@ def option(name: str, of: str, kind: str, default: Any, meaning: str) -> Option:
     value: Any = default
     if default is None or default == "":
         value = next((example for word, example in EXAMPLES.items() if word in kind), "NAME")
-    shell = f"--set {name}={spelt(value)}"
+    shell = f"--set {name}={o.spelt(value)}"
     return Option(name, of, told, default, meaning, f"{name}={value!r}", shell)
-
-
-def spelt(value: Any) -> str:
-    """A value as a shell takes it."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_plain(one: Option) -> dict[str, Any]:

@@ -156,6 +156,12 @@ def load(
     from foretoken.bench.load.run import run_load
     from foretoken.bench.load.sample import Promise
 
+    if think and (rate or day):
+        raise ConfigError(
+            f"--think {think:g} was passed with {'--rate' if rate else '--day'}.",
+            "clients of a closed loop think; an open one sends by the clock.",
+            "leave --think out, or pass --concurrency.",
+        )
     config = LoadConfig(
         servers=tuple(servers_of(addresses, listed(names), allow_remote)),
         levels=levels(concurrency, rate, day),

@@ -50,7 +50,7 @@ def bench(
         typer.Option(
             help="Rows, comma separated; options in brackets; hf:*, llama:* and vllm:* are the "
             "peers; training-free: all that need no training (with [datastore=DIR,keys=DIR] more). "
-            "Default: the common ones that this pair of models can run."
+            "Default: the common ones that this pair of models can run, and so many --requests."
         ),
     ] = None,
     tasks: Annotated[
@@ -87,7 +87,7 @@ def bench(
     With --tuned its configuration is a row beside the others (without --methods: beside plain).
     Exit status 1 if a row failed; the reports are written all the same and say why.
     """
-    from foretoken.bench.rows import parse_methods
+    from foretoken.bench.rows import default_methods, parse_methods
 
     if methods is not None:
         parse_methods(methods)  # a misspelt row is refused before torch is imported
@@ -102,7 +102,7 @@ def bench(
         target=whole,
         draft=small,
         draft_vocabulary=draft_vocabulary,
-        methods=rows,
+        methods=default_methods(small, requests) if rows is None else rows,
         out=out,
         repetitions=repetitions,
         requests=requests,

@@ -163,10 +163,12 @@ def size(text: str) -> float:
 )
 def evaluate(
     target: Annotated[str, typer.Argument(help="A mini, or a model directory.")],
-    draft: o.Draft = None,
-    count: Annotated[int, typer.Option(help="Held-out examples per family.")] = 50,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft, likewise; default: the target is judged alone.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Held-out examples per family.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
-    depth: Annotated[int, typer.Option(help="Drafted tokens per step.")] = 5,
+    depth: Annotated[int, typer.Option(min=1, help="Drafted tokens per step.")] = 5,
     json_: o.AsJson = False,
 ) -> None:
     """Answer accuracy, entropy, and how well a draft agrees, on held-out tasks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,7 +60,10 @@ TunedFile = Annotated[
         help="What `foretoken tune` found, tuned.json or its folder; other options win.",
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: the model's.")]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:1 ...; default: cuda where there is one, else cpu."),
+]
 Dtype = Annotated[
     str | None, typer.Option(help="float32, bfloat16, float16; default: float32 on a CPU.")
 ]
@@ -208,7 +212,32 @@ def to_load(
     asked = {"target": whole, "method": method, "draft": small, "tuned": tuned}
     # What has a flag of its own may be set either way, as in Python.
     plain = {"generation_config": False if no_generation_config else None}
+    check_said_once(loading, config)
     return {**loading, **plain, **config, **asked}
+
+
+def check_said_once(flags: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """ConfigError for a flag and a --set of one thing that say two things.
+
+    A flag that was left out is None or, of those without a value, False.
+    """
+    for name, value in flags.items():
+        left_out = value is None or value is False
+        if left_out or name not in config or setting(str(value)) == config[name]:
+            continue
+        flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        raise ConfigError(
+            f"{flag} and --set {name}={spelt(config[name])} were passed.",
+            "one thing was said twice, and not alike.",
+            "leave one of the two out.",
+        )
+
+
+def spelt(value: Any) -> str:
+    """A value as --set takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(spelt, value))
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def sampling(stop: list[str] | None, **options: Any) -> dict[str, Any]:

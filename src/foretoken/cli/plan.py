@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 USUAL = 1024  # tokens of a row where nobody says
 RATES = "0.7,0.1,0.05"  # chances of the first, second and third child, where nobody says
+OWN_FLAGS = {
+    "max_rows": "--rows",
+    "memory_budget": "--budget",
+}  # of what a session is told by --set
+READING = ("kernels", "draft_vocabulary", "allow_pickle", "trust_remote_code")
+UNPLANNED = {"exact_bits", "compile", "device_map", "draft_thresholds", "generation_config"}
 
 Rows = Annotated[int, typer.Option(min=1, help="Texts decoded together.")]
 Context = Annotated[
@@ -49,12 +55,16 @@ def plan(
         typer.Option("--measure", help="Load the models, time them, and print speed by memory."),
     ] = False,
     acceptance: Annotated[
-        str,
-        typer.Option(help="With --measure: chances that the first, second, ... child stands."),
-    ] = RATES,
+        str | None,
+        typer.Option(
+            help="With --measure: chances that the first, second, ... child stands; default: "
+            f"{RATES}."
+        ),
+    ] = None,
     kernels: Annotated[
-        str, typer.Option(help="auto counts second copies of weights, inplace has none.")
-    ] = "auto",
+        str | None,
+        typer.Option(help="auto counts second copies of weights, inplace has none; default: auto."),
+    ] = None,
     given: o.Settings = None,
     device: o.Device = None,
     dtype: o.Dtype = None,
@@ -69,26 +79,31 @@ def plan(
     libraries, a quarter of a GiB before any model and about half a GiB with captured forwards.
     With --budget also the largest batch, context and tree that fit beside the other two.
     """
+    if acceptance is not None and not measure:
+        raise unmeasured(acceptance)
+    loading: dict[str, Any] = {
+        "dtype": dtype, "device": device, "allow_pickle": allow_pickle,
+        "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
     config = o.settings(given)
+    o.check_said_once({**loading, "kernels": kernels}, config)
     whole, small = o.pair(target, draft)
-    chosen = named_method(method, small, config)
+    reading, rules, config = parted({"kernels": kernels or "auto", **config})
+    chosen = named_method(method, small, rules, config)
     from foretoken.engine.memory.layout import largest_draft, layout_of
     from foretoken.engine.memory.plan import Need
 
-    loading: dict[str, Any] = {
-        "dtype": dtype, "device": device, "allow_pickle": allow_pickle,
-        "trust_remote_code": trust_remote_code, "kernels": kernels,
-    }  # fmt: skip
-    layout = layout_of(whole, chosen, small, config=config, **loading)
-    depth, most = largest_draft(chosen, config)
+    check(chosen, small, rows, reading, {**rules, **config})
+    layout = layout_of(whole, chosen, small, config=config, **{**loading, **reading})
+    depth, most = largest_draft(chosen, config, rules.get("controller"))
     longest = layout.target.max_length or USUAL
     guessed = most if nodes is None else nodes
     need = Need(rows, context or min(USUAL, longest), guessed, depth, sampled)
     document = described(target, small, chosen, layout, need, budget)
     if measure:
         document["frontier"] = measured(
-            layout, need, acceptance, budget, target=target, draft=draft, method=chosen,
-            given=given, quiet=hushed(json_), **loading,
+            layout, need, acceptance or RATES, budget, target=target, draft=draft, method=chosen,
+            given=given, quiet=hushed(json_), kernels=reading["kernels"], **loading,
         )  # fmt: skip
     if json_:
         o.print_json(document)
@@ -96,7 +111,57 @@ def plan(
         show(document, layout.plan(need))
 
 
-def named_method(method: str | None, draft: Any, config: dict[str, Any]) -> str:
+def unmeasured(acceptance: str) -> ConfigError:
+    return ConfigError(
+        f"--acceptance {acceptance} was passed without --measure.",
+        "chances tell what a tree is worth; memory does not follow from them.",
+        "add --measure, or leave --acceptance out.",
+    )
+
+
+def check(
+    method: str, draft: Any, rows: int, reading: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """ConfigError for what `load` would refuse, by options alone."""
+    from foretoken.engine.assemble import check_options
+    from foretoken.engine.models import check_request
+    from foretoken.lm.draft_vocabulary import check_asked
+    from foretoken.lm.kernels.choosing import MODES
+
+    check_options(method, **options)
+    check_request(method, draft, rows)
+    check_asked(reading.get("draft_vocabulary"))
+    if reading["kernels"] not in MODES:
+        raise ConfigError(
+            f"kernels={reading['kernels']!r} was asked for.",
+            f"kernels is one of {', '.join(MODES)}.",
+            "pass one of these; 'auto' is the default.",
+        )
+
+
+def parted(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What --set says of how models are read, of the rules, and of the method's own options.
+
+    What a session takes as well, and no plan depends on, is left out.
+    """
+    for name, flag in OWN_FLAGS.items():
+        if name in config:
+            raise ConfigError(
+                f"--set {name}={o.spelt(config[name])} was passed to `foretoken plan`.",
+                "a plan is of so many texts, and says what a budget holds.",
+                f"pass {flag} in its place.",
+            )
+    found = [
+        {name: config[name] for name in names if name in config}
+        for names in (READING, ("controller", "verifier"))
+    ]
+    aside = {name for part in found for name in part} | UNPLANNED
+    return found[0], found[1], {k: v for k, v in config.items() if k not in aside}
+
+
+def named_method(
+    method: str | None, draft: Any, rules: dict[str, Any], config: dict[str, Any]
+) -> str:
     """The method asked for, or what `load` would take."""
     from foretoken.methods import default_method
     from foretoken.methods import method as method_row
@@ -107,7 +172,7 @@ def named_method(method: str | None, draft: Any, config: dict[str, Any]) -> str:
         from foretoken.heads.store import method_of
 
         return method_of(str(config["draft_head"]))
-    return default_method(draft, None, None)
+    return default_method(draft, rules.get("controller"), rules.get("verifier"))
 
 
 def described(

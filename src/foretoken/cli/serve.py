@@ -49,7 +49,9 @@ ApiKey = Annotated[
         "users of the machine can read arguments.",
     ),
 ]
-MaxRows = Annotated[int, typer.Option(help="Texts decoded together; others wait.")]
+MaxRows = Annotated[
+    int | None, typer.Option(help="Texts decoded together; others wait. Default: 16.")
+]
 Queue = Annotated[int, typer.Option(help="Texts that may wait; more are refused (429).")]
 MaxTokensLimit = Annotated[
     int | None, typer.Option(help="Most new tokens of a text; default: the model's context.")
@@ -130,7 +132,7 @@ def serve(
     port: Port = 8000,
     model_name: ModelName = None,
     api_key: ApiKey = None,
-    max_rows: MaxRows = 16,
+    max_rows: MaxRows = None,
     queue: Queue = 256,
     max_tokens_limit: MaxTokensLimit = None,
     max_body: MaxBody = "4MiB",
@@ -183,7 +185,7 @@ def serve(
         "draft_vocabulary": draft_vocabulary, "method": method, "given": set_,
         "device": device, "dtype": dtype, "exact_bits": exact_bits, "allow_pickle": allow_pickle,
         "trust_remote_code": trust_remote_code, "no_generation_config": no_generation_config,
-        "max_rows": max_rows, "memory_budget": memory_budget,
+        "memory_budget": memory_budget, **({} if max_rows is None else {"max_rows": max_rows}),
     }  # fmt: skip
     counts = {"replicas": replicas, "max_replicas": max_replicas, "threads": threads}
     counts["metrics_port"] = metrics_port
@@ -317,7 +319,10 @@ def greeting(session: Session, limits: Settings, address: str) -> list[str]:
 def name_of(target: str | None, tuned: Path | None) -> str:
     """What a model is called where no name is passed: the end of its path, or its hub name."""
     if target is None:
-        return tuned.resolve().name if tuned is not None else "foretoken"
+        if tuned is None:
+            return "foretoken"
+        place = tuned.resolve()
+        return place.name if place.is_dir() else place.parent.name
     return Path(target).resolve().name if Path(target).is_dir() else target
 
 

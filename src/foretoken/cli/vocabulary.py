@@ -14,6 +14,7 @@ from foretoken.cli.app import app
 from foretoken.cli.logs import stage
 from foretoken.errors import ConfigError
 
+PROMPTS = 96  # where nobody says
 WRITTEN = 96  # tokens that the target writes after each prompt, where no texts are given
 
 
@@ -31,8 +32,9 @@ def vocabulary(
         ),
     ] = None,
     prompts: Annotated[
-        int, typer.Option(min=2, help="Prompts that it writes after without --data.")
-    ] = 96,
+        int | None,
+        typer.Option(min=2, help="Prompts that it writes after without --data; default: 96."),
+    ] = None,
     size: Annotated[
         str, typer.Option(help="Tokens to keep; auto: as many as pay by what is measured.")
     ] = "auto",
@@ -50,6 +52,12 @@ def vocabulary(
     several sizes, and the one with the most expected tokens per second is taken.
     """
     asked = sized(size)
+    if data is not None and prompts is not None:
+        raise ConfigError(
+            f"--prompts {prompts} was passed with --data.",
+            "the target writes nothing where there are texts of it.",
+            "leave one of the two out.",
+        )
     whole, small = o.pair(target, draft)
     if small is None:
         raise ConfigError(
@@ -70,17 +78,18 @@ def vocabulary(
         session = open_.enter_context(
             load(whole, "chain", small, draft_vocabulary="off", depth=4, **loading)
         )
-        if data is not None:
-            texts = reduced.read_texts(data, session.tokenizer)
-        else:
-            texts = reduced.written_by(session, prompts_of(None, "train", prompts), WRITTEN)
         vocab = session.target.vocab_size
         special = getattr(session.tokenizer, "all_special_ids", ())
         always = {*session.eos, *special}
-        counted, held_out = reduced.parted(texts)
-        order = reduced.ranked(counted, always, vocab)
         sizes = reduced.sizes_to_try(vocab, len(always)) if asked is None else [asked, vocab]
         check_size(sizes[0], len(always), vocab)
+        if data is not None:
+            texts = reduced.read_texts(data, session.tokenizer)
+        else:
+            some = prompts_of(None, "train", prompts or PROMPTS)
+            texts = reduced.written_by(session, some, WRITTEN)
+        counted, held_out = reduced.parted(texts)
+        order = reduced.ranked(counted, always, vocab)
         model = load_model(small, **loading)
         drafts: dict[int, Any] = {}
         for count in dict.fromkeys(sizes):

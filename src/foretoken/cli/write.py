@@ -71,7 +71,7 @@ def generate(
     Options left out follow the model's generation config (generation_config.json), as in
     transformers' generate; --no-generation-config leaves it aside.
     """
-    check_colours(method, show)
+    check_colours(method, show, json_)
     text = read_prompt(prompt, file, messages)
     sampling = o.sampling(
         stop,
@@ -145,10 +145,16 @@ def remark(err: Console, line: str, promise: Promise) -> None:
         err.print(str(promise), style="bold", markup=False)
 
 
-def check_colours(name: str | None, show: bool) -> None:
-    """ConfigError for colours of a method that writes several texts."""
+def check_colours(name: str | None, show: bool, json_: bool = False) -> None:
+    """ConfigError for colours in a document, or of a method that writes several texts."""
     from foretoken.methods import method
 
+    if show and json_:
+        raise ConfigError(
+            "--show was passed with --json.",
+            "a document has no colours; its figures say how much was guessed.",
+            "leave one of them out.",
+        )
     if show and name is not None and method(name).writes == "beams":
         raise ConfigError(
             f"--show was passed with method {name!r}.",

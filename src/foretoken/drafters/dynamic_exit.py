@@ -192,7 +192,11 @@ class ChosenLayers(EarlyExitModel):
         learning, states = [], []
         for row, seen in zip(rows, features, strict=True):
             counts = self.counts(row)
-            if counts.asked and seen is not None and counts.due:
+            if not (counts.asked and seen is not None and counts.due):
+                continue
+            if row.repeatable:  # alone: company in a product may change last bits
+                counts.learn(self.view.predictions([seen])[0])
+            else:
                 learning.append(counts)
                 states.append(seen)
         if learning:

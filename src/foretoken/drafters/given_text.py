@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from foretoken.contract import Drafter, Features, StoppingRule
 from foretoken.drafters.parts.prediction import Copied, Prediction
@@ -50,7 +51,8 @@ class GivenText(RowDrafter):
     @property
     def goes_on(self) -> bool:
         """Whether the drafter can guess behind tokens that the target has not read yet."""
-        return not self.inner.traits.taps and getattr(self.inner, "view", None) is None
+        seen = self.inner.traits.taps or getattr(self.inner, "view", None) is not None
+        return not (seen or reads_cache(self.inner))
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
         self.inner.start(row, seen)
@@ -133,6 +135,13 @@ class GivenText(RowDrafter):
         self.inner.observe(own_step(step, turns) if given else step)
 
 
+def reads_cache(drafter: Any) -> bool:
+    """Whether a draft model of it, or of its members, looks at the target's keys and values."""
+    model = getattr(drafter, "model", None)
+    members = getattr(drafter, "members", ())
+    return getattr(model, "reads_cache", False) or any(map(reads_cache, members))
+
+
 def foretold(row: DecodeState) -> bool:
     """Whether its request may say what comes next."""
     return row.prediction is not None or row.params.grammar is not None
@@ -156,7 +165,8 @@ def own_step(step: Step, turns: Sequence[_Turn]) -> Step:
         elif draft.given:
             score = Scores(score.logits[:1], None, score.p, score.share)
             verdict = Verdict((), draft.tree.tokens[path[0]] if path else verdict.next_token)
-        drafts.append(turn.own)
+        # One that nothing was given for is what was scored: others may have cut it.
+        drafts.append(turn.own if draft.given else draft)
         scores.append(score)
         verdicts.append(verdict)
         emitted.append(said)

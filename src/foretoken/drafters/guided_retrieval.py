@@ -136,8 +136,9 @@ class GuidedRetrieval(Combination):
     def observe(self, step: Step) -> None:
         """Learn what retrieved nodes are worth; the drafter sees its own part of the tree."""
         fused: list[Fused] = [row.private[self] for row in step.rows]
-        for one, said in zip(fused, step.emitted, strict=True):
-            one.teach(said, self.evidence)
+        for row, one, said in zip(step.rows, fused, step.emitted, strict=True):
+            if not row.rehearsal:
+                one.teach(said, self.evidence)
         super().observe(own_part(step, [one.grown for one in fused]))
 
     def finish(self, row: DecodeState) -> None:

@@ -25,7 +25,7 @@ from foretoken.contract import (
 )
 from foretoken.drafters.fusion import Fusion, merges
 from foretoken.drafters.parts.bandit import Bandit, paces
-from foretoken.drafters.parts.members import Combination
+from foretoken.drafters.parts.members import Combination, own_part
 from foretoken.errors import PairingError
 from foretoken.trees.counts import Pace
 from foretoken.trees.worth import worth
@@ -67,7 +67,7 @@ class Portfolio(Combination):
         first, *others = self.members
         drafts = first.propose(rows, budgets, stop)
         for row in rows:
-            row.private[self].turn = None
+            row.private[self].turn = row.private[self].passed = None
         # Seconds never come again, so they choose nothing where a seed has to repeat its text.
         free = [
             at
@@ -79,10 +79,9 @@ class Portfolio(Combination):
             arm = self.choose(open_, [drafts[at] for at in free], granted)
             if arm is not None:
                 made = others[arm].propose(open_, granted, stop)
-                if all(len(draft.tree) == 1 for draft in made):
-                    self.declined(arm, open_)
-                else:
-                    for at, draft in zip(free, made, strict=True):
+                self.passed(arm, open_, made)
+                for at, draft in zip(free, made, strict=True):
+                    if len(draft.tree) > 1:
                         drafts[at] = draft
         return drafts
 
@@ -97,11 +96,17 @@ class Portfolio(Combination):
                     self.traits = replace(self.traits, taps=(), context=None)
         return bool(arms)
 
-    def declined(self, arm: int, rows: Rows) -> None:
-        """An arm that was chosen makes no draft, so what was looked up stands."""
-        self.bandit.declined(arm)
-        for row in rows:
-            row.private[self].turn = replace(row.private[self].turn, arm=None)
+    def passed(self, arm: int, rows: Rows, made: Sequence[Draft]) -> None:
+        """Of rows that the arm makes no draft for, what was looked up stands, and says nothing of
+        the arm; one that makes no draft at all is not asked again soon.
+        """
+        left = [(row, draft) for row, draft in zip(rows, made, strict=True) if len(draft.tree) == 1]
+        for row, draft in left:
+            text: _Text = row.private[self]
+            assert text.turn is not None, "the arm was chosen for it"
+            text.turn, text.passed = replace(text.turn, arm=None), (arm, draft)
+        if len(left) == len(rows):
+            self.bandit.declined(arm)
 
     def choose(self, rows: Rows, found: Sequence[Draft], budgets: Sequence[Budget]) -> int | None:
         """The arm that drafts for these rows; None: what was looked up is worth more."""
@@ -120,19 +125,30 @@ class Portfolio(Combination):
             text.turn = turn
         return arm
 
+    def shown(self, step: Step, at: int) -> Step:
+        """An arm sees its own empty draft where a look-up was scored in its place: a tree of the
+        look-up's is none that its model has open.
+        """
+        own, differs = list(step.drafts), False
+        for place, row in enumerate(step.rows):
+            passed = row.private[self].passed
+            if passed is not None and passed[0] + 1 == at:
+                own[place], differs = passed[1], True
+        return own_part(step, own) if differs else step
+
     def observe(self, step: Step) -> None:
         super().observe(step)
-        texts, emitted = [], []
-        for row, verdict in zip(step.rows, step.verdicts, strict=True):
-            if row.private[self].turn is not None:
-                texts.append(row.private[self])
-                emitted.append(len(verdict.path) + 1)
-        if texts:
-            turn: _Turn = texts[0].turn
+        chosen = [
+            (text.turn, text.paces, len(verdict.path) + 1)
+            for row, verdict in zip(step.rows, step.verdicts, strict=True)
+            if (text := row.private[self]).turn is not None
+        ]
+        if chosen:
+            turn = next((one for one, _, _ in chosen if one.arm is not None), chosen[0][0])
+            own = [(paces, brought) for one, paces, brought in chosen if one.arm == turn.arm]
+            texts, emitted = zip(*own, strict=True)
             spent = step.times.whole * turn.pace
-            self.bandit.update(
-                turn.arm, [text.paces for text in texts], emitted, spent, turn.forced, turn.speed
-            )
+            self.bandit.update(turn.arm, texts, emitted, spent, turn.forced, turn.speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +167,5 @@ class _Text:
 
     paces: list[Pace]  # of each arm in this text
     turn: _Turn | None = None  # of the step under way, where there was a choice
+    # the arm that was asked in it in vain, and its draft: the root alone
+    passed: tuple[int, Draft] | None = None

@@ -2,12 +2,12 @@
 
 A matrix keeps, for every token, the followers that were likeliest the last time the target scored
 that token, accepted or not. A fixed template of ranks is walked through it from the last token on.
-The matrix is shared by all requests. Five differences: an unknown follower makes no node (the
-released code drafts token 0); rows nobody has scored yet know the followers seen in prompts; of
-several nodes with one token the last in level order is believed (as good as the first or the
-accepted one, measured); under a small node budget the template is cut to the ranks that were
-accepted most often; and where nodes have prices there is no template: the matrix keeps how sure the
-target was, and the likeliest nodes are drafted as far as they pay.
+The matrix is shared by all requests; rows that are only timed write to a copy. Five differences: an
+unknown follower makes no node (the released code drafts token 0); rows nobody has scored yet know
+the followers seen in prompts; of several nodes with one token the last in level order is believed
+(as good as the first or the accepted one, measured); under a small node budget the template is cut
+to the ranks that were accepted most often; and where nodes have prices there is no template: the
+matrix keeps how sure the target was, and the likeliest nodes are drafted as far as they pay.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class TokenRecycling(LookUp):
         settings = self.config
         check_values(settings, ("keep", settings.keep >= 1, "1 or more followers per token"))
         self.known = Adjacency(target.vocab_size, settings.keep)
+        self.scratch: Adjacency | None = None  # of all rows that are rehearsed, once there is one
         if settings.memory is not None and Path(settings.memory).exists():
             self.known.load(settings.memory)
         template = None if settings.free else Template(settings.template or PAPER)
@@ -80,14 +81,18 @@ class TokenRecycling(LookUp):
             self.known.save(path)
 
     def start(self, row: DecodeState, seen: Features | None) -> None:
+        known = self.known
+        if row.rehearsal:  # nothing is learned of it, but its steps do the same work
+            known = self.scratch = self.scratch or known.copy()
+        row.private[self] = _Asked(known, array("q", row.params.eos))
         if self.config.from_prompt:
             for token, follower in pairwise(row.tokens):
-                self.known.hint(token, follower)
+                known.hint(token, follower)
 
     def look_up(self, row: DecodeState, budget: Budget) -> Guesses:
         state: _Asked | None = row.private.get(self)
         if state is None:
-            state = row.private[self] = _Asked(array("q", row.params.eos))
+            state = row.private[self] = _Asked(self.known, array("q", row.params.eos))
         found, root = state.found, row.tokens[-1]
         state.asked = min(budget.depth, budget.nodes) > 0
         if not state.asked:
@@ -95,10 +100,10 @@ class TokenRecycling(LookUp):
             return found
         state.grown = self.grows and least_paying(budget) is not None
         if state.grown:
-            self.known.grow(found, root, self.trust, budget, row.warp.greedy, state.ends)
+            state.known.grow(found, root, self.trust, budget, row.warp.greedy, state.ends)
             return found
         parents, shape = self.shapes.within(budget)
-        tree, ranks = self.known.fill(root, parents, shape, row.params.eos)
+        tree, ranks = state.known.fill(root, parents, shape, row.params.eos)
         chances = [1.0]
         for parent, rank in zip(tree.parents[1:], ranks[1:], strict=True):
             chances.append(chances[parent] * self.shapes.rates[rank])
@@ -116,9 +121,9 @@ class TokenRecycling(LookUp):
             if not row.rehearsal:
                 self.learn(state, said, row.warp.greedy)
             # where they lie, and no copy: logits are most of what a step takes in memory
-            told = zip(draft.tree.tokens, *followers(score.logits, self.known.keep), strict=True)
+            told = zip(draft.tree.tokens, *followers(score.logits, state.known.keep), strict=True)
             for token, best, shares in told:  # of nodes with one token the last wins
-                self.known.put(token, best, [bisect_left(EDGES, share) for share in shares])
+                state.known.put(token, best, [bisect_left(EDGES, share) for share in shares])
 
     def learn(self, state: _Asked, said: Sequence[int], greedy: bool) -> None:
         """Compare what was proposed with the tokens that came."""
@@ -132,6 +137,7 @@ class TokenRecycling(LookUp):
 class _Asked:
     """What is known of one row, and what was proposed for the step under way."""
 
+    known: Adjacency
     ends: array[int]  # tokens that nothing follows
     found: Guesses = field(default_factory=Guesses)  # another tree may be scored in its place
     asked: bool = False

@@ -66,6 +66,14 @@ class Engine(Parts):
         """Whether no row is waiting, being filled or running."""
         return not (self.running or self.filling or self.waiting)
 
+    @property
+    def inside(self) -> Rows:
+        """The rows that have a place in the batch; any thread may ask.
+
+        A row runs before it leaves those being filled: looked up in this order, none is missed.
+        """
+        return tuple(dict.fromkeys((*self.filling, *self.running)))
+
     def submit(self, row: DecodeState) -> None:
         """Add a row; it joins the batch at the next step that has room."""
         self.waiting.add(row)
@@ -102,7 +110,8 @@ class Engine(Parts):
         """Forget who left, feed some prompts that are not cached yet; whether more are to be fed.
 
         Who came first is fed first, so that its text begins while others wait. A prompt of more
-        than a chunk lets others go before its next one.
+        than a chunk lets others go before its next one. Rows stay in `filling` while they are fed,
+        for who looks meanwhile.
         """
         self.sweep()  # who left meanwhile is fed no chunk more, however many prompts there are
         while row := self.admitted():
@@ -118,20 +127,21 @@ class Engine(Parts):
         try:
             fed, held = self.alike.parted(self.filling)
             count = self.portion(fed)
-            together, self.filling = fed[:count], fed[count:] + held
+            together, later = fed[:count], fed[count:] + held
             if due := [row for row in together if row.finish is None and not self.whole(row)]:
                 self.feed(due, CHUNK)
             for row in together:
                 if row.finish is not None:
                     self.leave([row])
                 elif self.target.missing(row):
-                    self.filling.append(row)
+                    later.append(row)
                 else:
                     self.start(row)
+            self.filling = later
         except BaseException:  # of whoever leads; who goes on feeds the prompts anew
             rows = [row for row in together if row not in self.running]
             self.leave(rows)
-            later = [row for row in self.filling if row not in rows]
+            later = [row for row in self.filling if row not in together]
             self.filling = [row for row in rows if row.finish is None] + later
             raise
         return bool(self.filling or (self.waiting and not self.running))

@@ -117,7 +117,8 @@ class Scheduler:
             self.led = True
         try:
             while not until():
-                self.stepping, before = threading.get_ident(), self.submissions
+                with self.changed:  # a row that was counted is there, too
+                    self.stepping, before = threading.get_ident(), self.submissions
                 moved = self.step()
                 self.tell_ends()
                 with self.changed:

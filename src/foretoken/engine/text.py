@@ -98,6 +98,7 @@ class RowText:
             self.matched = self.stop_ids[token]
             return self.matched
         self._window.append(token)
+        self._forget_silent()
         whole = self.decode(self._window)
         new = whole[len(self._shown) :]
         if whole.endswith(BROKEN) and len(self._window) - self._read > PENDING:
@@ -107,6 +108,17 @@ class RowText:
         if whole.endswith(UNDECIDED):  # the next token may change its end, but not what precedes
             return self._cut_at_stop(self.text + new.rstrip(UNDECIDED)) if self.stops else None
         return self._decide(new)
+
+    def _forget_silent(self) -> None:
+        """Drop the last tokens if they say nothing, whatever stands before and behind them.
+
+        Else an end token that is written on and on would be decoded with each that follows.
+        """
+        if len(self._window) - self._read <= PENDING or self.decode(self._window[-LONGEST:]):
+            return
+        kept = self._window[:-LONGEST]
+        if self.decode(2 * self._window) == self.decode(2 * kept):
+            self._window = kept
 
     def _decide(self, new: str, left: int = 0) -> str | None:
         """Tell more text, that of all tokens so far but for the `left` last ones."""

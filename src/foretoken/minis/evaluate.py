@@ -45,16 +45,18 @@ def greedy(
     """Greedy continuations of the prompts, without the end token, in one left-padded batch."""
     prompts = [tokenizer(example.prompt).input_ids for example in examples]
     longest = max(map(len, prompts))
-    ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(p)) + p for p in prompts])
+    end = tokenizer.eos_token_id
+    pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id  # behind a mask
+    ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
     out = model.generate(
         input_ids=ids,
         attention_mask=mask,
         max_new_tokens=limit,
         do_sample=False,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=pad,
     )
-    end, found = tokenizer.eos_token_id, []
+    found = []
     for row in out[:, longest:].tolist():
         found.append(row[: row.index(end)] if end in row else row)
     return found

@@ -188,6 +188,12 @@ class Answer:
         return sum(writing.row.prompt_len for writing in self.firsts)
 
     @property
+    def read_tokens(self) -> int:
+        """Of these, those of prompts that the model began to read before all was over."""
+        rows = [writing.row for writing in self.firsts]
+        return sum(row.prompt_len for row in rows if row.prefill > 0 or row.reused)
+
+    @property
     def cached_tokens(self) -> int:
         """Tokens of the prompts that an earlier text had left in the cache."""
         return sum(writing.row.reused.get("target", 0) for writing in self.firsts)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.serve.answer import Account
 from foretoken.serve.service import Service
-from foretoken.serve.wire.errors import GONE, TIMEOUT, Refusal
+from foretoken.serve.wire.errors import GONE, INTERNAL, TIMEOUT, Refusal
 
 REQUESTS = logging.getLogger("foretoken.serve.requests")  # one record per request, as a dict
 GUARDED = "/v1"  # paths that need a key
@@ -54,6 +54,7 @@ class Gate:
             await self.app(scope, counted, noting)
         except Exception:  # answered outside of here
             account.status = account.status or 500
+            account.facts.setdefault("error", INTERNAL)
             raise
         finally:
             self.note(account)

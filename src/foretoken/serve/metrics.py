@@ -175,10 +175,7 @@ class EngineCollector(Collector):
         engine = self.session.engine
         told: dict[str, tuple[float, str]] = {
             "queue_length": (len(engine.waiting), "Texts that wait for a place in the batch."),
-            "running_rows": (
-                len(engine.running) + len(engine.filling),
-                "Texts in the batch.",
-            ),
+            "running_rows": (len(engine.inside), "Texts in the batch."),
             "max_rows": (engine.max_rows, "Most texts in the batch."),
             "goodput_tokens_per_second": (
                 self.counts.goodput.now(),

@@ -160,7 +160,7 @@ class Service:
             self.empty.set()  # before any figures: the server's end waits for it
         answer.close()
         self.mean_age += MEMORY * (answer.age - self.mean_age)
-        self.counts.prompt_tokens += answer.prompt_tokens
+        self.counts.prompt_tokens += answer.read_tokens
         self.counts.cached_tokens += answer.cached_tokens
 
     def end_all(self) -> None:

@@ -37,9 +37,18 @@ class AskedTexts:
 
     def __init__(self, session: Session, chats: Sequence[Any], capture: Any, name: str) -> None:
         if not isinstance(capture, Texts) or type(capture).record is not Texts.record:
-            raise refusal(name, f"what the head {name!r} learns from is no row of hidden states")
+            raise refusal(
+                name,
+                f"what the head {name!r} learns from is no row of hidden states",
+                "leave states=asked out: what it learns from is kept in files then.",
+            )
         if not isinstance(chats[0], Chat):
-            raise refusal(name, "texts are needed that are whole before a head learns from them")
+            raise refusal(
+                name,
+                "texts are needed that are whole before a head learns from them",
+                "make texts with `foretoken train data` and pass --data DIR, or leave states=asked "
+                "out.",
+            )
         self.target: Any = innermost(session.target)
         self.capture = capture
         self.texts = [(chat.prompt + chat.answer, len(chat.answer)) for chat in chats]
@@ -117,10 +126,10 @@ class Alike(Shuffled):
         return some[at * self.size : (at + 1) * self.size]
 
 
-def refusal(name: str, why: str) -> ConfigError:
+def refusal(name: str, why: str, do: str) -> ConfigError:
     """A head that cannot learn so, and what to do."""
     return ConfigError(
         f"training the head {name!r} with states=asked was asked for.",
         f"{why}.",
-        "make texts with `foretoken train data` and pass --data DIR, or leave states=kept.",
+        do,
     )

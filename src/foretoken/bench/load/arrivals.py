@@ -7,6 +7,7 @@ however slow the server is: it shows what users feel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -32,8 +33,8 @@ class Level:
     value: float  # clients; requests per second; those of the busiest hour
 
     def __post_init__(self) -> None:
-        whole = self.kind != "closed" or self.value == int(self.value)
-        if not (self.value > 0 and self.value < float("inf") and whole):
+        finite = 0 < self.value < math.inf
+        if not finite or (self.kind == "closed" and self.value != int(self.value)):
             raise ConfigError(
                 f"a load of {self.value:g} was asked for ({self.kind}).",
                 "concurrency is a whole number of clients, 1 or more; a rate is in requests per "

@@ -14,9 +14,9 @@ from foretoken.bench.load.record import Block, Record
 Ask = Callable[[Record], Awaitable[None]]  # sends a request, and returns when its answer has ended
 Make = Callable[[int, float], Record]  # number of the request and when it is due -> its record
 NAP = 0.02  # seconds between two looks at how late the event loop is
-# Errors that come at once where a server is gone or full: a client that asked again at once would
-# send hundreds of thousands of requests, and measure itself.
-TURNED_AWAY = ("not connected", "disconnected", "http 429", "http 503")
+# Errors that come at once where a server is gone or full, or is so behind a proxy: a client that
+# asked again at once would send hundreds of thousands of requests, and measure itself.
+TURNED_AWAY = ("not connected", "disconnected", "http 429", "http 502", "http 503", "http 504")
 PAUSE = 0.2  # seconds until a client asks again that was turned away
 
 

@@ -43,6 +43,12 @@ class Adjacency:
         self.sure = array("B", [HINTED]) * (vocab * self.keep)
         self.table = AdjacencyTable(ids=self.ids, sure=self.sure, keep=self.keep)
 
+    def copy(self) -> Adjacency:
+        """Another matrix that says the same so far."""
+        other = Adjacency(self.vocab, self.keep)
+        other.ids[:], other.sure[:] = self.ids, self.sure
+        return other
+
     def followers(self, token: int) -> list[int]:
         """Known followers of `token`, likeliest first."""
         at = token * self.keep

@@ -47,11 +47,15 @@ class Combination(RowDrafter):
 
     def observe(self, step: Step) -> None:
         whole = sum(self.read)
-        for member, columns in zip(self.members, slices(self.read), strict=True):
-            own = step
+        for at, columns in enumerate(slices(self.read)):
+            own = self.shown(step, at)
             if columns.stop - columns.start < whole:
-                own = columns_of(step, columns)
-            member.observe(own)
+                own = columns_of(own, columns)
+            self.members[at].observe(own)
+
+    def shown(self, step: Step, at: int) -> Step:
+        """The step as one member is to see it, hidden states aside."""
+        return step
 
     def finish(self, row: DecodeState) -> None:
         super().finish(row)

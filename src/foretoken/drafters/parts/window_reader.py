@@ -69,6 +69,7 @@ class WindowReader(TrainedHead):
 
     taps: Taps = ()
     context: int | None = None
+    reads_cache = True  # so it can guess behind tokens alone that the target has read
 
     def __init__(self, target: LanguageModel, kind: str, config: HeadOptions | None = None) -> None:
         super().__init__(target, kind, config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -205,11 +205,14 @@ def together(lm: CachedLM, rows: Rows, trees: Sequence[Path]) -> list[Bits]:
 
 
 def columns(lm: CachedLM, row: DecodeState, nodes: Sequence[int]) -> list[Tensor]:
-    """Copies of the columns of some nodes of a row's open tree, all layers."""
-    memory, layers = lm._memory(row), cast(list[Any], lm.cache.layers)
+    """Copies of the columns of some nodes of a row's open tree, all layers that have their own."""
+    memory = lm._memory(row)
     places = [memory.cached + node for node in nodes]
     return [
-        buffer[memory.slot][:, places] for layer in layers for buffer in (layer.keys, layer.values)
+        buffer[memory.slot][:, places]
+        for layer in lm.cache.rows_of
+        for buffer in (layer.keys, layer.values)
+        if buffer is not None  # as it is where another layer's are read
     ]
 
 

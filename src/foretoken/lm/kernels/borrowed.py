@@ -52,6 +52,7 @@ class Kernels:
     report: KernelReport
     products: list[Product]  # that stand in for linear layers
     lean: LeanForward | None = None  # the captured model, with products of its own
+    spared: bool = False  # a budget of memory was told of
 
     @property
     def copies(self) -> list[Site]:
@@ -59,7 +60,8 @@ class Kernels:
         return [*self.products, *(self.lean.sites if self.lean is not None else ())]
 
     def spare_memory(self) -> None:
-        """Take no more of it for a prompt than a plan can know."""
+        """Take no more of it for a prompt than a plan can know, also once others are chosen."""
+        self.spared = True
         in_few_sizes(self.copies)
         if self.lean is not None:
             self.lean.reach = min(self.lean.reach, IN_ONE_CALL)
@@ -229,6 +231,8 @@ class Borrowing:
             LOG.info("the captured forward of the %s is given up: %s", self.name, why)
             found = self.chosen(*there.asked, None, why)
             there.report, there.products, there.lean = found.report, found.products, None
+            if there.spared:
+                there.spare_memory()
             return there.report
 
     @property

@@ -3,16 +3,19 @@
 A small forward on a GPU spends most of its time launching kernels; a captured graph launches all
 of them at once. It needs shapes and addresses that never change: nodes are padded to a bucket, all
 of the cache's columns are read under a mask, and inputs are written into fixed buffers. A graph
-goes when the cache it points into is replaced. No graph is trusted unseen: its first replays are
-compared with the ordinary forward.
+goes when the cache it points into is replaced, or when another is wanted and it was not used for
+long. No graph is trusted unseen: its first replays are compared with the ordinary forward.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -23,11 +26,17 @@ from foretoken.lm.runtime.masks import window_bounds
 from foretoken.lm.runtime.packing import Batch
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+KEPT = 2 * len(BUCKETS)  # graphs of one model: each takes memory
+# Forwards that a graph was not used for when another may take its place. A capture costs as much as
+# several forwards: rows of many slots that are scored in turn would else be captured every time.
+UNUSED = 512
 COMPARED = 2  # replays of each graph that are compared: the second has other inputs and columns
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 Replay = Callable[[], Tensor]
 Capture = Callable[[Callable[[], Tensor]], Replay]
+
+CAPTURING = threading.Lock()  # torch forbids two captures at once in a process
 
 
 def bucket_of(nodes: int) -> int | None:
@@ -35,23 +44,52 @@ def bucket_of(nodes: int) -> int | None:
     return next((bucket for bucket in BUCKETS if bucket >= nodes), None)
 
 
-def captured(run: Callable[[], Tensor]) -> Replay:
-    """A CUDA graph of `run`, after two warm-up runs on a stream of their own."""
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = run()
+class Captures:
+    """CUDA graphs of one device (None: the current one) that lie in the same memory.
 
-    def replay() -> Tensor:
-        graph.replay()
-        return output
+    What one makes on its way may lie where another's output does. So they are replayed one behind
+    another, and an output is read before the next replay.
+    """
 
-    return replay
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+        self.graphs: WeakSet[Any] = WeakSet()  # those that somebody still has
+        self.pool: Any = None
+        self.aside: Any = None  # the stream they are captured on: a pool is shared within one
+
+    def __call__(self, run: Callable[[], Tensor]) -> Replay:
+        """A CUDA graph of `run`, after two warm-up runs.
+
+        What other threads do on the device meanwhile does not end the capture.
+        """
+        with CAPTURING, torch.cuda.device(self.device):
+            if not self.graphs:  # torch gave the pool up with the last of them
+                self.pool = torch.cuda.graph_pool_handle()
+                self.aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            before, aside = torch.cuda.current_stream(), self.aside
+            aside.wait_stream(before)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(aside):  # also left as it should be if a capture fails
+                for _ in range(2):
+                    run()
+                before.wait_stream(aside)
+                with torch.cuda.graph(
+                    graph, pool=self.pool, stream=aside, capture_error_mode="thread_local"
+                ):
+                    output = run()
+            self.graphs.add(graph)
+
+        def replay() -> Tensor:
+            with torch.cuda.device(self.device):
+                graph.replay()
+            return output
+
+        return replay
+
+
+def captured(run: Callable[[], Tensor], device: torch.device | None = None) -> Replay:
+    """A CUDA graph of `run` alone, on its device (None: the current one)."""
+    return Captures(device)(run)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +102,7 @@ class Still:
     slot: int
     replay: Replay | None = None
     compared: int = 0
+    used: int = 0  # the number of the forward that used it last
 
     @property
     def bucket(self) -> int:
@@ -77,15 +116,17 @@ class Still:
 class Graphs:
     """Captured forwards of one CachedLM. `why` says why they were given up, once they are."""
 
-    def __init__(self, lm: CachedLM, capture: Capture = captured) -> None:
-        self.lm, self.capture = lm, capture
-        self.made: dict[tuple[int, int], Still] = {}  # (bucket, slot)
+    def __init__(self, lm: CachedLM, capture: Capture | None = None) -> None:
+        self.lm = lm
+        self.capture = Captures(lm.device) if capture is None else capture
+        self.made: OrderedDict[tuple[int, int], Still] = OrderedDict()  # (bucket, slot), as used
+        self.asked = 0  # forwards so far
         self.buffers: tuple[Any, ...] = ()  # the cache the graphs point into
         self.why = ""
 
     def drop(self) -> None:
         """Forget what was captured: weights lie elsewhere now."""
-        self.made = {}
+        self.made.clear()
 
     def logits(self, batch: Batch) -> Tensor | None:
         """Logits [1, kept, V] of a batch; None where it is one for the ordinary forward."""
@@ -97,12 +138,13 @@ class Graphs:
             or len(batch.feeds) > 1
             or not feed.scored
             or not self.lm.cache.groups  # its buffers are made by the first forward
-            or not self.lm.cache.takes(feed.start + bucket)  # padding has columns as well
             or window_bounds(batch.feeds, self.lm.family.windows)
         ):
             return None
         self.lm.cache.reserve([feed.memory.slot], [feed.start + bucket])
         still = self.still(bucket, feed.memory.slot)
+        if still is None:
+            return None
         self.fill(still, batch)
         if still.replay is None:
             try:
@@ -115,14 +157,23 @@ class Graphs:
             return None
         return found[:, -batch.kept :]
 
-    def still(self, bucket: int, slot: int) -> Still:
-        """The buffers of a bucket; all are dropped when the cache has been replaced."""
+    def still(self, bucket: int, slot: int) -> Still | None:
+        """The buffers of a bucket; all are dropped when the cache has been replaced. None where
+        there are enough, and all of them are in use."""
         cache = self.lm.cache
-        layers: list[Any] = list(cache.layers)
-        buffers = (cache.columns, cache.slots, *(layer.keys.data_ptr() for layer in layers))
+        # a layer that reads another's keys and values has none of its own
+        places = [layer.keys.data_ptr() for layer in cache.rows_of if layer.keys is not None]
+        buffers = (cache.columns, cache.slots, *places)
         if buffers != self.buffers:
-            self.made, self.buffers = {}, buffers
+            self.made.clear()
+            self.buffers = buffers
+        self.asked += 1
         if (bucket, slot) not in self.made:
+            if len(self.made) >= KEPT:
+                oldest = next(iter(self.made))
+                if self.asked - self.made[oldest].used <= UNUSED:
+                    return None
+                del self.made[oldest]
             device = self.lm.device
             self.made[bucket, slot] = Still(
                 numbers=torch.zeros(3, 1, bucket, dtype=torch.long, device=device),
@@ -130,7 +181,10 @@ class Graphs:
                 mask=self.lm.masks.nothing.new_zeros(1, 1, bucket, cache.columns),
                 slot=slot,
             )
-        return self.made[bucket, slot]
+        self.made.move_to_end((bucket, slot))
+        still = self.made[bucket, slot]
+        still.used = self.asked
+        return still
 
     def fill(self, still: Still, batch: Batch) -> None:
         """Write a batch into the buffers. Padding repeats the last node, behind all columns."""
@@ -178,7 +232,8 @@ class Graphs:
 
     def give_up(self, why: str) -> None:
         """Say so, and leave all further forwards to the ordinary path."""
-        self.why, self.made = why, {}
+        self.why = why
+        self.made.clear()
         warnings.warn(
             f"CUDA graphs of {self.lm.name} are off, scoring goes on without: {why}",
             RuntimeWarning,

@@ -61,6 +61,7 @@ class CachedLM(BatchForward):
         self._layer_caches: dict[int, SlotLayerCache] = {}  # by layer, once they were asked for
         self.kernels: Any = None  # KernelReport of what stands in for linear layers
         self.prefixes: Prefixes | None = None  # of texts that are over; None: nothing is kept
+        self._read_by: OutputHead | None = None  # what read states last
 
     def __enter__(self) -> CachedLM:
         return self
@@ -116,9 +117,17 @@ class CachedLM(BatchForward):
         """What grows trees in one call."""
         return TreesAtOnce(self.model.dtype)
 
-    @cached_property
+    @property
     def _head(self) -> OutputHead:
-        return OutputHead(self.model, self._decoder)
+        """What reads states; looked at anew where the model has another output layer by now."""
+        if self._read_by is None or self._read_by.head is not self.model.get_output_embeddings():
+            self._read_by = OutputHead(self.model, self._decoder)
+        return self._read_by
+
+    def grant(self, slots: int, columns: int) -> None:
+        """A cache of this size and no more, and no graphs: no plan knows what they take."""
+        super().grant(slots, columns)
+        self.graphs = None
 
     @exclusive
     def prefill(
@@ -144,12 +153,7 @@ class CachedLM(BatchForward):
         fed = [torch.cat([*own, *part] or [none]) for own, part in zip(begun, parts, strict=True)]
         if self.prefixes is not None and last is None:
             for row, states in zip(rows, fed, strict=True):
-                memory = self._memory(row)
-                memory.taps = taps
-                if sum(map(len, memory.fed)) + len(states) == memory.cached:
-                    memory.fed.append(states)
-                else:  # texts were not kept yet when its first tokens were fed
-                    memory.fed.clear()
+                self._memory(row).listen(states, taps, self.prefixes.limit)
         return [states if last is None else states[-last:] for states in fed]
 
     def keep_prefixes(self, limit: int) -> None:

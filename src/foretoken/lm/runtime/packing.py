@@ -42,6 +42,14 @@ class Memory:
         self.supplied = left if len(left) else left.clone()  # which does not keep what was taken
         return taken
 
+    def listen(self, states: Float[Tensor, "S L H"], taps: Taps, limit: int) -> None:
+        """Add hidden states of tokens just fed, where texts may be kept, in `limit` bytes."""
+        self.taps = taps
+        if limit and sum(map(len, self.fed)) + len(states) == self.cached:
+            self.fed.append(states)
+        else:  # nothing may be kept, or might not yet when its first tokens were fed
+            self.fed.clear()
+
     def forget(self) -> None:
         """Drop the open tree."""
         self.tokens, self.depths, self.seen = [], [], []

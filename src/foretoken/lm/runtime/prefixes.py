@@ -153,15 +153,23 @@ def keep_text(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Pref
     if size > prefixes.limit:
         return
     try:
-        features = torch.cat(memory.fed)[: memory.cached] if memory.fed else None
-        text = Prefix(np.asarray(tokens), [], row.owner, memory.taps, features)
+        text = Prefix(np.asarray(tokens), [], row.owner, memory.taps, sizes(memory))
         if prefixes.make_room(text, text.bytes + size):
             columns = cache.copied(memory.slot, memory.cached)
             if columns is not None:
-                prefixes.keep(replace(text, columns=columns))
+                features = torch.cat(memory.fed)[: memory.cached] if memory.fed else None
+                prefixes.keep(replace(text, columns=columns, features=features))
     except (RuntimeError, MemoryError) as error:
         prefixes.clear()
         LOG.warning("nothing is kept of texts that are over: %s", error)
+
+
+def sizes(memory: Memory) -> Float[Tensor, "F L H"] | None:
+    """What stands for a row's hidden states while room is asked for: a tensor without numbers."""
+    if not memory.fed:
+        return None
+    known = min(sum(map(len, memory.fed)), memory.cached)
+    return memory.fed[0].new_empty((known, *memory.fed[0].shape[1:]), device="meta")
 
 
 def in_common(one: np.ndarray, other: np.ndarray) -> int:

@@ -156,7 +156,12 @@ class Readout:
                 "use method chain, prompt-lookup or plain.",
             )
         self.lm, self.norm = lm, found[0]
-        self.head: nn.Module = lm.model.get_output_embeddings()
+
+    @property
+    def head(self) -> nn.Module:
+        """The output layer that the model has now: its owner may put another in."""
+        found: nn.Module = self.lm.model.get_output_embeddings()
+        return found
 
     def some(self, normed: Float[Tensor, "n H"], tokens: Int[Tensor, "n K"]) -> Tensor:
         """Logits [n, K] of some tokens per state, before any scaling the family applies."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.contract import LanguageModel
 from foretoken.lm.draft_vocabulary import OutputRows
@@ -27,8 +27,22 @@ class FewUnembedded(TargetView):
                 self.head = self.base._head
 
     def unembed(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
-        if self.part is None:
+        part = self.followed()
+        if part is None:
             return self.output_rows.spread(self.lm.unembed(hidden)[:, self.output_rows.rows])
-        self.part.follow()
         with torch.inference_mode():
-            return self.output_rows.spread(self.head.shaped(self.part.few(hidden)))
+            return self.output_rows.spread(self.head.shaped(part.few(hidden)))
+
+    def followed(self) -> RowsOfOutput | None:
+        """The rows as they are now; None where no rows can be read of what the model's owner has
+        put in its output layer's place, such as one with an adapter beside it."""
+        if self.part is None:
+            return None
+        whole = self.base.model.get_output_embeddings()
+        if whole is self.part.whole:
+            self.part.follow()
+        elif isinstance(whole, nn.Linear):
+            self.part = rows_of_output(self.base.model, self.output_rows.rows)
+        else:
+            return None
+        return self.part

@@ -9,6 +9,7 @@ from foretoken.errors import ForetokenError
 
 INVALID = "invalid_request_error"
 TIMEOUT = "timeout"  # the code of a request whose time was up
+INTERNAL = "internal_error"  # and of one that failed by a fault of ours
 GONE = 499  # the client left before it was answered: in logs and metrics only
 
 
@@ -33,7 +34,10 @@ class Refusal(ForetokenError):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        found = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+        if self.code == TIMEOUT:  # OpenAI's client would send all of it again, twice
+            found["x-should-retry"] = "false"
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -84,7 +88,7 @@ def internal(number: str) -> Refusal:
         "ask again; if it stays, tell whoever runs the server the id.",
         status=500,
         kind="server_error",
-        code="internal_error",
+        code=INTERNAL,
     )
 
 

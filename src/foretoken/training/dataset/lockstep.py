@@ -191,7 +191,7 @@ class Batch:
             self.attention.go_to(column)
 
         aim(self.ids[:, -1], self.longest)
-        again = captured(run) if self.device.type == "cuda" else run
+        again = captured(run, self.device) if self.device.type == "cuda" else run
 
         def step(tokens: Tensor, column: int) -> Tensor:
             aim(tokens, column)
