@@ -596,30 +596,6 @@ def test_specdec_without_a_head_says_how_to_make_one(models):
     refused(ran, "without a head", "foretoken train acceptance --out DIR", "head=DIR")
 
 
-def test_all_chats_of_a_folder_are_learned_from_unless_a_number_is_named(pair_folders, tmp_path):
-    out = tmp_path / "texts"
-    flags = ["--target", pair_folders[0], "--set", "new_tokens=8", "--set", "chats=24"]
-    made = run("train", "data", *flags, "--set", "shard=24", "--out", out, "--json")
-    assert made.exit_code == 0, made.output
-    there = json.loads(made.stdout)["splits"]["train"]["chats"]
-    for given, learned in (([], there), (["--set", "prompts=5"], 5)):
-        told = [
-            "--set",
-            "steps=2",
-            "--set",
-            "window=16",
-            "--set",
-            "vocabulary=64",
-            *given,
-            "--json",
-        ]
-        where = ["--data", out, "--out", tmp_path / f"head-{learned}"]
-        ran = run("train", "medusa", "--target", pair_folders[0], *where, *told)
-        assert ran.exit_code == 0, ran.output
-        notes = json.loads(ran.stdout)
-        assert notes["settings"]["prompts"] == learned == notes["tokens"]["train"]
-
-
 def test_text_is_read_by_the_command_that_makes_data(pair_folders, tmp_path):
     story, out = tmp_path / "story.txt", tmp_path / "texts"
     story.write_text(" ".join(f"the cat {n} is in the rain" for n in range(40)))
