@@ -106,7 +106,7 @@ class BenchConfig:
 def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     """Measure, write JSON, Markdown, plots and page into `config.out`; returns the results."""
     asked = config.methods
-    named = default_methods(config.draft) if asked is None else asked
+    named = default_methods(config.draft, config.requests) if asked is None else asked
     specs = parse_methods(named)
     check_rows(specs, config.draft, config.requests)
     check_asked(config.draft_vocabulary)

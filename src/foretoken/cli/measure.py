@@ -87,7 +87,7 @@ def bench(
     With --tuned its configuration is a row beside the others (without --methods: beside plain).
     Exit status 1 if a row failed; the reports are written all the same and say why.
     """
-    from foretoken.bench.rows import default_methods, parse_methods
+    from foretoken.bench.rows import parse_methods
 
     if methods is not None:
         parse_methods(methods)  # a misspelt row is refused before torch is imported
@@ -102,7 +102,7 @@ def bench(
         target=whole,
         draft=small,
         draft_vocabulary=draft_vocabulary,
-        methods=default_methods(small, requests) if rows is None else rows,
+        methods=rows,
         out=out,
         repetitions=repetitions,
         requests=requests,
