@@ -12,7 +12,7 @@ from foretoken.engine.loading import load
 from foretoken.engine.memory.amounts import amount, enough, told
 from foretoken.engine.memory.keeping import most_guessed
 from foretoken.engine.memory.layout import largest_draft, layout_of
-from foretoken.engine.memory.plan import CACHE, JUDGING, WEIGHTS, Layout, Need
+from foretoken.engine.memory.plan import CACHE, GUESSING, JUDGING, STEP, WEIGHTS, Layout, Need
 from foretoken.engine.memory.solver import (
     SIZES,
     Point,
@@ -230,7 +230,7 @@ def test_the_largest_draft_is_that_of_the_parts_put_together(method, options, co
 def test_laws_of_sampled_text_are_counted_and_greedy_text_pays_for_none(pair_folders):
     layout = layout_of(pair_folders[0], "spectr", pair_folders[1])
     greedy, sampled = (
-        {part.name: part.bytes for part in plan.parts if part.kind == JUDGING}
+        {part.name: part.bytes for part in plan.parts if part.kind in (GUESSING, JUDGING)}
         for plan in map(layout.plan, (NEED, dataclasses.replace(NEED, sampled=True)))
     )
     vocab = 4 * layout.target.vocab
@@ -241,6 +241,14 @@ def test_laws_of_sampled_text_are_counted_and_greedy_text_pays_for_none(pair_fol
     parts = fixed.plan(dataclasses.replace(NEED, sampled=True)).parts
     assert "draft's laws" not in {part.name for part in parts}, "its guesses are never drawn"
     assert {"target's laws"} < {part.name for part in parts}
+
+
+def test_a_drafts_logits_lie_beside_the_targets_only_where_it_writes_meanwhile(pair_folders):
+    kinds = {}
+    for method in ("chain", "pearl"):
+        parts = layout_of(pair_folders[0], method, pair_folders[1]).plan(NEED).parts
+        kinds[method] = {part.kind for part in parts if part.name == "draft's logits"}
+    assert kinds == {"chain": {GUESSING}, "pearl": {GUESSING, STEP, JUDGING}}
 
 
 @pytest.mark.parametrize("method", ["spectr", "chain"])

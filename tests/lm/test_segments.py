@@ -19,6 +19,7 @@ from foretoken.lm.kernels.position_tables import PositionTable
 from foretoken.lm.runtime import slot_attention
 from foretoken.lm.runtime.captured import Cut, Sublayer
 from foretoken.native import library as native
+from foretoken.native import scratch
 from foretoken.types import Embedding, FinalNorm, Layer, TokenTree
 
 pytestmark = pytest.mark.skipif(
@@ -423,3 +424,34 @@ def test_segments_reach_as_far_as_products_in_c_are_not_slower(made, monkeypatch
         known = dict.fromkeys(choosing.by_shape(sites), table)
         monkeypatch.setattr(choosing, "_measured", known)
         assert choosing.reach_in_c(sites) == right
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])
+def test_with_little_memory_operations_use_it_again_and_say_the_same(family, made, monkeypatch):
+    """And what a forward says stays as it is while later ones use memory of their own."""
+    monkeypatch.setattr(scratch, "LEAST", 1)
+    dice, blocks = random.Random(family), []
+    leave = scratch.Scratch.leave
+
+    def count(self, results):
+        blocks.append(len(self.blocks))
+        leave(self, results)
+
+    monkeypatch.setattr(scratch.Scratch, "leave", count)
+    lm, _ = made(family)
+    rows = [row_of(random_tokens(dice, count)) for count in (6, 3)]
+    lm.prefill(rows)
+    drafts = [point(random_tree(dice, row.tokens[-1], 9)) for row in rows]
+    found, lm.lean.reach = [], 0
+    with torch.inference_mode():
+        for lm.lean.spared in (False, True, True):
+            found.append(lm.score(rows, drafts, TAPS))
+            found.append([(s.logits.clone(), s.hidden.clone()) for s in found[-1]])
+    lm.lean.spared = False
+    usual, _, first, then, last, _ = found
+    for one, other, (logits, hidden), third in zip(usual, first, then, last, strict=True):
+        assert torch.equal(one.logits, other.logits) and torch.equal(one.hidden, other.hidden)
+        assert torch.equal(other.logits, logits) and torch.equal(other.hidden, hidden)
+        assert torch.equal(third.logits, logits) and torch.equal(third.hidden, hidden)
+    calls = lm.lean.layers * 5  # products, attention, what lies between them
+    assert blocks and 0 < max(blocks) < calls, "each operation has memory of its own"

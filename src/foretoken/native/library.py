@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretoken.native import scratch
 from foretoken.shipped import user_cache
 
 SOURCES = tuple(
@@ -128,7 +129,7 @@ class Places:
     def multiply(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., outputs of all layers]."""
         x, apart = evenly_apart(x)
-        y = x.new_empty(*x.shape[:-1], self.outs)
+        y = scratch.empty((*x.shape[:-1], self.outs), x.dtype)
         self.call(
             x.data_ptr(), y.data_ptr(), x.numel() // self.width, self.width, apart,
             self.address, self.count, torch.get_num_threads(),
@@ -271,11 +272,21 @@ def find_compiler() -> list[str]:
 def find_openmp() -> str:
     """The OpenMP library that torch has loaded: a second one would fight with it for the cores."""
     maps = Path("/proc/self/maps")
-    for line in maps.read_text().splitlines() if maps.exists() else ():
-        path = line.split()[-1]
-        if Path(path).name.startswith(OPENMP) and ".so" in path:
+    found = openmp_among(maps.read_text()) if maps.exists() else None
+    if found is None:
+        raise Unavailable("torch's OpenMP library was not found")
+    return found
+
+
+def openmp_among(maps: str) -> str | None:
+    """The file of the first OpenMP library that is mapped, by the lines of /proc/self/maps."""
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)  # address, rights, offset, device, inode; a path or none
+        path = fields[5] if len(fields) > 5 else ""
+        known = Path(path).name.startswith(OPENMP) and ".so" in path
+        if known and not path.endswith(" (deleted)"):  # no file to link with any more
             return path
-    raise Unavailable("torch's OpenMP library was not found")
+    return None
 
 
 def processor() -> str:

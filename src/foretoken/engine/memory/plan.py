@@ -164,12 +164,14 @@ class Layout:
         return need.rows * (columns * self.head_column + self.head_row)
 
     def guessing(self, need: Need, guessed: int) -> list[Part]:
-        """While a head reads what it keeps of all rows, padded to the longest, with new nodes."""
-        if self.head_decodes or not (self.head_column or self.head_row):
-            return []
+        """While a draft is made. A head that keeps no cache as models do reads what it keeps of
+        all rows, padded to the longest, with new nodes."""
+        small = self.draft.activations(need.rows * need.nodes) if self.draft is not None else 0
+        memory = 0 if self.head_decodes else 2 * self.head_memory(need)
         return [
             Part(GUESSING, "draft's logits", guessed, "of every guessed node"),
-            Part(GUESSING, "head's cache", 2 * self.head_memory(need), "padded, and with nodes"),
+            Part(GUESSING, "draft's activations", small, "of one layer"),
+            Part(GUESSING, "head's cache", memory, "padded, and with nodes"),
         ]
 
     def chunk(self, need: Need) -> list[Part]:
@@ -199,12 +201,14 @@ class Layout:
             guessed = self.draft.logits(rows * max(need.nodes, 1))
         elif self.draft is None and self.head:
             guessed = target.logits(rows * max(need.nodes, 1))
+        # a draft model's are gone by then, unless it writes ahead meanwhile
+        beside = guessed if self.draft is None or self.ahead > 1 else 0
         block = target.logits(min(tokens, LISTED)) if tokens > LISTED else 0
         logits = target.logits(tokens)
         of = f"of {tokens} nodes"
         return [
             Part(STEP, "target's logits", logits, of),
-            Part(STEP, "draft's logits", guessed, "of every guessed node"),
+            Part(STEP, "draft's logits", beside, "of every guessed node"),
             Part(STEP, "a block of logits", block, "while it is put to the others"),
             Part(STEP, "hidden states", target.states(tokens, self.taps), "for the drafter"),
             Part(STEP, "mask", target.mask(rows, nodes, columns), "additive, heads folded"),
@@ -212,7 +216,7 @@ class Layout:
             Part(STEP, "scores", target.scores(rows, nodes, columns), "of one layer"),
             Part(STEP, "activations", target.activations(tokens), "of one layer"),
             Part(JUDGING, "target's logits", logits, of),
-            Part(JUDGING, "draft's logits", guessed, "of every guessed node"),
+            Part(JUDGING, "draft's logits", beside, "of every guessed node"),
             *self.laws(need),
             *self.guessing(need, guessed),
             Part(CHECK, "target's logits", logits, of),

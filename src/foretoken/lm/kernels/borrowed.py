@@ -65,6 +65,7 @@ class Kernels:
         in_few_sizes(self.copies)
         if self.lean is not None:
             self.lean.reach = min(self.lean.reach, IN_ONE_CALL)
+            self.lean.spared = True
 
 
 @dataclass(slots=True)

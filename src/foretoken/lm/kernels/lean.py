@@ -27,6 +27,7 @@ from foretoken.lm.runtime.cache_attention import Attention
 from foretoken.lm.runtime.captured import WHOLE, Cut, Sublayer
 from foretoken.lm.runtime.family import Family, decoder_layers, decoder_of
 from foretoken.lm.runtime.slot_attention import SlotAttention
+from foretoken.native import scratch
 from foretoken.types import Embedding, FinalNorm, Layer, Tap, Taps
 
 
@@ -77,6 +78,7 @@ class LeanForward:
         self.plain_scores = plain_scores(captured.graph)
         self.layers = sum(isinstance(mark, Layer) for mark in captured.marks)
         self.variants: dict[tuple[Taps, Cut, Way, bool], Variant] = {}
+        self.spared = False  # of memory there is little: many tokens use the same again
         self.reach = 0  # tokens of a forward for which products in C are the faster way
         width = value(captured.states[Embedding()]).shape[-1]
         weight = next(captured.root.parameters())
@@ -111,10 +113,15 @@ class LeanForward:
             way = Way.FEW if ids.shape[1] <= self.reach else Way.MANY
         entered = entering is not None
         found = self.variant(taps, cut, way, entered)
-        if not entered and not cut.without:
-            return found.run(ids, positions, places, attend)
-        nothing = self.nothing.expand(*ids.shape, -1)
-        return found.run(ids, positions, places, attend, entering=entering, nothing=nothing)
+        given = {}
+        if entered or cut.without:
+            given = {"entering": entering, "nothing": self.nothing.expand(*ids.shape, -1)}
+        if way is not Way.MANY or not self.spared:
+            return found.run(ids, positions, places, attend, **given)
+        with scratch.used_again() as memory:
+            made = found.run(ids, positions, places, attend, **given)
+            memory.leave(made)
+        return made
 
     def variant(self, taps: Taps, cut: Cut, way: Way, entered: bool) -> Variant:
         """The code that gives these results, over the weights as they are now."""

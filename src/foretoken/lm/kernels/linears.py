@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.native import library as native
+from foretoken.native import scratch
 
 DENSE, TRANSPOSED, ONEDNN, PACKED, PADDED, NATIVE, BLOCKS = range(7)
 KERNELS = ("dense", "transposed", "onednn", "packed", "padded", "native", "blocks")
@@ -307,7 +308,7 @@ def in_blocks(site: Any, x: Tensor) -> list[Tensor]:
         left = rows - at
         count = next((size for size in BLOCKS_OF if least <= size <= min(left, most)), left)
         told = block(site, flat[at : at + count])
-        made = made or [part.new_empty(rows, part.shape[-1]) for part in told]
+        made = made or [scratch.empty((rows, part.shape[-1]), part.dtype) for part in told]
         for to, part in zip(made, told, strict=True):
             to[at : at + count] = part[:count]
         at += count

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from foretoken.lm.kernels.lowering import KIND, Form, LookUp, Lowering, Step
 from foretoken.lm.runtime.slot_attention import IN_ONE_CALL, SlotAttention
+from foretoken.native import scratch
 from foretoken.native.library import Call, Places, by_token, together
 
 AT_LEAST = 16  # tokens that memory is made for: trees of a few sizes share it
@@ -178,7 +179,7 @@ class Between(Stretch):
             held.append(laid)
         made = []
         for buffer, form, _ in self.results:
-            result = torch.empty((1, tokens, *form.shape), dtype=self.dtype, device="cpu")
+            result = scratch.empty((1, tokens, *form.shape), self.dtype)
             bases[buffer] = _Buffer(result.data_ptr(), form.count)
             made.append(result.movedim(1, 1 + form.axis) if form.axis else result)
         self.call(self.address, self.count, arena.address, tokens, attend.threads)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from foretoken.lm.runtime.attention import attend
 from foretoken.lm.runtime.cache import SlotCache
+from foretoken.native import scratch
 from foretoken.native.library import Library, library
 
 TRIED = (1, 8, 32, 128, 512)  # tokens of a row for which both ways are timed
@@ -124,7 +125,7 @@ class SlotAttention:
         ):  # as some products leave it
             query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         shape, wide = query.shape, value.shape[3]
-        made = query.new_empty(1, shape[2], shape[1], wide)
+        made = scratch.empty((1, shape[2], shape[1], wide), query.dtype)
         strides = (states.stride()[1:3] for states in (query, key, value))
         form = (shape[1], *(step for pair in strides for step in pair))
         owner.call(
