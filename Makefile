@@ -13,7 +13,7 @@ help:
 	@echo "make demo      install, write text with the shipped pair, measure the speed-up"
 	@echo "make test      the quick suite          make test-all  with the slow checks"
 	@echo "make check     format, lint, types, quick suite"
-	@echo "make bench     the shipped pair, every method and every peer"
+	@echo "make bench     the shipped pair, the common methods and transformers' own"
 	@echo "make real TASKS=FILE   a real model: its tests, then Spec-Bench beside other engines (an hour or two);"
 	@echo "               FILE: data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"
 

@@ -22,6 +22,10 @@ class CapabilityError(ForetokenError):
     """The model cannot do what the method needs."""
 
 
+class WrongLogits(CapabilityError):
+    """Logits from a cache are not those of a forward without one."""
+
+
 class ConfigError(ForetokenError):
     """A value, a name, a prompt or a path that cannot be used."""
 

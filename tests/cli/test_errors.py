@@ -280,6 +280,15 @@ def test_prompts_of_other_programs_are_read_as_they_are(tmp_path):
     assert prompts(path, "train", 9) + prompts(path, "valid", 9) == prompts(path, "all", 9)
 
 
+@pytest.mark.parametrize(("value", "kind"), [("[1, 2]", "list"), ("null", "NoneType")])
+def test_a_prompt_that_is_no_text_is_refused(value, kind, tmp_path):
+    """Its spelling in Python would be learned from."""
+    path = tmp_path / "asked.jsonl"
+    path.write_text(f'{{"prompt": "one"}}\n{{"prompt": {value}}}\n')
+    with pytest.raises(ConfigError, match=rf"(?s)looks like.*{kind} is no text"):
+        prompts(path, "all", 9)
+
+
 def test_json_is_written_for_any_terminal(monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)

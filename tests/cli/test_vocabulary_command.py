@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from foretoken.cli.commands import app
 from foretoken.lm.draft_vocabulary import NAME, read
+from foretoken.lm.load import load_model
 from foretoken.training import reduced_vocabulary
 
 VOCAB = 265
@@ -58,6 +61,27 @@ def test_the_tokens_of_answers_are_taken_by_their_number(models, tmp_path, byte_
     assert json.loads(written.stdout)["tokens"] == json.loads(plain.stdout)["tokens"]
 
 
+def test_text_of_others_counts_only_where_there_are_no_answers(tmp_path):
+    data = shard(tmp_path / "data", [[70, 71]] * 3)
+    window = json.dumps({"kind": "text", "temperature": 1.0, "prompt": [9], "answer": [80, 81]})
+    (data / "train-text-000000.jsonl").write_text(f"{window}\n" * 3)
+    session = SimpleNamespace(tokenizer=None, target=SimpleNamespace(vocab_size=VOCAB))
+    for said in ([70, 71], [80, 81]):
+        found = reduced_vocabulary.read_texts(data, session)
+        assert [text.written for text in found] == [said] * 3
+        (data / "train-0.jsonl").unlink(missing_ok=True)
+
+
+def test_texts_of_another_tokenizer_are_not_counted(models, tmp_path):
+    data = shard(tmp_path / "data", [[70, 71]] * 3)
+    card = {"target": "other", "vocabulary": {"size": 300, "digest": "x"}}
+    (data / "card.json").write_text(json.dumps(card))
+    ran = run("vocabulary", *models, "--data", data, "--size", 100)
+    told = " ".join(ran.stderr.split())
+    assert ran.exit_code == 2 and "counting the tokens of the texts in" in told
+    assert "other of another vocabulary (300 tokens)" in told
+
+
 def test_into_the_drafts_folder_and_from_what_the_target_writes(models, tmp_path):
     ran = run("vocabulary", *models, "--prompts", 4, "--size", 100, "--out", tmp_path)
     assert ran.exit_code == 0, ran.output
@@ -104,3 +128,18 @@ def test_a_folder_of_one_text_and_a_broken_line_are_refused(models, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"answer": 5}\n{"text": "a"}\n')
     bad = run("vocabulary", *models, "--data", tmp_path / "bad.jsonl")
     assert bad.exit_code == 2 and "a line looks like" in " ".join(bad.stderr.split())
+
+
+def test_a_draft_with_other_ids_is_refused_before_any_text(pair_folders, tmp_path, byte_tokenizer):
+    """Ids of the target would be taken for rows of its output layer."""
+    target, wider = (shutil.copytree(one, tmp_path / one.name) for one in pair_folders)
+    for folder in (target, wider):
+        byte_tokenizer.save_pretrained(folder)
+    model = load_model(pair_folders[1])
+    model.resize_token_embeddings(VOCAB + 8)
+    model.save_pretrained(wider)
+    out = tmp_path / "words.json"
+    ran = run("vocabulary", "--target", target, "--draft", wider, "--out", out)
+    told = " ".join(ran.output.split())
+    assert ran.exit_code == 2 and "its width is not the target's" in told, told
+    assert not out.exists()

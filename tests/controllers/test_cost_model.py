@@ -540,3 +540,12 @@ def test_rows_that_draft_bear_what_a_level_makes_resting_rows_wait():
     [one, *resting] = policy.budgets(rows)
     assert not any(budget.depth for budget in resting)
     assert one.prices.level == pytest.approx(4.0 * all_of_them.prices.level)
+
+
+def test_a_second_is_worth_what_a_row_writes_in_it_however_many_rest():
+    """Drafters make plain steps of seconds by it, and those take the batch no less time."""
+    policy, rows = priced(asking=0.01), [state() for _ in range(4)]
+    for row in rows[1:]:
+        policy.record(row).resting = 5
+    [one, *_] = policy.budgets(rows)
+    assert one.prices.second * policy.costs_of(4).plain(4) == pytest.approx(one.prices.step)

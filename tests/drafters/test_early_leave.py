@@ -1,6 +1,7 @@
 """Leaving the target's stack early: who may, where, with what, and that nothing stays half done."""
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from foretoken.heads.exits import ExitPredictors
 from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
 from foretoken.lm.views.early_exit_scoring import Leave
+from foretoken.lm.views.wrapping import early_exit_scoring
 from foretoken.trees.build import chain, root
-from foretoken.types import Budget, TokenTree
+from foretoken.types import Budget, Draft, Draw, TokenTree
 from foretoken.verifiers.point import Point
 
 K = 4
@@ -248,3 +250,29 @@ def test_predictors_of_a_target_of_other_layers_are_refused(folder):
     wide = EarlyLeave.Config(predictors=folder(9.0, vocab=12, width=64))
     with pytest.raises(ConfigError, match="hidden size is 12"):
         EarlyLeave(TableLM.random(12), TableLM.random(12), wide)
+
+
+def test_rows_in_forwards_of_their_own_leave_on_their_own(row):
+    """One of them ended early, the other did not: only the other's new tokens are cached."""
+    lm = open_lm(flat_above(small("llama"), 1), kernels="dense")
+    lm.plan = replace(lm.plan, ragged=False)
+    view = early_exit_scoring(lm)
+    rows = [row([5, 6, 7, 8], 61), row([9, 8, 7], 61)]
+    view.prefill(rows)
+    drafts = [Draft(root(one.tokens[-1]), Draw.POINT) for one in rows]
+    for one, fires in zip(rows, (True, False), strict=True):
+        every, layers = torch.arange(61)[None], frozenset({0, 1})
+        view.leave(one, Leave(every, layers, lambda *_, said=fires: [said], root(one.tokens[-1])))
+    early, whole = view.score(rows, drafts)
+    assert early.share < whole.share == 1.0
+    view.commit(rows, [(), ()])
+    for one, score in zip(rows, (early, whole), strict=True):
+        one.tokens.append(int(score.logits[0].argmax()))
+    assert [view.missing(one) for one in rows] == [1, 0]
+    fresh = open_lm(lm.model, kernels="dense")
+    for one in rows:
+        [score] = view.score([one], [Draft(root(one.tokens[-1]), Draw.POINT)])
+        twin = row(one.tokens, 61)
+        fresh.prefill([twin])
+        [wanted] = fresh.grow([twin], [(twin.tokens[-1],)], [(-1,)])
+        torch.testing.assert_close(score.logits, wanted.logits, rtol=1e-4, atol=1e-4)

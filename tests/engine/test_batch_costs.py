@@ -131,6 +131,16 @@ def test_forwards_of_one_target_are_tried_once_for_all_methods(clock):
     assert models[0].forwards - before <= batches.ROUNDS, "plain forwards, for the verdicts' sake"
 
 
+def test_slow_drafts_end_with_their_time_where_the_forwards_are_known(clock):
+    """Else a slow draft would be asked for every depth, in the time of a user's first step."""
+    target, _ = pair(clock)
+    first = engine_of("prompt-lookup", (target,))
+    batch_costs(started(first, rows_of(4)), first)
+    slow = Timed.random(vocab=VOCAB, seed=1).prepare(clock, 0.5, 0.0)
+    engine = engine_of("chain", (target, slow))
+    assert set(batch_costs(started(engine, rows_of(4)), engine).draft) == {1}
+
+
 def tables_learned(engine, monkeypatch):
     """Tables of costs that the engine's controller was told, from now on."""
     told = []

@@ -96,3 +96,11 @@ def test_without_a_chat_template_the_way_out_is_named(tiny_pair, byte_tokenizer)
 def test_broken_messages_are_refused(session, messages):
     with pytest.raises(ConfigError, match=r"role|chat messages"):
         session.generate(messages, 4)
+
+
+def test_parts_of_text_are_one_text_and_others_are_refused_by_name(session, chatty):
+    parts = [{"type": "text", "text": "on the "}, {"type": "text", "text": "cat"}]
+    assert chat_ids([{"role": "user", "content": parts}], chatty) == chat_ids(HELLO, chatty)
+    shown = [{"type": "image", "url": "x.png"}, *parts]
+    with pytest.raises(ConfigError, match="'image'"):
+        session.generate([{"role": "user", "content": shown}], 4)

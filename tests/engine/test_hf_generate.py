@@ -1,6 +1,7 @@
 """Inside transformers' generate: the ids of generate alone, its hooks honoured, no trace left."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -386,3 +387,29 @@ def test_processors_that_look_across_rows_are_refused_in_a_batch(tiny_pair, byte
     assert torch.equal(ours, tiny_pair[0].generate(**one, **options))
     with pytest.raises(CapabilityError, match="PrefixConstrained"):
         tiny_pair[0].generate(**many, **options, custom_generate=chain)
+
+
+def test_another_model_in_the_middle_of_a_call_takes_nothing_from_it(make_llama):
+    """From another thread, or from code that the call itself runs."""
+    faster = foretoken.custom_generate("prompt-lookup", kernels="dense")
+    first, second = make_llama(97), make_llama(97, seed=3)
+    ids = torch.tensor([[5, 9, 2, 41]])
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 12}
+    wanted = [model.generate(ids, **options) for model in (first, second)]
+    found = []
+
+    def inner():
+        found.append(second.generate(ids, custom_generate=faster, **options))
+
+    def interrupt(so_far, scores):
+        if not found:
+            thread = threading.Thread(target=inner)
+            thread.start()
+            thread.join()
+            inner()
+        return torch.zeros(len(so_far), dtype=torch.bool)
+
+    criteria = StoppingCriteriaList([interrupt])
+    ours = first.generate(ids, custom_generate=faster, stopping_criteria=criteria, **options)
+    assert torch.equal(ours, wanted[0])
+    assert len(found) == 2 and all(torch.equal(one, wanted[1]) for one in found)

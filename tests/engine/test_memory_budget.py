@@ -18,6 +18,7 @@ from foretoken.engine.memory.layout import layout_of
 from foretoken.engine.memory.plan import Need
 from foretoken.engine.timings import batches_before
 from foretoken.errors import CapabilityError, ConfigError
+from foretoken.lm.load import load_model
 from foretoken.lm.runtime.heap import c_library
 from foretoken.lm.runtime.probe import probe_row
 from foretoken.lm.views.view import innermost
@@ -401,3 +402,13 @@ def test_a_budget_holds_laws_while_text_is_sampled(pair_folders):
         assert room.takes(*sizes, sampled=True) >= room.takes(*sizes)
         parts = room.layout.plan(Need(*sizes, sampled=True)).parts
         assert {"target's laws", "draft's laws"} < {part.name for part in parts}
+
+
+def test_a_draft_in_another_type_than_the_target_is_counted_in_its_own(pair_folders):
+    model = load_model(pair_folders[0], dtype="bfloat16")
+    budget = planned(pair_folders, 4, 126, 12)
+    with loaded((model, pair_folders[1]), memory_budget=budget) as session:
+        room = session.engine.waiting.room.layout
+        assert session.draft.model.dtype is torch.float32
+        assert (room.target.element, room.draft.element) == (2, 4)
+        assert room.draft.column == layout_of(pair_folders[1], "plain").target.column

@@ -333,3 +333,23 @@ def test_threads_are_refused_where_both_models_share_a_gpu():
         write(pearl(target, draft, 2, "threads"), seeded_rows(PROMPTS, PARAMS, 12))
     draft.device = torch.device("cuda", 1)
     assert write(pearl(target, draft, 2, "threads"), seeded_rows(PROMPTS, PARAMS, 12))
+
+
+def test_nothing_is_asked_behind_the_end_of_a_text():
+    """A constraint may have no answer there, and the text would end by its error."""
+    target, _ = pair()
+    texts = {}
+    for method in ("pearl", "plain"):
+        engine = pearl(target, TableLM(target.logits), 3)
+        engine = engine if method == "pearl" else assemble("plain", target)
+
+        def end(ids, scores):
+            if int(ids[0, -1]) == 7:
+                raise ValueError("nothing may follow")
+            return scores.index_fill(1, torch.tensor([7]), 5.0) if ids.shape[1] > 6 else scores
+
+        params = SamplingParams(max_new_tokens=30, processors=end, eos=frozenset({7}))
+        row = make_row((0, 1), params, SeededCoins(0), 12)
+        list(decode([row], engine))
+        texts[method] = row.new_tokens, row.finish.reason
+    assert texts["pearl"] == texts["plain"] and texts["plain"][1] == "stop"

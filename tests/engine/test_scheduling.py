@@ -60,3 +60,28 @@ def test_a_row_that_is_being_added_when_a_step_begins_is_written():
     scheduler.lead(written)
     other.join()
     assert len(row.new_tokens) == 4 and engine.idle
+
+
+def test_a_stream_dropped_by_a_thread_that_others_wait_for_blocks_nobody():
+    """As by the garbage collector: the thread has a model's lock, and the one whose turn it is
+    waits for that lock. Memory is given back by whoever has the turn."""
+    target = TableLM.random(vocab=VOCAB)
+    leader, other = (Scheduler(assemble("plain", target)) for _ in range(2))
+    dropped, under_way = row_of(0), row_of(1)
+    other.submit([dropped], lambda step, at: None)
+    other.lead(lambda: bool(dropped.new_tokens))
+    inside, over = threading.Event(), threading.Event()
+
+    def told(step, at):
+        inside.set()
+        assert over.wait(20), "who drops it waits for the turn that is held here"
+
+    leader.submit([under_way], told)
+    thread = threading.Thread(target=leader.wait, args=(lambda: under_way.finish is not None,))
+    thread.start()
+    assert inside.wait(20)
+    other.drop([dropped])
+    over.set()
+    thread.join(20)
+    assert not thread.is_alive() and len(under_way.new_tokens) == 4
+    assert other.engine.idle and target.rows_held == 0

@@ -7,11 +7,15 @@ import time
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+)
 
 import foretoken
 from foretoken.engine.record import trace_of
-from foretoken.errors import CheckpointError, ConfigError
+from foretoken.errors import CapabilityError, CheckpointError, ConfigError
 
 PROMPT = "the cat is in the "
 METHODS = ["plain", "chain", "pearl", "tree", "prompt-lookup"]
@@ -488,3 +492,23 @@ def test_a_token_is_a_correction_only_where_another_one_was_guessed(tiny_pair, b
         spec.engine.listeners.append(look)
         corrected = [piece.corrected for piece in stream]
     assert any(corrected) and {(True, True), (False, True), (False, False)} <= kinds
+
+
+def test_processors_that_know_rows_of_a_batch_are_told_of_their_own(sessions):
+    plain = sessions["plain"]
+    by_row = LogitsProcessorList([PrefixConstrainedLogitsProcessor(lambda row, ids: [20 + row], 1)])
+    with pytest.raises(CapabilityError, match="PrefixConstrained"):
+        plain.generate([PROMPT, "on"], 4, processors=by_row)
+    assert plain.generate(PROMPT, 4, processors=by_row, ignore_eos=True).tokens == [20] * 4
+
+    class Wants:
+        """Wants the tokens that each row of the batch was given."""
+
+        def __init__(self):
+            self.generated_ngrams = [20, 21]
+
+        def __call__(self, ids, scores):
+            return scores.index_fill(1, torch.tensor(self.generated_ngrams), 50.0)
+
+    found = plain.generate([PROMPT, "on"], 3, processors=LogitsProcessorList([Wants()]))
+    assert [out.tokens for out in found] == [[20] * 3, [21] * 3]

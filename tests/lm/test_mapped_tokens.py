@@ -147,3 +147,14 @@ def test_a_text_that_is_over_is_over_for_the_draft():
     row.finish = Finish("stop")
     lm.free([row])
     assert table.ended == [Finish("stop")]
+
+
+def test_what_a_draft_reads_belongs_to_whom_the_text_belongs():
+    lm = mapped()
+    row = make_row([1, 3], SamplingParams(), SeededCoins(0), 4)
+    row.owner, row.rehearsal = "a key", True
+    lm.prefill([row])
+    shadow = lm.follow_text(row).row
+    assert (shadow.owner, shadow.rehearsal) == ("a key", True)
+    row.tokens.append(2)
+    assert lm.follow_text(row).row.prompt_len == len(FEEDS[1]) + len(FEEDS[3])

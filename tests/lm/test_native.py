@@ -275,6 +275,19 @@ def test_max_is_an_error_where_auto_would_fall_back(tmp_path):
     assert "no C compiler" in told and "compile='auto'" in told
 
 
+MAPS = """7f10-7f11 r--p 00000000 00:00 0
+7f11-7f12 rw-p 00000000 00:00 0                          [heap]
+7f12-7f13 r-xp 00001000 08:01 1234                       /old/libgomp.so.1 (deleted)
+7f13-7f14 r-xp 00001000 08:01 1235                       /my files/libs/libgomp-a34b3233.so.1.0.0
+7f14-7f15 r-xp 00001000 08:01 1236                       /usr/lib/libomp.so
+"""
+
+
+def test_the_openmp_of_torch_is_found_in_a_folder_with_a_space():
+    assert native.openmp_among(MAPS) == "/my files/libs/libgomp-a34b3233.so.1.0.0"
+    assert native.openmp_among("".join(MAPS.splitlines(keepends=True)[:3])) is None
+
+
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="options of that family")
 @pytest.mark.parametrize(
     "option",

@@ -140,3 +140,19 @@ def test_a_check_for_which_there_is_no_memory_ends_no_text_and_is_not_tried_at_e
         assert len(write(lm, 150).tokens) == 153
     assert "could not be checked" in caplog.text
     assert all(later > 2 * sooner for sooner, later in pairwise(tried)), tried
+
+
+def test_a_text_whose_weights_changed_under_way_is_not_checked_and_not_kept():
+    model = tiny("llama")
+    lm = open_lm(model, kernels="dense")
+    row = make_row([3, 4, 5], SamplingParams(max_new_tokens=150), SeededCoins(0), lm.vocab_size)
+    for at, _ in enumerate(decode([row], assemble("plain", lm))):
+        if at == 20:
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(1.5)
+            lm.refresh()
+            lm.keep_prefixes(1 << 20)
+    assert row.finish.reason == "length" and len(lm.prefixes) == 0
+    write(lm, 150)  # others are, with the weights of now
+    assert lm.verified > 32

@@ -192,9 +192,12 @@ def test_texts_go_on_when_the_drafter_breaks(make_session, running, monkeypatch,
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("error", [Broken("inside"), ConfigError("this.", "that.", "so.")])
-def test_what_fails_inside_is_one_requests_own(make_session, running, stream, error) -> None:
+def test_what_fails_inside_is_one_requests_own(
+    make_session, running, tmp_path, stream, error
+) -> None:
     """A fault of ours has an id that is logged; what an option ran into is the request's."""
-    with make_session("plain") as session, running(session) as server:
+    log, path = tmp_path / "requests.jsonl", "/v1/completions"
+    with make_session("plain") as session, running(session, log_file=log) as server:
         rule = session.engine.verifier
 
         class Breaking(Slowly):
@@ -214,8 +217,12 @@ def test_what_fails_inside_is_one_requests_own(make_session, running, stream, er
             assert told.status_code == (500 if mine else 400)
             found = told.json()["error"]
         assert ("inside the server" in found["message"]) == mine
+        code = "internal_error" if mine else "invalid_request_error"
+        wait_for(lambda: server.metric("request_errors_total", path=path, code=code) == 1)
         assert server.metric("engine_errors_total") == int(mine)
         assert server.post("/v1/completions", json={**SHORT, "max_tokens": 3}).status_code == 200
+    first, *_ = [json.loads(line) for line in log.read_text().splitlines()]
+    assert first["error"] == code
 
 
 def test_what_nobody_foresaw_is_counted_and_logged_as_an_error(

@@ -19,6 +19,7 @@ from foretoken.training.calibrate import Cape, cape, scaled, targets
 from foretoken.training.capture import collect
 from foretoken.training.captures.guesses import Guesses
 from foretoken.training.features import Features
+from foretoken.training.heads import run_training
 from foretoken.training.objectives.acceptance import (
     AcceptanceObjective,
     AcceptanceTraining,
@@ -110,6 +111,20 @@ def test_a_killed_run_ends_with_the_same_head(where, tmp_path):
     other, _ = store.load(tmp_path / "killed", "acceptance")
     for name, weight in one.state_dict().items():
         assert torch.equal(weight, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(("bad", "why"), [([1] * 9, "has 9 tokens"), ([], "is empty")])
+def test_a_bad_prompt_is_refused_before_any_is_captured(bad, why, tmp_path):
+    pair = session()
+    pair.target.max_length = 8
+
+    def prompts(split, count):
+        return [*some(17), bad, *some(2)] if split == "train" else some(count)
+
+    config = settings(prompts=20, new_tokens=2)
+    with pytest.raises(ConfigError, match=f"prompt 17 of the split 'train' {why}"):
+        run_training(pair, "acceptance", prompts, config, tmp_path, show=False)
+    assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("*.json"))
 
 
 def test_training_beats_the_base_rate_and_tells_taken_from_rejected(tmp_path):

@@ -1,6 +1,7 @@
 """Training texts: made by a target, in shards that follow from the seed; read as batches."""
 
 import copy
+import json
 import random
 import resource
 import signal
@@ -259,6 +260,45 @@ def test_a_target_that_writes_nothing_worth_learning_is_told_of(session, tmp_pat
     assert len(shards(tmp_path / "later", "train")) == 2, "a later shard may be empty"
 
 
+def test_prompts_that_the_target_cannot_read_are_left_out(make_llama, byte_tokenizer, tmp_path):
+    model = make_llama(len(byte_tokenizer), max_position_embeddings=16)
+    config = replace(CONFIG, shard=4, chats=4, new_tokens=4, temperatures=(0.0,), held_out=1e-9)
+    with foretoken.load(model, "plain", tokenizer=byte_tokenizer) as short:
+        given = [[], "", list(range(40, 57)), list(range(40, 56))]
+        make_data(short, config, tmp_path, given, show=False)
+    assert [chat.prompt for chat in every_chat(tmp_path, "train")] == [given[-1]]
+
+
+def test_a_shard_that_fewer_prompts_would_cut_short_is_refused(session, tmp_path):
+    """It would count as whole later."""
+    config = replace(CONFIG, shard=4, chats=8, temperatures=(0.0,), held_out=1e-9)
+    given = [f"question {n}" for n in range(8)]
+    make_data(session, config, tmp_path, given, show=False)
+    before = contents(tmp_path)
+    make_data(session, config, tmp_path, given[:6], show=False)
+    for path in tmp_path.glob("*-000001.*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"shard 1 of 4 (.|\n)* 2 alone(.|\n)*multiple of 4"):
+        make_data(session, config, tmp_path, given[:6], show=False)
+    make_data(session, config, tmp_path, given[:4], show=False)
+    make_data(session, config, tmp_path, given, show=False)
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_from_before_each_prompt_was_told_of_goes_on(session, tmp_path):
+    config = replace(CONFIG, shard=4, chats=8, temperatures=(0.0,))
+    given, plan = [f"question {n}" for n in range(8)], tmp_path / "plan.json"
+    make_data(session, config, tmp_path, given, show=False)
+    found = json.loads(plan.read_text())
+    del found["given"]["each"]
+    plan.write_text(json.dumps(found))
+    make_data(session, config, tmp_path, given[:5], show=False)
+    assert json.loads(plan.read_text())["given"] == found["given"]
+    make_data(session, config, tmp_path, given, show=False)
+    with pytest.raises(ConfigError, match="another given"):
+        make_data(session, config, tmp_path, ["another"], show=False)
+
+
 def test_more_given_prompts_are_welcome_and_others_refused(session, tmp_path):
     config = replace(CONFIG, shard=4, chats=8, temperatures=(0.0,))
     given = [f"question {n}" for n in range(16)]
@@ -272,7 +312,7 @@ def test_more_given_prompts_are_welcome_and_others_refused(session, tmp_path):
     with pytest.raises(ConfigError, match="another given"):  # its last shard would have room
         make_data(session, replace(config, chats=6), tmp_path / "six", given[:6], show=False)
         make_data(session, replace(config, chats=8), tmp_path / "six", given[:8], show=False)
-    for others in ([*given[:7], "another", *given[8:]], []):
+    for others in ([*given[:7], "another", *given[8:]], ["another", *given[1:5]], []):
         with pytest.raises(ConfigError, match="another given"):
             make_data(session, replace(config, chats=16), tmp_path, others, show=False)
 

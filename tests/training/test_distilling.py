@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import foretoken
 from foretoken.errors import ConfigError
+from foretoken.training.dataset import own_answers
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts import distilling, learning, selecting
@@ -182,6 +183,36 @@ def test_ragged_prompts_are_answered_as_alone(session, weak_draft):
         )  # fmt: skip
         together = sampler.sampled(model, prompts)
         assert together == [sampler.sampled(model, [one])[0] for one in prompts]
+
+
+def test_drafts_are_read_to_where_the_target_is(session, weak_draft, monkeypatch):
+    seen = []
+    for module in (distilling, own_answers):
+        real = module.load_model
+        monkeypatch.setattr(
+            module, "load_model",
+            lambda draft, real=real, **options: (
+                seen.append(options.get("device")), real(draft, **options)
+            )[1],
+        )  # fmt: skip
+    distilling.student(session, weak_draft)
+    distilling.cost_of(session, weak_draft)
+    with own_answers.draft_session(session, weak_draft):
+        pass
+    assert seen == [session.target.model.device] * 3
+
+
+def test_an_own_text_follows_no_generation_config(session, weak_draft):
+    """Penalties are none of the law that the draft is judged by."""
+    model = distilling.load_model(weak_draft, dtype=torch.float32)
+    sampler = objective(session, torch.arange(session.target.vocab_size), 1.0)
+    said = []
+    for penalty in (1.0, 5.0):
+        model.generation_config.repetition_penalty = penalty
+        torch.manual_seed(0)
+        said.append(sampler.sampled(model, [[5, 60, 61, 62]] * 8))
+        assert model.generation_config.repetition_penalty == penalty
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("on_policy", [0.0, 1.0])

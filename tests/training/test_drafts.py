@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -252,6 +253,13 @@ def test_settings_out_of_range_are_refused(wrong):
         replace(CONFIG, **wrong)
 
 
+def test_a_build_without_onednn_learns_in_float32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    assert not replace(CONFIG, precision="auto").in_bf16
+
+
 def test_a_run_goes_on_with_the_same_texts_and_target_only(texts, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(texts, other)
@@ -261,6 +269,16 @@ def test_a_run_goes_on_with_the_same_texts_and_target_only(texts, tmp_path):
     first.write_text("".join(first.read_text().splitlines(keepends=True)[:-1]))
     assert len({one, run_folder(tmp_path, CONFIG, other, "target"),
                 run_folder(tmp_path, CONFIG, texts, "another")}) == 3  # fmt: skip
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_folder_with_an_empty_split_is_refused_before_any_work(split, session, texts, tmp_path):
+    shutil.copytree(texts, tmp_path / "data")
+    for path in (tmp_path / "data").glob(f"{split}-*.jsonl"):
+        path.write_text("")
+    with pytest.raises(ConfigError, match=f"none of the split '{split}'"):
+        make_draft(session, CONFIG, tmp_path / "data", tmp_path / "out", show=False)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["data", "draft"])
@@ -295,6 +313,19 @@ def test_nothing_of_an_earlier_draft_stays_beside_a_new_one(draft, session, tmp_
     text = '{"version": 1}'
     writing.write_draft(tmp_path, model, session, torch.arange(9), notes, beside={exits.name: text})
     assert exits.read_text() == text
+
+
+def test_a_draft_is_written_again_beside_several_chat_templates(draft, session, tmp_path):
+    """They lie in a folder of their own."""
+    out, notes = draft
+    tokenizer = copy.deepcopy(session.tokenizer)
+    tokenizer.chat_template = {"default": "one", "tool_use": "other"}
+    several = SimpleNamespace(tokenizer=tokenizer)
+    for _ in range(2):
+        model = AutoModelForCausalLM.from_pretrained(out)
+        writing.write_draft(tmp_path, model, several, torch.arange(9), notes)
+        assert (tmp_path / "additional_chat_templates").is_dir()
+        assert AutoModelForCausalLM.from_pretrained(tmp_path).config.hidden_size == 64
 
 
 def test_a_draft_half_written_is_no_model_with_the_earlier_config(

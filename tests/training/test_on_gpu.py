@@ -5,6 +5,7 @@ import torch
 
 import foretoken
 from foretoken.heads import store
+from foretoken.minis import recipes
 from foretoken.training.dataset.lockstep import decode
 from foretoken.training.dataset.records import Chat
 from foretoken.training.heads import run_training
@@ -51,3 +52,9 @@ def test_a_head_that_learned_on_a_gpu_drafts_on_a_cpu(embeds, own_rows, tmp_path
         said = drafting.generate([5, 6, 7], **asked)
     with foretoken.load(tied(), "plain") as plain:
         assert said.tokens == plain.generate([5, 6, 7], **asked).tokens
+
+
+def test_a_mini_draft_is_taught_where_it_learns(tmp_path):
+    recipes.train("tiny", tmp_path / "tiny", progress=False)
+    taught = recipes.train("tiny-draft", tmp_path / "d", teacher=tmp_path / "tiny", progress=False)
+    assert taught.step == 4 and (tmp_path / "d" / "config.json").is_file()

@@ -111,6 +111,13 @@ def test_the_split_follows_from_the_seed(session, file, tmp_path):
     assert held[0] == held[1] != held[2]
 
 
+def test_a_single_window_is_learned_from_and_of_two_one_is_held_out(session, file, tmp_path):
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        made(session, out, file, config=replace(CONFIG, text_tokens=24 * count))
+        assert [len(windows(out, split)) for split in ("train", "valid")] == [1, count - 1]
+
+
 def test_no_more_text_is_read_than_asked_for(session, file, tmp_path):
     made(session, tmp_path / "out", file, config=replace(CONFIG, text_tokens=60))
     kept = windows(tmp_path / "out") + windows(tmp_path / "out", "valid")

@@ -10,10 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 from uneven import run, texts
 
 import foretoken
+from foretoken.cli import options as o
+from foretoken.cli.train import cook_recipe
 from foretoken.errors import ConfigError
 from foretoken.training import recipes
 from foretoken.training.dataset.making import DataConfig, make_data
@@ -142,3 +145,29 @@ def test_what_would_be_done_twice_is_refused_to_several_processes(monkeypatch):
     for name in ("data", "online", "acceptance"):
         with pytest.raises(ConfigError, match=r"trained by several: draft"):
             recipes.check_processes(name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "world", "expected"),
+    [(None, True, "2", "cuda:1"), ("cuda:0", True, "2", "cuda:0"), (None, False, "2", None),
+     (None, True, "1", None)],
+)  # fmt: skip
+def test_each_process_has_its_target_on_a_gpu_of_its_own(
+    asked, gpus, world, expected, pair_folders, data, tmp_path, monkeypatch
+):
+    seen = []
+
+    def opened(**options):
+        seen.append(options["device"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(o, "open_session", opened)
+    for name, value in (("WORLD_SIZE", world), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(KeyboardInterrupt):
+        cook_recipe(
+            "draft", CONFIG, tmp_path, target=str(pair_folders[0]), draft=None, data=data, text=(),
+            fresh=False, json_=True, device=asked, dtype=None,
+        )  # fmt: skip
+    assert seen == [expected]

@@ -19,7 +19,7 @@ from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.records import every_chat
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts import learning
-from foretoken.training.drafts.making import DraftConfig, make_draft
+from foretoken.training.drafts.making import DraftConfig, make_draft, stages
 from foretoken.training.drafts.words import mass
 from foretoken.training.objectives.asked_laws import AskedLaws
 from foretoken.training.objectives.sparse_laws import SparseLaws
@@ -93,6 +93,14 @@ def test_text_alone_is_enough_for_a_draft(session, story, tmp_path):
     notes = make_draft(session, CONFIG, tmp_path / "data", tmp_path / "out", show=False)
     assert notes["held_out"][-1][1] < notes["first_loss"] - 0.3
     assert len(notes["measured"]) == 2
+
+
+def test_a_single_window_beside_chats_is_no_stage(session, story, tmp_path):
+    """It is not held out, and nothing is left to judge by."""
+    few = replace(TEXTS, chats=8, text_tokens=64)
+    make_data(session, few, tmp_path, GIVEN[:8], [story], show=False)
+    assert [len(list(every_chat(tmp_path, of, text=True))) for of in ("train", "valid")] == [1, 0]
+    assert stages(tmp_path, 0.5) == [("run", False, 1.0)]
 
 
 def test_chats_and_text_are_not_mixed(texts):

@@ -20,7 +20,7 @@ from rich.text import Text
 from foretoken.audit.checks import Checked, all_jobs
 from foretoken.contract import LanguageModel
 from foretoken.engine.models import opened_draft
-from foretoken.errors import CapabilityError, ForetokenError
+from foretoken.errors import CapabilityError, ForetokenError, WrongLogits
 from foretoken.methods import METHODS, method
 
 PASS, FAIL, NOT_RUN = "pass", "fail", "not run"
@@ -116,8 +116,7 @@ def run(
     bar, or is called with the name of each check before it runs.
     """
     chosen = [method(name) for name in (methods or METHODS)]
-    draft_lm = language_model(draft, "draft", draft_vocabulary)
-    jobs = all_jobs(chosen, language_model(target, "target"), draft_lm, mutate)
+    jobs = all_jobs(chosen, *language_models(target, draft, draft_vocabulary), mutate)
     rows = []
     with telling(progress, len(jobs)) as told:
         for check, subject, job in jobs:
@@ -126,18 +125,31 @@ def run(
     return AuditReport(tuple(rows))
 
 
-def language_model(source: Any, name: str, draft_vocabulary: Any = None) -> LanguageModel | None:
-    """What a check can ask for scores: itself, or the model loaded from where `source` says."""
-    if source is None or hasattr(source, "score"):
-        found: LanguageModel | None = source
-        return found
-    from foretoken.lm.load import load_model
+def language_models(
+    target: Any, draft: Any, draft_vocabulary: Any = None
+) -> tuple[LanguageModel | None, LanguageModel | None]:
+    """What a check can ask for scores: language models themselves, or those loaded from where
+    `target` and `draft` say. A draft with other ids is told what the target's stand for."""
+    from foretoken.lm.load import load_model, load_tokenizer
     from foretoken.lm.opening import open_lm
 
-    if name == "draft":
-        opened: LanguageModel = opened_draft(load_model(source), source, draft_vocabulary)
-        return opened
-    return open_lm(load_model(source), name=name)
+    target_lm, draft_lm = target, draft
+    if not opened(target):
+        target_lm = open_lm(load_model(target), name="target")
+    if not opened(draft):
+        draft_lm = opened_draft(
+            load_model(draft),
+            draft,
+            draft_vocabulary,
+            tokenizer=None if opened(target) else load_tokenizer(target),
+            width=None if target_lm is None else target_lm.vocab_size,
+        )
+    return target_lm, draft_lm
+
+
+def opened(source: Any) -> bool:
+    """Whether nothing is to be loaded: there is none, or it is a language model."""
+    return source is None or hasattr(source, "score")
 
 
 def run_one(check: str, subject: str, job: Callable[[], Checked]) -> AuditRow:
@@ -146,6 +158,8 @@ def run_one(check: str, subject: str, job: Callable[[], Checked]) -> AuditRow:
     try:
         good, detail, values = job()
         verdict = PASS if good else FAIL
+    except WrongLogits as error:  # a model that cannot be trusted, and not one that cannot do it
+        verdict, detail, values = FAIL, str(error), {}
     except CapabilityError as error:
         verdict, detail, values = NOT_RUN, error.possible, {}
     except (ForetokenError, AssertionError) as error:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import foretoken
+from foretoken.bench import environment
+from foretoken.bench.interpreters import Interpreter
 from foretoken.bench.journal import Journal
 from foretoken.bench.rows import RowSpec
 from foretoken.bench.tasks import Task
@@ -34,13 +37,21 @@ def header(config: BenchConfig, tasks: Sequence[Task], models: Models) -> dict[s
         "parameters": models.parameters["target"],
         "dtype": models.dtype,
         "device": models.device.type,
+        "device_name": device_name(models.device),
         **models.asked_words(),
         "tasks": [task.id for task in tasks],
         "prompts": shortened(json.dumps([task.turns for task in tasks])),
         **config.writing(),
         "threads": torch.get_num_threads(),
         "version": foretoken.__version__,
+        "torch": str(torch.__version__),
+        "transformers": version("transformers"),
     }
+
+
+def device_name(device: torch.device) -> str:
+    """The model of the GPU or processor: a line with cells of two is no comparison."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else environment.cpu()
 
 
 def forgetful(journal: Journal) -> list[str]:
@@ -52,14 +63,18 @@ def forgetful(journal: Journal) -> list[str]:
     return [f"{rows}: {words}"] if rows else []
 
 
-def row_contents(spec: RowSpec) -> dict[str, str]:
-    """What lies in the files and folders that a row's options name, by option."""
+def row_contents(spec: RowSpec, engines: Mapping[str, Interpreter]) -> dict[str, str]:
+    """What lies in the files and folders that a row's options name, by option; of a row of another
+    engine, the versions of its packages as well: that of one row says nothing of the others.
+    """
+    versions = engines[spec.engine].versions if spec.engine else {}
     named = {key: value for key, value in spec.options.items() if isinstance(value, str | Path)}
-    return {
+    found = {
         key: contents(Path(value))
         for key, value in named.items()
         if key not in WORDS and Path(value).exists()
     }
+    return found | dict(versions)
 
 
 def model_contents(source: Any) -> str | None:

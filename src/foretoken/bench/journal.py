@@ -33,6 +33,8 @@ class Cell:
     target: float | None = None
     steps: list[list[int]] = field(default_factory=list)  # drafted, depth, accepted, emitted
     forwards: int | None = None
+    rounds: int | None = None  # the same, where those that texts share count once
+    each: list[list[int]] = field(default_factory=list)  # tokens and forwards of each such text
     correct: bool | None = None  # None: nothing to check
     load: list[float] = field(default_factory=list)  # load average (1 min) before and after
     peak_rss: int | None = None  # bytes of the whole process, every model of the bench included
@@ -70,13 +72,13 @@ class Journal:
         return any(count < whole for count in written.values())
 
     def same(self, row: str, contents: dict[str, str]) -> None:
-        """ConfigError where a row's cells were written with other files than it has now."""
+        """ConfigError where a row's cells were written with other files, or by another engine."""
         known = self.notes.get("contents", {}).get(row, contents)
         if known != contents and any(cell.row == row for cell in self.cells):
             differ = [key for key in {**known, **contents} if known.get(key) != contents.get(key)]
             raise ConfigError(
                 f"going on with the bench in {self.path.parent}.",
-                f"what {', '.join(differ)} of the row {row} names has changed since it was begun.",
+                f"the row {row} was begun with another {', '.join(differ)} than there is now.",
                 "begin anew in another --out, or leave the row out.",
             )
         if contents:
@@ -171,6 +173,8 @@ def cell_of(
         target=outcome.target,
         steps=[list(step) for step in outcome.steps],
         forwards=outcome.forwards,
+        rounds=outcome.rounds,
+        each=[list(one) for one in outcome.each],
         texts=outcome.texts,
         score=outcome.score,
         **measured,

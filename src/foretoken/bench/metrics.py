@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from statistics import fmean, median
 from typing import Any
 
@@ -146,6 +147,12 @@ def accepted_lengths(cells: Sequence[Cell]) -> dict[str, float | None]:
     counted = [cell for cell in cells if cell.forwards]
     forwards = sum(cell.forwards or 0 for cell in counted)
     tokens = sum(len(cell.tokens) for cell in counted)
+    requests = [
+        (written, given)
+        for cell in counted
+        for written, given in cell.each or [[len(cell.tokens), cell.forwards or 1]]
+        if given
+    ]
     stepped = [step for cell in cells for step in cell.steps]
     drafted = sum(step[0] for step in stepped)
     return {
@@ -154,10 +161,10 @@ def accepted_lengths(cells: Sequence[Cell]) -> dict[str, float | None]:
         # ViSpec: draft tokens only
         "accepted_without_bonus": fmean(step[2] for step in stepped) if stepped else None,
         # SGLang: the token an engine takes from its prompt forward counts, that forward does not
-        "with_prefill_token": (tokens + len(counted)) / forwards if forwards else None,
+        "with_prefill_token": (tokens + len(requests)) / forwards if forwards else None,
         # ModelOpt: mean over requests of each request's own mean
         "mean_over_requests": (
-            fmean(len(cell.tokens) / (cell.forwards or 1) for cell in counted) if counted else None
+            fmean(written / given for written, given in requests) if requests else None
         ),
         "drafted_per_step": drafted / len(stepped) if stepped else None,
         "acceptance_rate": (sum(step[2] for step in stepped) / drafted if drafted else None),
@@ -210,11 +217,14 @@ def shares(cells: Sequence[Cell]) -> dict[str, float] | None:
 
 
 def overhead_ms(cells: Sequence[Cell]) -> float | None:
-    """Milliseconds per step outside drafting and target forwards: median over cells."""
+    """Milliseconds per step outside drafting and target forwards: median over cells.
+
+    A step is that of all texts written at once: they wait for it together.
+    """
     values = [
-        1000 * (decode_seconds(cell) - (cell.draft or 0.0) - cell.target) / cell.forwards
+        1000 * (decode_seconds(cell) - (cell.draft or 0.0) - cell.target) / steps
         for cell in cells
-        if cell.target is not None and cell.forwards
+        if cell.target is not None and (steps := cell.rounds or cell.forwards)
     ]
     return median(values) if values else None
 
@@ -257,21 +267,33 @@ def efficiency(cells: Sequence[Cell], plain: Sequence[Cell]) -> dict[str, Any]:
 
 def text_equality(cells: Sequence[Cell], plain: Sequence[Cell]) -> dict[str, Any]:
     """Whether each prompt's tokens are plain's; where not, from which token on."""
-    wanted = {(cell.prompt, cell.repetition): cell.tokens for cell in plain}
+    wanted = {(cell.repetition, name): said for cell in plain for name, said in texts(cell)}
     differs: dict[str, int] = {}
     compared: set[str] = set()
     for cell in cells:
-        other = wanted.get((cell.prompt, cell.repetition))
-        if other is None:
-            continue
-        compared.add(cell.prompt)
-        if cell.tokens != other:
-            differs.setdefault(cell.prompt, first_difference(cell.tokens, other))
+        for name, tokens in texts(cell):
+            other = wanted.get((cell.repetition, name))
+            if other is None:
+                continue
+            compared.add(name)
+            if tokens != other:
+                differs.setdefault(name, first_difference(tokens, other))
     return {
         "equal": len(compared) - len(differs),
         "of": len(compared),
         "first_difference": differs,
     }
+
+
+def texts(cell: Cell) -> list[tuple[str, list[int]]]:
+    """The texts of a cell by their prompts; those written at once by their places."""
+    if not cell.each:
+        return [(cell.prompt, cell.tokens)]
+    ends = accumulate(written for written, _ in cell.each)
+    return [
+        (f"{cell.prompt}, text {n}", cell.tokens[end - written : end])
+        for n, (end, (written, _)) in enumerate(zip(ends, cell.each, strict=True), 1)
+    ]
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:

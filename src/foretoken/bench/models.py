@@ -27,6 +27,7 @@ from foretoken.bench.rows import OF_DRAFT, RowSpec
 from foretoken.bench.tuning import TunedRow
 from foretoken.engine.assemble import assemble, check_options
 from foretoken.engine.load_log import draft_vocabulary_of
+from foretoken.engine.measure import measure_batches
 from foretoken.engine.models import (
     check_tokenizers,
     check_vocabulary,
@@ -122,6 +123,9 @@ class Models:
         check_vocabulary(engine, self.tokenizer)
         if engine.controller.needs_costs:
             self._costs[spec.label] = teach_costs(engine, self._costs.get(spec.label))
+            if self.requests > 1:  # else the first cell of a renewed row would hold it
+                engine.max_rows = self.requests
+                measure_batches(engine)
         if writes_beams(spec.method):
             return BeamsRow(spec, engine)
         if self.device.type == "cuda":

@@ -72,6 +72,11 @@ class EngineRow(TunedRow):
             target=found.get("target"),
             steps=[tuple(step) for step in found.get("steps", [])],
             forwards=self.forwards(found, tokens),
+            each=[
+                (len(text), self.forwards(found, text) or 0)
+                for text in found["tokens"]
+                if len(prompts) > 1
+            ],
             memory=found["memory"],
         )
 

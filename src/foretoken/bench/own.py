@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -18,7 +19,7 @@ from foretoken.engine.engine import Engine, decode
 from foretoken.engine.record import StepTrace, trace_of
 from foretoken.row import make_row
 from foretoken.trees.forest import BeamRow
-from foretoken.types import DecodeState, SamplingParams
+from foretoken.types import DecodeState, Rows, SamplingParams
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +33,10 @@ class Outcome:
     target: float | None = None
     steps: list[tuple[int, int, int, int]] = field(default_factory=list)
     #   per target forward: nodes drafted, depth drafted, accepted, emitted
-    forwards: int | None = None  # target forwards that gave tokens
+    forwards: int | None = None  # target forwards that gave tokens, counted for every text in them
+    rounds: int | None = None  # and counted once; None: as many
+    each: list[tuple[int, int]] = field(default_factory=list)
+    #   of texts written at once: tokens, and forwards that gave some; 0: the row cannot tell
     texts: int | None = None  # beams only: how many texts were written
     score: float | None = None  # beams only: mean log-likelihood of a token of the best one
     memory: int | None = None  # peak of a process of its own, where the row has one
@@ -79,22 +83,29 @@ class OwnRow:
         rows = [request(*one, self.engine) for one in zip(prompts, params, strict=True)]
         self.engine.max_rows = max(self.engine.max_rows, len(rows))
         found: list[StepTrace] = []
+        shared: list[Rows] = []
         fed = draft = target = 0.0
         began = perf_counter()
         for step in decode(rows, self.engine):
+            shared.append(step.rows)
             fed += step.times.prefill
             draft, target = draft + step.times.draft, target + step.times.target
             found += [trace_of(step, at) for at in range(len(step.rows))]
         finish_device()
+        seconds = perf_counter() - began
+        steps = Counter(row.uid for together in shared for row in together)
+        each = [(len(row.new_tokens), steps[row.uid]) for row in rows]
         return Outcome(
             tokens=[token for row in rows for token in row.new_tokens],
-            seconds=perf_counter() - began,
+            seconds=seconds,
             # Prompts share some forwards, so only the steps know what those of all took together.
             prefill=rows[0].prefill if len(rows) == 1 else fed,
             draft=draft,
             target=target,
             steps=[(t.drafted, t.depth, t.accepted, len(t.emitted)) for t in found],
             forwards=len(found),
+            rounds=len(shared),
+            each=each if len(rows) > 1 else [],
         )
 
 
@@ -164,8 +175,13 @@ class Waiting:
 
 
 def request(prompt: Sequence[int], params: SamplingParams, engine: Engine) -> DecodeState:
-    """A prompt as the loop takes it."""
-    return make_row(prompt, params, SeededCoins(params.seed), engine.target.vocab_size)
+    """A prompt as the loop takes it, with the coins of its seed and no promise to repeat a text.
+
+    A row that promises that goes without the clock and what other rows found: users who name no
+    seed, which are most, have both.
+    """
+    coins = SeededCoins(params.seed)
+    return make_row(prompt, replace(params, seed=None), coins, engine.target.vocab_size)
 
 
 def finish_device() -> None:

@@ -32,7 +32,8 @@ GUIDE = (
      "became speed."),
     ("efficiency", "measured speed-up of decoding over the one that accepted length and the "
      "measured costs of drafting and scoring allow. What is missing to 1 is the loop."),
-    ("overhead", "milliseconds per step outside drafting and target forwards."),
+    ("overhead", "milliseconds per step, which texts written at once share, outside drafting and "
+     "target forwards."),
     ("forward/limit", "time per target forward, all that lies between two of them included, over "
      "the memory limit: the time in which the weights can be read once. A row that cannot tell its "
      "prompt's forward has it in there."),

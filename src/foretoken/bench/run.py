@@ -211,7 +211,7 @@ def prepare(
     bar.begin("preparing", len(specs))
     for spec in specs:
         bar.say(f"preparing {spec.label}")
-        journal.same(spec.label, row_contents(spec))
+        journal.same(spec.label, row_contents(spec, models.interpreters))
         try:
             row = models.row(spec)
             if isinstance(row, TunedRow):

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
 from rich.text import Text
 
 from foretoken.engine.text import RowText, decoder
 
 if TYPE_CHECKING:
     from foretoken.engine.results import Piece, Result
-    from foretoken.engine.session import Session
+    from foretoken.engine.session import Session, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +82,31 @@ def paint(
     if session.tokenizer is None:
         show = False
     stream, around = session.stream(prompt, **sampling), signs(out)
-    stops, least = sampling.get("stop") or (), sampling.get("min_new_tokens") or 0
-    brush = RowText(decoder(session.tokenizer), stops, least=least) if show else None
+    brush = brush_of(session, stream) if show else None
     for piece in stream:
         if brush is None:
-            out.print(piece.text or plain_ids(session, piece), end="", markup=False)
+            write(out, Segment(piece.text or plain_ids(session, piece)))
         else:
-            out.print(marked(brush, piece, session.eos, around), end="")
+            write(out, *marked(brush, piece, session.eos, around))
         out.file.flush()
         if stopped():
             stream.close()
             break
-    out.print(brush.close() if brush is not None else "", markup=False)
+    write(out, Segment("" if brush is None else brush.close()), Segment("\n"))
     return stream.result
+
+
+def brush_of(session: Session, stream: Stream) -> RowText:
+    """Tells the text of a stream once more, up to the stops that hold for its row."""
+    text = stream.row.ended
+    assert isinstance(text, RowText)  # of a session with a tokenizer
+    return RowText(decoder(session.tokenizer), text.stops, text.stop_ids, text.least)
+
+
+def write(out: Console, *parts: Segment) -> None:
+    """Write text as it is: rich's own printing replaces codes of emoji and tabs, and leaves out
+    control characters that a text may hold."""
+    out.print(Segments(parts), end="", crop=False)
 
 
 def plain_ids(session: Session, piece: Piece) -> str:
@@ -105,9 +119,9 @@ def marked(
     piece: Piece,
     ends: frozenset[int],
     around: Callable[[Origin], tuple[str, str]],
-) -> Text:
+) -> list[Segment]:
     """The text of a step: what was accepted, then the target's own token."""
-    text = Text()
+    parts = []
     own = CORRECTED if piece.corrected else OWN
     for origin, tokens in (
         (ACCEPTED, piece.tokens[: piece.accepted]),
@@ -119,5 +133,5 @@ def marked(
         told = brush.take()
         if told:
             before, after = around(origin)
-            text.append(f"{before}{told}{after}", style=origin.style)
-    return text
+            parts.append(Segment(f"{before}{told}{after}", Style.parse(origin.style)))
+    return parts

@@ -87,7 +87,13 @@ SloTtft = Annotated[
 SloTpot = Annotated[
     float | None, typer.Option(help="Target: milliseconds per token afterwards, for goodput.")
 ]
-Seed = Annotated[int, typer.Option(help="Of arrivals, prompts and sampling.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Of arrivals and prompts, 0 by default; requests name one of their own only where "
+        "this is given, and a server may draft more where no text has to be repeated."
+    ),
+]
 Timeout = Annotated[float, typer.Option(help="Seconds that a request may take.")]
 MaxInFlight = Annotated[
     int, typer.Option(help="Open loop: requests in flight at most; others wait, and count it.")
@@ -130,7 +136,7 @@ def load(
     ignore_eos: IgnoreEos = False,
     slo_ttft: SloTtft = None,
     slo_tpot: SloTpot = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     timeout: Timeout = 300.0,
     max_in_flight: MaxInFlight = 512,
     warm_up: WarmUp = 3,
@@ -173,9 +179,9 @@ def load(
         requests=requests, seconds=seconds, rounds=rounds, think=think,
         max_in_flight=max_in_flight, warm_up=warm_up, timeout=timeout,
         promise=Promise(ttft=in_seconds(slo_ttft), tpot=in_seconds(slo_tpot)),
-        seed=seed, out=out, resume=resume, quiet=hushed(json_), api_key=first_of(api_key),
+        seed=seed or 0, out=out, resume=resume, quiet=hushed(json_), api_key=first_of(api_key),
     )  # fmt: skip
-    results = run_load(config, load_tasks(prompts, needed(config), seed))
+    results = run_load(config, load_tasks(prompts, needed(config), seed or 0))
     if json_:
         o.print_json(results)
     else:

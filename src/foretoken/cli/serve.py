@@ -39,7 +39,10 @@ or in Python
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
 Port = Annotated[int, typer.Option(help="Port; 0 takes one that is free.")]
 ModelName = Annotated[
-    str | None, typer.Option(help="What clients call the model; default: the target's name.")
+    str | None,
+    typer.Option(
+        help="What clients call the model; default: the target's name, or the folder's of --tuned."
+    ),
 ]
 ApiKey = Annotated[
     list[str] | None,

@@ -211,7 +211,7 @@ def cook_recipe(
     **loading: Any,
 ) -> None:
     """Make what a row of RECIPES makes, and tell what came of it."""
-    from foretoken.training.processes import is_main
+    from foretoken.training.processes import is_main, target_device
     from foretoken.training.recipes import RECIPES, Order, check_order, cook
 
     check_order(name, target, data, out)
@@ -229,6 +229,7 @@ def cook_recipe(
         given = tuple(prompts(data, "all", config.chats, seed=config.seed))  # it splits them itself
     start = o.pair(target, draft)[1] if row.teaches or draft is not None else None
     show = is_main() and not hushed(json_)
+    loading["device"] = target_device(loading.get("device"))
     with o.open_session(
         target=target, draft=None, method="plain", quiet=not show,
         given=[f"max_rows={getattr(config, 'rows', 24)}"], **loading,
@@ -343,7 +344,10 @@ def _prompt(data: Path, line: str) -> str:
     """The prompt of one JSON line."""
     try:
         record = json.loads(line)
-        return str(record["prompt"] if "prompt" in record else record["text"])
+        prompt = record["prompt" if "prompt" in record else "text"]
+        if not isinstance(prompt, str):
+            raise TypeError(f"a {type(prompt).__name__} is no text")
+        return prompt
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"prompts from {data} were asked for.",

@@ -78,19 +78,18 @@ def vocabulary(
         session = open_.enter_context(
             load(whole, "chain", small, draft_vocabulary="off", depth=4, **loading)
         )
-        vocab = session.target.vocab_size
-        special = getattr(session.tokenizer, "all_special_ids", ())
-        always = {*session.eos, *special}
+        vocab, model = session.target.vocab_size, load_model(small, **loading)
+        check_same_ids(session.draft, model, vocab, small)
+        always = {*session.eos, *getattr(session.tokenizer, "all_special_ids", ())}
         sizes = reduced.sizes_to_try(vocab, len(always)) if asked is None else [asked, vocab]
         check_size(sizes[0], len(always), vocab)
         if data is not None:
-            texts = reduced.read_texts(data, session.tokenizer)
+            texts = reduced.read_texts(data, session)
         else:
             some = prompts_of(None, "train", prompts or PROMPTS)
             texts = reduced.written_by(session, some, WRITTEN)
         counted, held_out = reduced.parted(texts)
         order = reduced.ranked(counted, always, vocab)
-        model = load_model(small, **loading)
         drafts: dict[int, Any] = {}
         for count in dict.fromkeys(sizes):
             drafts[count] = opened_draft(model, small, order[:count])
@@ -101,6 +100,20 @@ def vocabulary(
     if place is not None:
         write(place, order[:chosen], vocab)
     show(rows, chosen, vocab, place, json_)
+
+
+def check_same_ids(draft: Any, model: Any, width: int, source: Any) -> None:
+    """Refuse a draft with other ids than its target's `width`: these are counted here, and its rows
+    would be chosen by them."""
+    from foretoken.lm.views.mapped_tokens import MappedTokens
+
+    if isinstance(draft, MappedTokens) or len(model.get_output_embeddings().weight) != width:
+        raise ConfigError(
+            f"a draft vocabulary was asked for, for the draft {source}.",
+            "its tokenizer or its width is not the target's; tokens are chosen by the target's "
+            "ids, of which the draft's output rows are no list.",
+            "use a draft with the ids of its target; this one drafts with all of its tokens.",
+        )
 
 
 def placed(out: Path) -> Path:

@@ -173,12 +173,14 @@ def write_beams(
     if json_:
         o.print_json({"method": session.method, **result.to_dict()})
         return
-    from foretoken.cli.colour import consoles
+    from rich.segment import Segment
+
+    from foretoken.cli.colour import consoles, write
 
     out, err = consoles()
     for score, tokens, told in zip(result.scores, result.sequences, result.texts, strict=True):
         err.print(f"[{score:.3f}]", style="dim", markup=False)
-        out.print(told or " ".join(map(str, tokens)), markup=False)
+        write(out, Segment(told or " ".join(map(str, tokens))), Segment("\n"))
     line = (
         f"{len(result.scores)} texts, {stats.grown} tokens deep in {stats.seconds:.2f} s; "
         f"{stats.target_forwards} target steps, {stats.mean_accepted_length:.2f} tokens per step, "

@@ -75,16 +75,17 @@ class GoodputPricing:
         """All depth and nodes, at the price of the tokens that `speed` writes in their time.
 
         Of `rows` that share the forward so many are `drafting`: each bears its part of what the
-        others wait.
+        others wait for its levels and nodes. A second itself is worth what a row writes in it.
         """
-        rate = speed / costs.plain(rows) * rows / drafting
+        second = speed / costs.plain(rows)
+        rate = second * rows / drafting
         level = rate * (costs.draft.at(4) - costs.draft.at(2)) / 2.0
         curve, drift = costs.rest.reach(rows * (1 + self.max_nodes))
         scale, none = rate * drift, curve[rows]
         sizes = curve[rows::drafting][: self.max_nodes + 1]
         # A larger forward is never cheaper: where it was measured so, that was noise.
         nodes = tuple([scale * (seconds - none) for seconds in accumulate(sizes, max)])
-        prices = Prices(max(level, 0.0), nodes, speed, rate)
+        prices = Prices(max(level, 0.0), nodes, speed, second)
         return Budget(self.max_depth, self.max_nodes, prices)
 
 

@@ -233,8 +233,8 @@ def _check_draft(row: Method, target: LanguageModel, draft: LanguageModel | None
         raise ConfigError(
             f"a target of {target.vocab_size} tokens was paired with a draft model of "
             f"{draft.vocab_size}.",
-            "guesses are token ids, so both models must share one vocabulary; drafts with another "
-            "tokenizer are not supported yet.",
+            "guesses are token ids, so both models must share one vocabulary, or lie in folders "
+            "with tokenizers, by which ids are translated.",
             "use a draft model with the target's tokenizer, or method prompt-lookup.",
         )
 

@@ -29,10 +29,10 @@ def batch_costs(
     """Time forwards of these rows by nodes and their drafts by depth, in about `seconds`.
 
     `affords`: whether memory lets each row have so many nodes, with its root. A slow model gets
-    fewer sizes and repeats, two sizes at least where there is room for them. Forwards of the target
-    are measured once for all methods around it. Coins that a drafter uses are its caller's to
-    rewind. A draft that is part of the target's own forward is not tried: its beginnings of that
-    forward stay open until they are committed.
+    fewer sizes and repeats, two sizes and a draft at least where there is room for them. Forwards
+    of the target are measured once for all methods around it. Coins that a drafter uses are its
+    caller's to rewind. A draft that is part of the target's own forward is not tried: its
+    beginnings of that forward stay open until they are committed.
     """
     trial, known = Trial(rows, parts, affords), batches_before(parts.target).get(len(rows))
     apart = getattr(parts.drafter, "view", None) is None
@@ -42,7 +42,8 @@ def batch_costs(
             if apart and parts.drafter.traits.prices:
                 trial.ask()
             for ahead in AHEAD:
-                if not trial.fits(ahead) or (trial.spent > seconds and trial.sizes > 1):
+                late = trial.spent > seconds and (turn > 0 or ahead > AHEAD[0])
+                if late or not trial.fits(ahead):
                     break
                 if apart:
                     trial.draft(ahead)

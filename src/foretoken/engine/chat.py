@@ -73,15 +73,32 @@ def check_chat(messages: Any) -> Sequence[Any]:
     )
 
 
+def as_text(content: Any, number: int) -> Any:
+    """A content in parts, all of text, as one text; any other as it is."""
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ConfigError(
+                f"message {number} of a chat has a part of type {str(kind)[:MOST_TOLD]!r}.",
+                "a session reads text: its target is not shown pictures or sounds.",
+                'leave the part out, or write {"type": "text", "text": ...}.',
+            )
+        texts.append(part["text"])
+    return "".join(texts)
+
+
 def _message(one: Any, number: int, last: bool) -> dict[str, Any]:
     """A message with a role and a content, or a refusal that names it.
 
     Only the last one has to say something: an answer may have been empty, as a system prompt may.
     """
     if isinstance(one, Mapping) and isinstance(one.get("role"), str):
-        content = one.get("content")
+        content = as_text(one.get("content"), number)
         if content or (content == "" and not last):
-            return dict(one)
+            return {**one, "content": content}
     keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
     keys = keys[:MOST_TOLD]
     raise ConfigError(

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -107,6 +108,7 @@ class Inside:
     parts: dict[str, Any]
     kernels: str
     _kept: tuple[list[BorrowedModel], Engine] | None = None
+    _used: Any = field(default_factory=Lock)  # held by the call that decodes with what is kept
 
     def __repr__(self) -> str:
         draft = "" if self.draft is None else f", draft={type(self.draft).__name__}"
@@ -153,8 +155,12 @@ class Inside:
         return sequences
 
     def _engine(self, model: Any, borrowed: ExitStack) -> Engine:
-        """The engine over a borrowed model; built anew only for another model, type or place."""
-        if self._kept is not None:
+        """The engine over a borrowed model; built anew only for another model, type or place, or
+        where another call, of a thread beside or around this one, decodes with what is kept."""
+        alone = self._used.acquire(blocking=False)
+        if alone:
+            borrowed.callback(self._used.release)
+        if alone and self._kept is not None:
             models, engine = self._kept
             if models[0].current(model) and all(other.current(other.lm.model) for other in models):
                 for kept in models:
@@ -174,11 +180,12 @@ class Inside:
         lms: list[Any] = [innermost(engine.target)]
         lms += [] if draft_lm is None else [draft_lm]
         for lm in lms:
-            borrowed.callback(lm.borrowing.give_back)
+            borrowed.callback(lm.borrowing.give_back if alone else lm.close)
         if engine.controller.needs_costs:
             teach_costs(engine)
         made: Engine = engine
-        self._kept = [BorrowedModel(lm) for lm in lms], made
+        if alone:
+            self._kept = [BorrowedModel(lm) for lm in lms], made
         return made
 
     def _rows(

@@ -27,7 +27,7 @@ from foretoken.engine.engine import Engine
 from foretoken.engine.step import commit, plan, propose, score, step_of
 from foretoken.errors import CapabilityError
 from foretoken.trees.build import chain, undrafted
-from foretoken.types import DecodeState, Draft, Laws, Rows, Scores, Step, Verdict
+from foretoken.types import Budget, DecodeState, Draft, Laws, Rows, Scores, Step, Verdict
 
 Propose = Callable[[], list[Draft]]
 Score = Callable[[], list[Scores]]
@@ -71,7 +71,10 @@ class OverlapEngine(Engine):
         began = perf_counter()
         held = [self.pending.get(row.uid, undrafted(row)) for row in rows]
         forks = [fork(row, draft) for row, draft in zip(rows, held, strict=True)]
-        budgets = plan(rows, forks, self)
+        budgets = [
+            Budget(0, 0) if ends(row, draft) else budget  # nothing is behind the end of a text
+            for row, draft, budget in zip(rows, held, plan(rows, forks, self), strict=True)
+        ]
         idle = all(min(budget.depth, budget.nodes) == 0 for budget in budgets)
         phase = (one_after_the_other if idle else self.both)(
             lambda: propose(forks, budgets, self),
@@ -139,6 +142,11 @@ class OverlapEngine(Engine):
 def fork(row: DecodeState, draft: Draft) -> DecodeState:
     """The row as it will be if all of `draft` stands."""
     return replace(row, tokens=[*row.tokens, *draft.tree.tokens[1:]])
+
+
+def ends(row: DecodeState, draft: Draft) -> bool:
+    """Whether the text is over if all of `draft` stands."""
+    return len(draft.tree) > 1 and draft.tree.tokens[-1] in row.params.eos
 
 
 def behind(held: Draft, ahead: Draft, laws: Laws) -> tuple[Draft, Laws]:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from foretoken.engine.chat import Message, chat_ids, is_chat
-from foretoken.engine.hf_arguments import refuse_processors
+from foretoken.engine.hf_arguments import for_row, refuse_processors
 from foretoken.engine.text import check_text
 from foretoken.errors import ConfigError, ContextError, meant
 from foretoken.types import SamplingParams
@@ -109,6 +109,15 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
         name: tuple(value) if isinstance(value, Iterator) else value
         for name, value in given.items()
     }
+
+
+def of_row(options: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
+    """The options of one of several rows: processors may know something of each."""
+    processors = options.get("processors")
+    if rows == 1 or not isinstance(processors, list) or not callable(processors):
+        return dict(options)
+    refuse_processors(processors, rows)
+    return {**options, "processors": for_row(processors, row)}
 
 
 def sampling_params(

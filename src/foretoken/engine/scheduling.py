@@ -8,8 +8,9 @@ model take turns step by step.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ class Inside(threading.local):
 
 
 _inside = Inside()
+# Whose dropped rows wait for a turn that another thread has: it looks here when it gives one back.
+_left: deque[Scheduler] = deque()
 
 
 @contextmanager
@@ -54,8 +57,34 @@ def held(turns: Iterable[threading.RLock]) -> Iterator[None]:
                 stack.callback(_inside.turns.pop)
             yield
     finally:
-        while _inside.left and not _inside.turns:
-            _inside.left.pop().drop(())
+        sweep_what_was_left()
+
+
+@contextmanager
+def held_if_free(turns: Iterable[threading.RLock]) -> Iterator[bool]:
+    """As `held`, if nobody has one of these turns now; else no turn is taken."""
+    with ExitStack() as stack:
+        for turn in turns:
+            if not turn.acquire(blocking=False):
+                stack.close()
+                break
+            stack.callback(turn.release)
+            _inside.turns.append(turn)
+            stack.callback(_inside.turns.pop)
+        else:
+            yield True
+            return
+    yield False
+
+
+def sweep_what_was_left() -> None:
+    """Give back the memory of rows that were dropped while some turn was taken."""
+    while _inside.left and not _inside.turns:
+        _inside.left.pop().drop(())
+    if not _inside.turns:
+        for _ in range(len(_left)):  # those still in vain are put back: another has their turn
+            with suppress(IndexError):
+                _left.popleft().drop(())
 
 
 def owner_of(model: Any) -> Any:
@@ -195,13 +224,20 @@ class Scheduler:
                     _inside.left.append(self)
                     return
                 self.led = True
+            # The garbage collector drops streams in any thread, which may hold what the one whose
+            # turn it is waits for. Noted before the attempt: whoever has the turn looks behind it.
+            _left.append(self)
             try:
-                with held(self.turns):
-                    self.engine.sweep()
+                with held_if_free(self.turns) as free:
+                    if free:
+                        _left.remove(self)
+                        self.engine.sweep()
             finally:
                 with self.changed:
                     self.led = False
                     self.changed.notify_all()
+            if free:
+                sweep_what_was_left()
 
 
 def step_within_a_step() -> ConfigError:

@@ -28,6 +28,7 @@ from foretoken.engine.requests import (
     as_batch,
     check_sampling,
     given_options,
+    of_row,
     placing,
     prompt_ids,
     row_seeds,
@@ -324,13 +325,11 @@ class Session:
         check_sampling(options)
         seeds = row_seeds(sampling.get("seed"), len(prompts))
         foretold = self.foretelling.of(options, len(prompts))
-        made = []
+        made, target = [], self.target
         for i, (prompt, seed, told) in enumerate(zip(prompts, seeds, foretold, strict=True)):
             which = "the prompt" if len(prompts) == 1 else f"prompt {i}"
-            ids = prompt_ids(
-                prompt, self.tokenizer, self.target.vocab_size, self.target.max_length, which
-            )
-            made.append(self._row(ids, options, seed, told))
+            ids = prompt_ids(prompt, self.tokenizer, target.vocab_size, target.max_length, which)
+            made.append(self._row(ids, of_row(options, i, len(prompts)), seed, told))
         return made
 
     def _row(

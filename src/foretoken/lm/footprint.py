@@ -109,6 +109,11 @@ class Footprint:
         """Rotations of all positions up to twice as many."""
         return TABLE * 2 * max(positions, 512) * self.head * self.element
 
+    def of_type(self, dtype: torch.dtype) -> Footprint:
+        """The same in another type, weights aside: what a token takes."""
+        column = self.column * dtype.itemsize // self.element
+        return replace(self, element=dtype.itemsize, column=column)
+
     def with_outputs(self, rows: int) -> Footprint:
         """The same with only so many rows of the output layer, in a layer of their own."""
         own = rows * self.hidden * self.element

@@ -176,7 +176,7 @@ def train(
     phases = {"data": _phase(found, model, tokenizer, found.plan, work / "data", None, how)}
     if source is not None and found.teaching is not None:
         master = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-        master.eval().requires_grad_(False)
+        master.to(processes.device).eval().requires_grad_(False)
         phases["distill"] = _phase(
             found, model, tokenizer, found.teaching, work / "distill", master, how
         )

@@ -47,7 +47,7 @@ class Answering(Response):
         except OSError:  # of the connection, or nobody reads: nobody is there to be told
             self.answer.leave()
             why = self.answer.refusal
-            self.answer.account.facts["error"] = LEFT if why is None else why.code
+            self.answer.account.facts["error"] = LEFT if why is None else why.code or why.kind
         finally:
             gone.cancel()
             if timer is not None:
@@ -111,7 +111,7 @@ class Answering(Response):
                 break
         told = "".join([words.told(piece) for piece in await answer.take()])
         if answer.refusal is not None:
-            self.answer.account.facts["error"] = answer.refusal.code
+            self.answer.account.facts["error"] = answer.refusal.code or answer.refusal.kind
             told += event(answer.refusal.to_dict()) + DONE
         else:
             told += words.closed()

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from foretoken.coins import SeededCoins
+from foretoken.engine.requests import prompt_ids
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
 from foretoken.lm.views.view import innermost
@@ -49,6 +50,18 @@ class Capture:
     def record(self, session: Session, row: DecodeState, text: Sequence[int]) -> Tensors:
         """Features of the tokens of one text below `row`'s; "input_ids" [n] is among them."""
         raise NotImplementedError
+
+
+def check_prompts(session: Session, prompts: Sequence[Any], split: str) -> None:
+    """ConfigError for a prompt that the target cannot read; its own shard may come after hours.
+
+    Chats that `train data` made have been read by it.
+    """
+    vocab, longest = session.target.vocab_size, session.target.max_length
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, Chat):
+            which = f"prompt {i} of the split {split!r}"
+            prompt_ids(prompt, session.tokenizer, vocab, longest, which)
 
 
 def collect(

@@ -21,7 +21,7 @@ from foretoken.heads.table import HEADS, Head, head_row, resolve
 from foretoken.lm import draft_vocabulary
 from foretoken.training import checkpoint
 from foretoken.training.asked import AskedTexts
-from foretoken.training.capture import collect, models_of
+from foretoken.training.capture import check_prompts, collect, models_of
 from foretoken.training.config import TrainingConfig
 from foretoken.training.features import Features, Shuffled
 from foretoken.training.identity import identity
@@ -93,6 +93,8 @@ def run_training(
     read: list[Any] = []
     if asks(config):
         read = [AskedTexts(session, some, capture, name) for some in texts.values()]
+    for split, some in texts.items():
+        check_prompts(session, some, split)
     if fresh and work.is_dir():  # behind whatever could be wrong with what was asked for
         shutil.rmtree(work)
     train, held_out = read or (

@@ -38,6 +38,15 @@ def learning_device() -> torch.device:
     return found
 
 
+def target_device(asked: str | None) -> str | None:
+    """Where this process's target goes: of several, each has a GPU of its own where there are any
+    and no device was asked for.
+    """
+    if asked is not None or not several() or on_cpu():
+        return asked
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+
+
 def is_main() -> bool:
     """Whether this is the process that measures, writes and tells."""
     return int(os.environ.get("RANK", "0")) == 0

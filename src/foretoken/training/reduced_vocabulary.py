@@ -24,6 +24,8 @@ from foretoken.engine.assemble import assemble
 from foretoken.engine.measure import measure_costs
 from foretoken.errors import ConfigError
 from foretoken.row import make_row
+from foretoken.training.dataset.card import check_vocabulary
+from foretoken.training.dataset.records import shards
 from foretoken.trees.build import chain
 from foretoken.types import Draft, Draw, SamplingParams
 
@@ -159,13 +161,17 @@ def tried(
     return found
 
 
-def read_texts(data: Path, tokenizer: Any) -> list[Text]:
-    """Texts of a file, or of a folder that `foretoken train data` wrote: answers are what counts.
+def read_texts(data: Path, session: Any) -> list[Text]:
+    """Texts of a file, or of a folder that `foretoken train data` wrote: answers are what counts,
+    and the text of others where there are none.
 
     A line of JSON has ids as "prompt" and "answer", or text as "text" or "answer"; a text file has
     passages between empty lines.
     """
-    files = sorted(data.glob("train-*.jsonl")) if data.is_dir() else [data]
+    files, tokenizer = [data], session.tokenizer
+    if data.is_dir():
+        check_vocabulary(data, session, "counting the tokens of")
+        files = shards(data, "train", text=False) or shards(data, "train", text=True)
     found: list[Text] = []
     for file in files:
         try:

@@ -227,6 +227,12 @@ def test_the_model_and_the_count_of_tokens_are_found_out_first() -> None:
         assert "stream_options" not in server.asked[-1]
 
 
+def test_a_seed_is_sent_where_one_was_asked_for() -> None:
+    """A server that has to repeat a text may be slower than for users, who seldom ask for that."""
+    assert "seed" not in Writing().body(TASK, 3, "m", True)
+    assert Writing(seed=0).body(TASK, 3, "m", True)["seed"] == 3
+
+
 def test_a_server_that_cannot_be_asked_is_a_mistake_in_three_parts() -> None:
     with serving(key="secret") as server:
         with pytest.raises(ConfigError, match=r"401: .*a key is wanted.*\n.*--model NAME"):

@@ -11,6 +11,7 @@ from foretoken.bench.load.arrivals import Level
 from foretoken.bench.load.ratios import over
 from foretoken.bench.load.record import Block, Record
 from foretoken.bench.load.sample import Promise, floors_of, percentiles, sample_of
+from foretoken.bench.load.steady import TOO_FEW
 from foretoken.bench.load.summary import summary
 
 
@@ -77,6 +78,19 @@ def test_where_no_request_was_sent_within_the_steady_part_there_is_no_goodput() 
         warnings.simplefilter("error")
         found = summary([block], Promise(ttft=0.25), {})
     assert found["steady"]["requests"] == 0 and found["goodput"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "due", "tokens"), [("closed", 0.0, 9), ("closed", 0.0, 1), ("poisson", 1.0, 9)]
+)
+def test_one_request_that_was_answered_has_a_rate(kind, due, tokens) -> None:
+    one = answered(0, due, 0.2, 0.1, tokens)
+    block = Block(server="s", level=Level(kind, 1), round=0, records=[one], seconds=one.ended,
+                  last_sent=due)  # fmt: skip
+    found = summary([block], Promise(), {})
+    assert found["throughput"]["requests_per_second"] == pytest.approx(1 / one.ended)
+    assert found["throughput"]["tokens_per_second"]["value"] == pytest.approx(tokens / one.ended)
+    assert found["steady"]["rules"] == [TOO_FEW]
 
 
 def test_what_keeps_a_promise() -> None:

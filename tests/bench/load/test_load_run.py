@@ -25,7 +25,7 @@ FOUR = (Level("closed", 4),)
 
 
 def config(out, *servers, levels=FOUR, names=(), **changes) -> LoadConfig:
-    options = {"writing": Writing(max_tokens=10), "quiet": True, "timeout": 10.0, **changes}
+    options = {"writing": Writing(max_tokens=10, seed=0), "quiet": True, "timeout": 10.0, **changes}
     found = servers_of([server.url for server in servers], names)
     return LoadConfig(servers=tuple(found), levels=levels, out=out, **options)
 

@@ -23,7 +23,9 @@ class Writing:
     temperature: float = 0.0
     stream: bool = True
     ignore_eos: bool = False
-    seed: int = 0  # request n samples with seed + n
+    # Request n samples with seed + n; None: as most users ask. A server that has to repeat a text
+    # may draft for it by less than it knows.
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.endpoint not in ENDPOINTS:
@@ -49,9 +51,10 @@ class Writing:
             "model": model,
             "max_tokens": task.max_new_tokens or self.max_tokens,
             "temperature": self.temperature,
-            "seed": self.seed + number,
             "stream": self.stream,
         }
+        if self.seed is not None:
+            found["seed"] = self.seed + number
         if self.endpoint == "chat":
             found["messages"] = [{"role": "user", "content": task.turns[0]}]
         else:

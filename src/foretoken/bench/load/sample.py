@@ -97,10 +97,10 @@ def sample_of(
         return np.where(sent & waited, values, np.nan) if counted else values
 
     def tokens(record: Record, part: Steady) -> float:
-        return record.tokens_within(part.start, part.stop) if record.ok else 0.0
+        return part.tokens(record) if record.ok else 0.0
 
     def finished(record: Record, part: Steady) -> float:
-        return float(record.ok and part.start <= record.ended < part.stop)
+        return float(record.ok and part.ends(record))
 
     def queue(record: Record, part: Steady) -> float | None:
         return None if record.ttft is None else record.ttft - floors.get(record.family, 0.0)

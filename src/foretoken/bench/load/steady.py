@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf, nextafter
 from statistics import median
 
 from foretoken.bench.load.record import Block, Record
@@ -34,6 +35,14 @@ class Steady:
         """Whether a request was sent in the steady part (open loop: was due)."""
         return self.start <= record.due <= self.stop
 
+    def ends(self, record: Record) -> bool:
+        """Whether a request ended in the steady part: the last one of all ends with the block."""
+        return self.start <= record.ended <= self.stop
+
+    def tokens(self, record: Record) -> float:
+        """Output tokens of a request that came in the steady part, at its very end as well."""
+        return record.tokens_within(self.start, nextafter(self.stop, inf))
+
 
 def steady_part(block: Block) -> Steady:
     """Cut warm-up and tail. Where nothing would be left, the whole block is taken, and says so."""
@@ -41,7 +50,10 @@ def steady_part(block: Block) -> Steady:
     start, stop = warm_until(block), block.last_sent
     if start is None or stop - start <= shortest(block):
         return Steady(0.0, end, TOO_FEW)
-    return Steady(start, stop, RULES[block.level.kind])
+    part = Steady(start, stop, RULES[block.level.kind])
+    if block.level.open and not any(part.ends(record) for record in block.records if record.ok):
+        return Steady(0.0, end, TOO_FEW)  # a server that answered them all has not written nothing
+    return part
 
 
 def shortest(block: Block) -> float:

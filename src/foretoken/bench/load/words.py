@@ -193,7 +193,8 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
         **{name: f"model {one['model']}" for name, one in results["servers"].items()},
         "prompts": f"{prompts['given']} of {', '.join(prompts['families'])}; {prompts['digest']}",
         "requests": f"{writing['endpoint']}, at most {writing['max_tokens']} tokens, temperature "
-        f"{writing['temperature']:g}, seed {writing['seed']}"
+        f"{writing['temperature']:g}"
+        + ("" if writing["seed"] is None else f", seed {writing['seed']}")
         + (", streamed" if writing["stream"] else ", in one piece")
         + (", end tokens ignored" if writing["ignore_eos"] else ""),
         "loads": f"{', '.join(setting['levels'])}; {amount(setting)}, {setting['turns']} turn(s) "

@@ -54,6 +54,8 @@ class Budget:
         layout = replace(self.layout, loaded=held)
         if models["target"].lean is None:  # its own modules run, with masks
             layout = replace(layout, target=replace(layout.target, in_c=False))
+        if layout.draft is not None and "draft" in models:  # planned in the type of the target
+            layout = replace(layout, draft=layout.draft.of_type(models["draft"].model.dtype))
         room = Room(layout, self.bytes, most_guessed(engine), not engine.drafter.traits.fixed)
         if not room.fits(1, LEAST, 0):
             raise too_small(self.bytes, held + layout.data, room.takes(1, LEAST, 0))

@@ -379,11 +379,13 @@ class BatchForward:
         logits = output.last_hidden_state[..., :0] if headless else output.logits
         if logits.shape[1] > batch.kept:
             logits = logits[:, -batch.kept :]
-        return logits.flatten(0, 1), _side_by_side(tapped)
+        return logits.flatten(0, 1), _side_by_side(tapped, self.device)
 
 
-def _side_by_side(tapped: list[Tensor]) -> Tensor | None:
-    """Tapped features [B, Q, L, H] of L layers, each [B, Q, H]; one alone is not copied."""
+def _side_by_side(tapped: list[Tensor], device: torch.device | None = None) -> Tensor | None:
+    """Tapped features [B, Q, L, H] of L layers, each [B, Q, H], on a device; one is not copied."""
+    if device is not None:
+        tapped = [states.to(device) for states in tapped]
     if len(tapped) > 1:
         return torch.stack(tapped, dim=2)
     return tapped[0].unsqueeze(2) if tapped else None

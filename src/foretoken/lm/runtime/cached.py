@@ -96,10 +96,11 @@ class CachedLM(BatchForward):
         The look takes about a millisecond; `full` compares every number that was copied.
         """
         found = self.borrowing.refresh(full, self.structure.check)
-        if (full or found.weights or found.patched) and self.prefixes is not None:
-            self.prefixes.clear()
+        if full or found.weights or found.patched:
             for memory in self._rows.values():
                 memory.stale = True
+            if self.prefixes is not None:
+                self.prefixes.clear()
         if found.patched and self.graphs is not None:
             self.graphs.drop()  # captured at addresses that may be others' by now
             self.graphs = None if found.hooked else self.graphs  # hooks read what may change
@@ -323,6 +324,8 @@ class CachedLM(BatchForward):
         """CapabilityError where the cache says another next token than a forward without it, as
         behaviour that sets in late (windows, scalings) may have it. Closes the row's open tree."""
         memory = self._memory(row)
+        if memory.stale:
+            return  # its first columns are of other weights: a fresh forward would say others
         memory.forget()
         [score] = self._advance([row], [row.tokens[-1:]], [[-1]], ())
         memory.forget()

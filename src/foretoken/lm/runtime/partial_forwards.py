@@ -147,7 +147,8 @@ class Stack:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             inputs = {**seen, index: _first(*args, **kwargs)}
-            mixed = torch.stack([inputs[layer][row] for row, layer in enumerate(wanted)])
+            here = inputs[index].device  # layers may be spread over several
+            mixed = torch.stack([inputs[layer][row].to(here) for row, layer in enumerate(wanted)])
             return (mixed,) if self.tuples[index] else mixed
 
         return forward

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.errors import CapabilityError
+from foretoken.errors import WrongLogits
 from foretoken.lm.runtime.rounding import allowed, error_of
 
 
 def compare_with_fresh(
     model: Any, tokens: list[int], cached: Tensor, verified: float, **options: Any
 ) -> None:
-    """CapabilityError where `cached` [V] are not the logits that follow `tokens`."""
+    """WrongLogits where `cached` [V] are not the logits that follow `tokens`."""
     ids = torch.tensor([tokens], device=model.device)
     right = model(input_ids=ids, use_cache=False, **options).logits[0, -1].float()
     error = float(error_of(cached, right) / right.std())
     if not error <= allowed(model.dtype):
-        raise CapabilityError(
+        raise WrongLogits(
             f"{model.config.model_type} was asked to write on after {len(tokens)} tokens.",
             f"logits from its cache are off by {error:.0%} of their spread there; up to "
             f"{verified} tokens they were right.",

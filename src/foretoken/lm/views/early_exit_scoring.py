@@ -83,7 +83,8 @@ class Gate:
 
     def __init__(self, readout: Readout, leaves: dict[int, Leave], layers: int) -> None:
         self.readout, self.leaves, self.layers = readout, leaves, layers
-        self.ran = 0  # layers, once the forward is done
+        self.ran = 0  # layers of the forward so far
+        self.depths: dict[int, int] = {}  # that a row's forward ran; not all need be in one
 
     def entered(
         self, stack: Stack, feeds: Sequence[Feed], width: int
@@ -104,6 +105,7 @@ class Gate:
             self.look(stop - 1, output)
             if len(self.states) == len(self.feeds):
                 break
+        self.note()
         assert output is not None
         mixed = torch.stack([self.states.get(i, one) for i, one in enumerate(output)])
         return call.run(lean, Cut(self.layers, self.layers), mixed)
@@ -117,6 +119,7 @@ class Gate:
                 return passing(*args, **kwargs)
             output = run(*args, **kwargs)
             self.ran = index + 1
+            self.note()
             states = output[0] if stack.tuples[index] else output
             self.look(index, states)
             self.ended = len(self.states) == len(self.feeds)
@@ -126,6 +129,10 @@ class Gate:
             return output
 
         return forward
+
+    def note(self) -> None:
+        """How far the rows of this forward went."""
+        self.depths.update(dict.fromkeys([feed.memory.slot for feed in self.feeds], self.ran))
 
     def look(self, layer: int, states: Float[Tensor, "B Q H"]) -> None:
         """Ask every row that is still inside whether it leaves here."""
@@ -214,12 +221,12 @@ class EarlyExitScoring(TargetView):
         gate = Gate(self.readout, wishes, self.layers)
         ran = self.base._run(feeds, (), gate)
         whole = self.layers + self.base.stack.head()
-        for score in ran:
-            score.share = (gate.ran + whole - self.layers) / whole
-        if gate.ran < self.layers:  # the other layers know nothing of them: they are fed again
-            for memory, cached in zip(memories, known, strict=True):
+        for row, memory, cached, score in zip(rows, memories, known, ran, strict=True):
+            depth = gate.depths[memory.slot]
+            score.share = (depth + whole - self.layers) / whole
+            if depth < self.layers:  # the other layers know nothing of them: they are fed again
                 memory.cached = cached
-            self._partial |= {row.uid for row in rows}
+                self._partial.add(row.uid)
         return ran
 
     @exclusive

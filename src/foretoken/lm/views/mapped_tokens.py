@@ -188,7 +188,9 @@ class MappedTokens(FewRows):
             begin = list(self.map.begin)
             if begin and list(self.map.feeds[row.tokens[0]]) == begin:
                 begin = []
-            made = DecodeState(begin, 1, SamplingParams(), SeededCoins(0), None)
+            own = [len(self.map.feeds[token]) for token in row.tokens[: row.prompt_len]]
+            made = DecodeState(begin, len(begin) + sum(own), SamplingParams(), SeededCoins(0), None)
+            made.owner, made.rehearsal = row.owner, row.rehearsal
             shadow = self._shadows[row.uid] = Shadow(made)
         for token in row.tokens[shadow.known :]:
             shadow.row.tokens.extend(self.map.feeds[token])

@@ -60,14 +60,14 @@ def vocabulary(session: Any) -> dict[str, Any]:
     return found
 
 
-def check_vocabulary(folder: Path, session: Any) -> None:
+def check_vocabulary(folder: Path, session: Any, doing: str = "training on") -> None:
     """ConfigError for texts whose ids are those of another vocabulary than the target's."""
     own, path = vocabulary(session), folder / CARD
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     theirs = found.get("vocabulary", {})
     if any(theirs.get(name, value) != value for name, value in own.items()):
         raise ConfigError(
-            f"training on the texts in {folder} was asked for.",
+            f"{doing} the texts in {folder} was asked for.",
             f"they were made with {found.get('target') or 'a target'} of another vocabulary "
             f"({theirs['size']} tokens) than this target's ({own['size']}).",
             "make texts with this target: `foretoken train data --target T --out DIR`.",

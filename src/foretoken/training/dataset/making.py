@@ -43,6 +43,7 @@ from foretoken.types import DecodeState, Step
 
 PLAN = "plan.json"
 WANTED = 0.001  # share of held-out chats; whoever asks for less wants none
+LETTERS = 8  # of a given prompt's digest, in a plan
 ENOUGH = 32  # texts of a first shard, of which some should be worth learning from
 FREE = ("chats", "features_gib", "lockstep")  # options that may change in a folder that has texts
 
@@ -292,8 +293,9 @@ def run(order: Order) -> dict[str, Any]:
 
 
 def told_of(given: Sequence[Any]) -> dict[str, Any]:
-    """Of given prompts, in a plan."""
-    return {"count": len(given), "digest": digest(list(given))}
+    """Of given prompts, in a plan; `each` has some letters for every one of them, in order."""
+    each = "".join(digest(one)[:LETTERS] for one in given)
+    return {"count": len(given), "digest": digest(list(given)), "each": each}
 
 
 def same_prompts(before: Any, given: Sequence[Any], shard: int) -> bool:
@@ -302,11 +304,29 @@ def same_prompts(before: Any, given: Sequence[Any], shard: int) -> bool:
     count = before if isinstance(before, int) else before["count"]  # once a mere number
     if not count or not given:
         return not count and not given
+    if isinstance(before, int):
+        return count >= len(given)
     if count > len(given):
-        return True  # nothing new would be made
-    if isinstance(before, int) or (count < len(given) and count % shard):
-        return bool(count == len(given))
+        each = before.get("each")  # once it was not there
+        return each is None or bool(each.startswith(told_of(given)["each"]))
+    if count < len(given) and count % shard:
+        return False
     return bool(before["digest"] == told_of(given[:count])["digest"])
+
+
+def check_shards(folder: Path, given: int, plan: dict[str, Any]) -> None:
+    """ConfigError where fewer prompts than before would end within a shard that is yet to be made:
+    once made it counts as whole, and the rest of it would never be answered.
+    """
+    index, rest = divmod(given, plan["shard"])
+    reached = plan["chats"] > index * plan["shard"]
+    if rest and reached and not shard_path(folder, "train", index).is_file():
+        raise ConfigError(
+            f"training texts in {folder} were asked for, of {given} prompts.",
+            f"it was begun with more, and its shard {index} of {plan['shard']} prompts, which is "
+            f"not made yet, would have {rest} alone.",
+            f"pass all that it was begun with, or a multiple of {plan['shard']}; or another --out.",
+        )
 
 
 def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any] = ()) -> None:
@@ -336,5 +356,6 @@ def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any] = ()) -> 
             )
         known = before.get("given")
         if isinstance(known, dict) and known["count"] > len(given):
+            check_shards(folder, len(given), plan)
             asked["given"] = known  # of all that are there
     replace_text(path, json.dumps(asked, indent=2) + "\n")

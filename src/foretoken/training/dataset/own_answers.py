@@ -27,8 +27,8 @@ def draft_session(session: Session, draft: Any) -> Iterator[Session]:
             "no draft was named.",
             "pass --draft DIR, or leave writer=target.",
         )
-    width = session.target.vocab_size
-    model = load_model(draft, dtype=session.target.model.dtype)
+    target, width = session.target.model, session.target.vocab_size
+    model = load_model(draft, device=target.device, dtype=target.dtype)
     if model.config.vocab_size != width:
         raise ConfigError(
             f"answers of the draft {draft} were asked for.",

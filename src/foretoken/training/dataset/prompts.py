@@ -126,17 +126,14 @@ class Prompts:
         return [text for text in texts if len(text.split(" ")) >= 60]
 
     def fresh(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Prompts that were not there yet, short enough and not repeating themselves."""
-        kept = []
+        """Prompts that are new, not empty, short enough and not repeating themselves."""
+        config, kept = self.config, []
+        longest = min(config.longest, self.session.target.max_length or config.longest)
         here: set[bytes] = set()
         for kind, ids in prompts:
             name = named(ids)
             again = (name in self.seen or name in here) and kind != DOCUMENT
-            if (
-                not again
-                and len(ids) <= self.config.longest
-                and repetition(ids) <= self.config.repeated
-            ):
+            if not again and 0 < len(ids) <= longest and repetition(ids) <= config.repeated:
                 kept.append((kind, ids))
             here.add(name)
         return kept

@@ -83,10 +83,11 @@ class Read:
         return digest([self.windows, self.prompts]) if self.sources else None
 
     def held_out(self, share: float, seed: int) -> set[int]:
-        """The numbers of the windows that no draft is trained on: one at least."""
+        """The numbers of the windows that no draft is trained on: one of two or more."""
         names = [digest([seed, window]) for window in self.windows]
         order = sorted(range(len(names)), key=names.__getitem__)
-        return set(order[: max(1, math.floor(share * len(names)))])
+        least = min(1, len(names) // 2)  # a single one is learned from
+        return set(order[: max(least, math.floor(share * len(names)))])
 
 
 def digest(value: Any) -> str:

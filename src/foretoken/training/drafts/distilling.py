@@ -116,7 +116,8 @@ class Student:
 
 def cost_of(session: Any, draft: Any) -> float:
     """A forward of the draft as a share of the target's, measured in turns."""
-    target, small = session.target.model, load_model(draft, dtype=session.target.model.dtype)
+    target = session.target.model
+    small = load_model(draft, device=target.device, dtype=target.dtype)
     rows = chosen_rows(None, draft, session.target.vocab_size)
     with (
         closing(Timed.of(open_lm(target))) as asked,
@@ -140,8 +141,8 @@ def read_draft(order: Order) -> tuple[PreTrainedModel, Tensor]:
 
 def student(session: Any, draft: Any, doing: str = "distilling") -> PreTrainedModel:
     """A draft that exists, in float32; one of another vocabulary is refused."""
-    model: PreTrainedModel = load_model(draft, dtype=torch.float32)
-    width = session.target.vocab_size
+    place, width = session.target.model.device, session.target.vocab_size
+    model: PreTrainedModel = load_model(draft, device=place, dtype=torch.float32)
     if model.config.vocab_size != width:
         raise ConfigError(
             f"{doing} the draft {draft} was asked for.",

@@ -12,6 +12,7 @@ import torch
 
 from foretoken.errors import check_values
 from foretoken.heads.files import digest
+from foretoken.lm.kernels.linears import can_pack
 from foretoken.training import checkpoint
 from foretoken.training.attention import hurried, hurry
 from foretoken.training.config import check_types
@@ -64,7 +65,7 @@ class Learning:
         """Whether products are taken in bfloat16: where the processor has them, unless asked."""
         if self.precision != "auto":
             return self.precision == "bf16"
-        return torch.cuda.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.cuda.is_available() or can_pack(torch.bfloat16)
 
 
 def fit(

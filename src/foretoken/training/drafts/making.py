@@ -15,6 +15,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
 from foretoken.training.capture import models_of
 from foretoken.training.dataset.records import every_chat, read_told, replace_text, shards
+from foretoken.training.dataset.stream import none_there
 from foretoken.training.drafts.distilling import cost_of, student
 from foretoken.training.drafts.learning import Learning, fit, held_out, run_folder, told
 from foretoken.training.drafts.measuring import EngineAcceptance
@@ -80,6 +81,7 @@ def make_draft(
     `fresh`. `out` becomes a model directory that any transformers reads, with the file that says
     which tokens it scores.
     """
+    check_splits(data)
     with main_first():
         given = [] if start is None else [continued(session, config, start)]
     counts = mass(data, session.target.vocab_size)
@@ -115,9 +117,18 @@ def make_draft(
     return notes
 
 
+def check_splits(data: Path) -> None:
+    """ConfigError for a folder with nothing to learn from, or nothing to judge by."""
+    for split in ("train", "valid"):
+        if not any(every_chat(data, split, text=None)):
+            raise none_there(data, split)
+
+
 def stages(data: Path, text_share: float) -> list[tuple[str, bool, float]]:
     """Folders of the runs one after the other, whether each reads ordinary text, their shares."""
     text, chats = (any(every_chat(data, "train", text=of)) for of in (True, False))
+    if chats and not any(every_chat(data, "valid", text=True)):
+        text = False  # of a single window: none was left to judge by
     if not text or (chats and text_share == 0):
         return [("run", False, 1.0)]
     if not chats or text_share == 1:

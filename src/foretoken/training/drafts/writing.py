@@ -58,6 +58,9 @@ def write_draft(
             shutil.copyfile(curve, partial / curve.name)
         forget(out)
         for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+            earlier = out / path.name
+            if earlier.is_dir():  # no folder takes the place of one that holds something
+                shutil.rmtree(earlier)
             os.replace(path, out / path.name)  # config.json last: without it there is no model
     except (OSError, SafetensorError, CheckpointError) as error:
         raise CheckpointError(

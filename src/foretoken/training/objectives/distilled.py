@@ -7,12 +7,14 @@ counts as one, however long; sampling has no gradient.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from foretoken.coins import SeededCoins
 from foretoken.contract import LanguageModel
@@ -95,15 +97,29 @@ class Distilled:
         only = OnlyTokens(self.tokens, model.config.vocab_size)
         training, device = model.training, next(model.parameters()).device
         model.eval()
-        found = model.generate(
-            input_ids=ids.to(device), attention_mask=seen.to(device),
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-            max_new_tokens=self.new_tokens, eos_token_id=list(self.eos) or None, pad_token_id=pad,
-            logits_processor=LogitsProcessorList([only]), use_cache=True,
-        )[:, longest:].tolist()  # fmt: skip
+        with plain_law(model):
+            found = model.generate(
+                input_ids=ids.to(device), attention_mask=seen.to(device),
+                do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                max_new_tokens=self.new_tokens, eos_token_id=list(self.eos) or None,
+                pad_token_id=pad, logits_processor=LogitsProcessorList([only]), use_cache=True,
+            )[:, longest:].tolist()  # fmt: skip
         model.train(training)
         torch.clear_autocast_cache()  # of weights without gradients, which learning would get
         return [ended(text, self.eos) for text in found]
+
+
+@contextmanager
+def plain_law(model: Any) -> Iterator[None]:
+    """`generate` adds whatever the model's generation_config.json asks for, penalties or beams;
+    here it does not: the law of the draft is the one it is judged by.
+    """
+    own = model.generation_config
+    model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def divergence(

@@ -1,0 +1,45 @@
+"""Benches that are gone on with elsewhere: cells of two libraries or engines are never mixed."""
+
+import pytest
+import torch
+
+from foretoken.bench.identity import row_contents
+from foretoken.bench.interpreters import Interpreter
+from foretoken.bench.journal import Cell, Journal
+from foretoken.bench.rows import row_of
+from foretoken.bench.run import BenchConfig, run_bench
+from foretoken.bench.tasks import single
+from foretoken.errors import ConfigError
+
+TASKS = [single("the pen and a pin ", id="p", family="qa")]
+
+
+def test_a_bench_of_another_torch_is_not_gone_on_with(pair_folders, tmp_path, monkeypatch) -> None:
+    def asked(resume: bool) -> BenchConfig:
+        return BenchConfig(
+            target=pair_folders[0], methods="plain", out=tmp_path, repetitions=1,
+            max_new_tokens=4, scoring_nodes=(1,), quiet=True, resume=resume,
+        )  # fmt: skip
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "__version__", "2.0.1+other")
+        run_bench(asked(resume=False), TASKS)
+    with pytest.raises(ConfigError, match=r'torch: "2\.0\.1\+other" -> '):
+        run_bench(asked(resume=True), TASKS)
+
+
+def test_cells_of_an_engine_of_another_version_are_named(tmp_path) -> None:
+    spec, journal = row_of("vllm:plain", {}), Journal(tmp_path / "journal.jsonl")
+
+    def engines(version: str) -> dict[str, Interpreter]:
+        return {"vllm": Interpreter("python", {"vllm": version})}
+
+    assert row_contents(row_of("plain", {}), engines("1")) == {}
+    journal.same(spec.label, row_contents(spec, engines("1")))
+    journal.same(spec.label, row_contents(spec, engines("2")))  # nothing was written by it
+    journal.cells.append(
+        Cell(row=spec.label, prompt="p", family="f", repetition=0, prompt_tokens=1, tokens=[1],
+             seconds=1.0)
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="vllm:plain was begun with another vllm"):
+        journal.same(spec.label, row_contents(spec, engines("3")))
