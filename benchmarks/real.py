@@ -4,7 +4,8 @@
     python benchmarks/real.py --dtype float32 --quick
 
 The model is the one of `foretoken minis get smollm2-135m`, fetched if it is not there. Rows take
-turns on every prompt; rows that cannot run here are left out with a line. FORETOKEN_LLAMA_PYTHON
+turns on every prompt; rows that cannot run here are left out with a line. `auto` is there twice:
+by as much as its two rows differ in a category, any two may. FORETOKEN_LLAMA_PYTHON
 and FORETOKEN_VLLM_PYTHON name the interpreters of the other engines. A row is held against another
 by all its tokens over all its seconds. Writes benchmarks/results/real-DTYPE.json and .md, and
 real-DTYPE-tT at temperature T.
@@ -38,8 +39,9 @@ from foretoken.minis.fetch import get
 
 MODEL = "smollm2-135m"
 SPEC_BENCH = Path("spec-bench.jsonl")  # question.jsonl of github.com/hemingkx/Spec-Bench
+TWIN = "auto[controller=cost_model]"  # `auto` as it is by itself, once more
 ROWS = (
-    "plain", "hf:plain", "hf:compiled", "prompt-lookup", "suffix", "token-recycling", "auto",
+    "plain", "hf:plain", "hf:compiled", "prompt-lookup", "suffix", "token-recycling", "auto", TWIN,
     "llama:plain", "llama:lookup", "llama:draft", "vllm:plain", "vllm:ngram", "vllm:draft",
 )  # fmt: skip
 PRECISIONS = ("float32", "bfloat16")
@@ -94,7 +96,7 @@ def precisions(asked: str) -> list[str]:
 def untrained(results: dict[str, Any]) -> str | None:
     """The fastest of our rows that need no training and no second model."""
     rows = by_clock(results)
-    names = {name for found in rows.values() for name in found} - {"plain"}
+    names = {name for found in rows.values() for name in found} - {"plain", TWIN}
     return gates.best(results, lambda label: label in names, whole=True)
 
 
@@ -123,9 +125,14 @@ def verdicts(results: dict[str, Any], dtype: str) -> list[gates.Gate]:
     found += over(best, "hf:compiled", "hf:compiled", bars["best"])
     found += over(best, rival, RIVALS[dtype], bars["rival"])
     if "auto" in rows:
-        share, where = auto_share(by_clock(results))
+        own = by_clock(results)
+        twins = [speeds.pop(TWIN) / speeds["auto"] for speeds in own.values() if TWIN in speeds]
+        share, where = auto_share(own)
         found.append(gates.Gate(f"auto over the best row ({where})", share, 0.97))
-        calm = [speeds["auto"] for speeds in by_clock(results).values() if "auto" in speeds]
+        if twins:
+            claim = "the same for two rows of auto itself: chance alone"
+            found.append(gates.Gate(claim, min(min(one, 1.0 / one) for one in twins), 0.97))
+        calm = [speeds["auto"] for speeds in own.values() if "auto" in speeds]
         worst = min(calm, default=None)
         found.append(gates.Gate("auto over plain, worst category", worst, 0.97, unit="x"))
     return found
@@ -141,7 +148,7 @@ def categories(results: dict[str, Any]) -> str:
     ]
     for family in results["families"]:
         found = [(row["families"].get(family) or {}).get("speedup") for row in rows.values()]
-        speeds = own.get(family, {})
+        speeds = {name: speed for name, speed in own.get(family, {}).items() if name != TWIN}
         share = speeds["auto"] / max(speeds.values()) if "auto" in speeds else None
         cells = [*(one["total"] if one else None for one in found), share]
         text = " | ".join("-" if value is None else f"{value:.2f}" for value in cells)

@@ -381,6 +381,11 @@ def test_bars_of_the_real_script_hold_where_they_should(script) -> None:
     held = {gate.claim: gate.holds for gate in real.verdicts(results, "bfloat16")}
     assert held["scoring 16 nodes, in plain steps"] is False
     assert held["suffix over hf:compiled"] is False and held["suffix over vllm:plain"] is True
+    rows[real.TWIN] = row(62.0)
+    found = {gate.claim: gate for gate in real.verdicts(results, "float32")}
+    assert found["auto over the best row (c0, where suffix is best)"].measured == 59.0 / 60.0
+    alone = found["the same for two rows of auto itself: chance alone"]
+    assert alone.measured == pytest.approx(59.0 / 62.0) and not alone.holds
 
 
 @pytest.mark.slow

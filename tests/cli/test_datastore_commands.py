@@ -134,3 +134,16 @@ def test_options_that_would_be_ignored_are_refused(tmp_path, texts):
 def test_a_method_without_its_store_is_refused_before_anything_is_read():
     with pytest.raises(ConfigError, match="without its datastore"):
         foretoken.load("no-such-model", "rest")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"prompt": [1, 2], "answer": [3]}', '{"text": null}', '{"prompt": "a", "answer": ["b"]}'],
+)
+def test_ids_and_messages_are_no_texts(line, pair_folders, tmp_path):
+    """As in a folder of `foretoken train data`: their digits would be stored as text."""
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    store = tmp_path / "store"
+    ran = run("build", tmp_path / "a.jsonl", "--target", pair_folders[0], "--out", store)
+    assert ran.exit_code == 2 and "a text is a string" in " ".join(ran.output.split())
+    assert not store.exists()

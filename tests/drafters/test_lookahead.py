@@ -194,3 +194,15 @@ def test_what_the_window_alone_had_shown_is_its_merit(row, step):
 def test_impossible_options_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         Lookahead(Lookahead.Config(**options))
+
+
+def test_a_step_in_which_no_column_rides_charges_none(row, step):
+    drafter, one = started(row, list(range(17)), window=3, ngram=3)
+    drafter.upkeep.brought, drafter.upkeep.ridden = 50.0, 50.0
+    drafter.propose_one(one, priced(0.05))
+    assert one.private[drafter].rode
+    drafter.judged(one, [3])
+    ridden = drafter.upkeep.ridden
+    drafter.propose_one(one, Budget(0, 0))
+    drafter.judged(one, [3])
+    assert one.private[drafter].rode == 0 and drafter.upkeep.ridden == ridden

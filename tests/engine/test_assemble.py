@@ -190,7 +190,7 @@ def test_a_missing_draft_and_an_idle_one_are_refused():
 
 def test_vocabularies_that_differ_are_refused_naming_both():
     target, draft = tables(vocab=5, draft=6)
-    with pytest.raises(ConfigError, match=r"(?s)5 tokens.*6.*tokenizer are not\s+supported"):
+    with pytest.raises(ConfigError, match=r"(?s)5 tokens.*6.*share one vocabulary"):
         assemble("chain", target, draft)
 
 

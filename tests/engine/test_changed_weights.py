@@ -315,3 +315,29 @@ def test_weights_that_become_nan_under_a_session_are_told(model):
         for _ in range(2):
             with pytest.raises(CheckpointError, match="NaN or infinity"):
                 session.target.refresh()
+
+
+@pytest.mark.parametrize("kernels", ["packed", "views"])
+@pytest.mark.parametrize("change", [merged, data_replaced])
+def test_a_session_over_a_model_that_changed_under_another_reads_it_as_it_is(
+    model, change, kernels
+):
+    """Nobody has looked since: the first session's copies are of the weights before."""
+    with opened(model, kernels) as first:
+        text(first)
+        change(model)
+        with foretoken.load(model, "prompt-lookup", kernels="packed") as second:
+            wanted = plain_text(copy.deepcopy(model))
+            assert text(second) == wanted and text(first) == wanted
+
+
+@pytest.mark.parametrize("which", ["head", "embedding"])
+def test_a_head_that_is_no_longer_its_embedding_is_followed(make_llama, which):
+    """The captured graph reads a weight of two places at one of them."""
+    model = make_llama(VOCAB, tie_word_embeddings=True)
+    with foretoken.load(model, "prompt-lookup", kernels="dense") as session:
+        assert session.target.lean is not None
+        text(session)
+        module = model.lm_head if which == "head" else model.model.embed_tokens
+        module.weight = nn.Parameter(module.weight.data + delta(module.weight))
+        assert text(session) == plain_text(copy.deepcopy(model))

@@ -13,13 +13,17 @@ from foretoken.audit import checks
 from foretoken.audit.fixtures import random_head
 from foretoken.audit.rows import write
 from foretoken.coins import SeededCoins
+from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.nothing import Nothing
 from foretoken.engine.admission import Waiting
-from foretoken.engine.engine import joined
+from foretoken.engine.engine import Engine, joined
 from foretoken.engine.loading import load
 from foretoken.errors import ConfigError
+from foretoken.lm.opening import open_lm
 from foretoken.methods import METHODS
 from foretoken.row import make_row
-from foretoken.types import DecodeState, Finish, SamplingParams, Step, StepTimes
+from foretoken.types import DecodeState, Finish, Layer, SamplingParams, Step, StepTimes
+from foretoken.verifiers.point import Point
 
 VOCAB = 4
 TEXT_ROWS = [row for row in METHODS.values() if row.writes == "text"]
@@ -524,3 +528,24 @@ def test_a_row_that_was_committed_before_a_commit_failed_does_not_go_on(error) -
         engine.step()
     assert rows[0].error is error and rows[1].error is rows[2].error is None
     assert rows[2].new_tokens == alone[0]
+
+
+def test_what_fails_where_a_row_starts_is_its_own_affair(make_llama):
+    """Its tapped states, say, for which there was no memory: others are written."""
+
+    class Strict(Nothing):
+        traits = replace(Nothing.traits, taps=(Layer(0),))
+
+    lm = open_lm(make_llama(61), kernels="dense")
+    engine = Engine(lm, Strict(), Point(), Fixed())
+    good, bad = (
+        make_row([5, 9, 2], SamplingParams(max_new_tokens=4, temperature=0.0), SeededCoins(0), 61)
+        for _ in range(2)
+    )
+    for row in (bad, good):
+        engine.submit(row)
+    bad.private[engine] = [torch.zeros(1, 2, 3)]
+    while not engine.idle:
+        engine.step()
+    assert isinstance(bad.error, RuntimeError) and good.error is None
+    assert len(good.new_tokens) == 4 and lm.rows_held == 0

@@ -232,3 +232,18 @@ def test_a_long_prompt_is_let_in_when_many_short_ones_were():
     ended = [row for step in iter(engine.step, None) for row in step.rows]
     assert len(ended) == len(rows)
     assert ended.index(rows[0]) <= admission.PATIENCE + 2 < len(rows) - 1
+
+
+def test_the_shortest_prompt_is_taken_among_those_of_one_owner():
+    engine = grouping(2, window=2, sort_prompts=True)
+    long = row_of("b", 40)
+    for _ in range(6):
+        engine.waiting.add(row_of("a", 4))
+    engine.waiting.add(long)
+    assert engine.waiting.next([row_of("a", 5)]) is long
+
+
+def row_of(owner, length):
+    made = make_row(list(range(1, 1 + length)), SamplingParams(), SeededCoins(0), 64)
+    made.owner = owner
+    return made

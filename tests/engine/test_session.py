@@ -512,3 +512,12 @@ def test_processors_that_know_rows_of_a_batch_are_told_of_their_own(sessions):
 
     found = plain.generate([PROMPT, "on"], 3, processors=LogitsProcessorList([Wants()]))
     assert [out.tokens for out in found] == [[20] * 3, [21] * 3]
+
+
+def test_a_stream_that_is_dropped_behind_its_last_piece_leaves_nothing(sessions):
+    session = sessions["plain"]
+    stream = session.stream(PROMPT, 1)
+    next(stream)
+    assert stream.row.finish is not None
+    del stream
+    assert not session.scheduler.watchers

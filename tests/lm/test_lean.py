@@ -240,3 +240,14 @@ def test_norm_and_head_alone_are_the_models_own(family, make_tiny):
     [score] = lm.score([row], [point(tree)], (Layer(-1), FinalNorm()))
     assert closeness(lm.read_out(score.hidden[:, 0]), score.logits) < CLOSE
     assert closeness(lm.unembed(score.hidden[:, 1]), score.logits) < CLOSE
+
+
+def test_a_module_in_two_places_is_no_obstacle(make_tiny):
+    model = make_tiny("llama")
+    model.model.layers[3].mlp = model.model.layers[2].mlp
+    lm = open_lm(model, kernels="dense")
+    row = row_of([3, 1, 4, 1, 5])
+    lm.prefill([row])
+    tree = random_tree(random.Random(0), 5, 6)
+    [score] = lm.score([row], [point(tree)])
+    assert closeness(score.logits, fresh_tree(model, row.tokens, tree)) < 2e-5

@@ -3,14 +3,17 @@
 import json
 import shutil
 import socket
+import threading
+import warnings
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
+from transformers.utils import logging
 
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError, ForetokenError
 from foretoken.lm import load
-from foretoken.lm.load import load_model, load_tokenizer
+from foretoken.lm.load import load_model, load_tokenizer, quiet
 from foretoken.lm.unreadable import explain
 
 
@@ -216,3 +219,34 @@ def test_a_model_without_room_on_its_device_says_so(good, monkeypatch):
 
     monkeypatch.setattr(LlamaForCausalLM, "to", full)
     refused(good, CapabilityError, "does not fit", "14 GiB", "smaller dtype")
+
+
+def test_two_threads_that_read_models_leave_the_process_as_it_was():
+    before = list(warnings.filters), logging.get_verbosity(), logging.is_progress_bar_enabled()
+    inside, over = threading.Event(), threading.Event()
+
+    def first():
+        with quiet():
+            inside.set()
+            over.wait(0.3)  # the second one comes in the middle, if it can
+
+    def second():
+        inside.wait(5)
+        with quiet():
+            over.set()
+
+    threads = [threading.Thread(target=one) for one in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    after = list(warnings.filters), logging.get_verbosity(), logging.is_progress_bar_enabled()
+    assert after == before
+
+
+def test_a_loaded_model_on_another_gpu_than_asked_for_is_refused(make_tiny, monkeypatch):
+    model = make_tiny("llama")
+    monkeypatch.setattr(type(model), "device", torch.device("cuda:0"))
+    assert load_model(model, device="cuda") is load_model(model, device="cuda:0") is model
+    with pytest.raises(ConfigError, match="cuda:1"):
+        load_model(model, device="cuda:1")

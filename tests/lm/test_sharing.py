@@ -7,8 +7,11 @@ import threading
 import pytest
 from play import closeness, fresh_tree, point, random_path, random_tokens, random_tree, row_of
 
-from foretoken.lm.opening import open_lm
+from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.kernels import capture as captures
+from foretoken.lm.opening import open_draft, open_lm
 from foretoken.lm.runtime.attention import NAME, Switch
+from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.views.wrapping import early_exits
 
 CLOSE = 2e-5
@@ -109,3 +112,27 @@ def test_a_model_is_given_back_when_its_last_user_leaves(make_tiny):
     three.close()
     assert not any("forward" in module.__dict__ for module in model.modules())
     assert model.training
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_nobody_runs_a_model_while_it_is_being_opened(reduced, make_tiny, monkeypatch):
+    """A trace puts symbols in the place of its weights, also of the model that a copy shares."""
+    model, free = make_tiny("llama"), []
+    trace = captures.trace
+
+    def tried(*given):
+        lock = shared_by(model).lock
+
+        def look():
+            free.append(lock.acquire(blocking=False))
+            if free[-1]:
+                lock.release()
+
+        in_threads(look)
+        return trace(*given)
+
+    monkeypatch.setattr(captures, "trace", tried)
+    monkeypatch.setattr(captures, "_outlines", {})
+    rows = OutputRows.of_tokens(range(0, 60, 2), 61) if reduced else None
+    open_draft(model, rows, kernels="dense").close()
+    assert free and not any(free)

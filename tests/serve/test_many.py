@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -209,3 +209,27 @@ def test_two_hundred_clients_at_once_wait_or_are_told_to_come_back(make_session,
     assert {one.json()["choices"][0]["text"] for one in good} == {wanted}
     for one in refused:
         assert one.json()["error"]["code"] == "queue_full" and int(one.headers["retry-after"]) >= 1
+
+
+def test_a_key_that_fills_its_queue_keeps_no_other_out(make_session, running) -> None:
+    body = {"prompt": "on", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with (
+        make_session("plain", max_rows=1) as session,
+        running(session, queue=1, api_keys=("a", "b")) as server,
+        ExitStack() as open_,
+    ):
+        first, second = (
+            open_.enter_context(
+                httpx.Client(
+                    base_url=server.url, timeout=60.0, headers={"authorization": f"Bearer {key}"}
+                )
+            )
+            for key in "ab"
+        )
+        for _ in range(2):
+            asked = first.stream("POST", "/v1/completions", json=body)
+            assert open_.enter_context(asked).status_code == 200
+        short = {"prompt": "on", "max_tokens": 1}
+        full = first.post("/v1/completions", json=short)
+        assert full.status_code == 429 and full.json()["error"]["code"] == "queue_full"
+        assert second.post("/v1/completions", json=short).status_code == 200

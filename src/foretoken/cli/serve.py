@@ -55,7 +55,7 @@ ApiKey = Annotated[
 MaxRows = Annotated[
     int | None, typer.Option(help="Texts decoded together; others wait. Default: 16.")
 ]
-Queue = Annotated[int, typer.Option(help="Texts that may wait; more are refused (429).")]
+Queue = Annotated[int, typer.Option(help="Texts that may wait, of each API key; more get 429.")]
 MaxTokensLimit = Annotated[
     int | None, typer.Option(help="Most new tokens of a text; default: the model's context.")
 ]

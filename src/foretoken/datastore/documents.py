@@ -68,9 +68,11 @@ def _record(line: str, path: Path, number: int) -> str:
     """The text of one JSON line; a prompt and its answer are one text."""
     try:
         record = json.loads(line)
-        if "text" in record:
-            return str(record["text"])
-        return str(record["prompt"]) + str(record.get("answer", ""))
+        parts = [record["text"]] if "text" in record else [record["prompt"]]
+        parts += [] if "text" in record else [record.get("answer", "")]
+        if not all(isinstance(part, str) for part in parts):
+            raise TypeError("a text is a string, no list of ids or messages")
+        return "".join(parts)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"texts from {path} were asked for.",

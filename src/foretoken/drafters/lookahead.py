@@ -122,10 +122,11 @@ class Lookahead(RowDrafter):
                 trie.add(0, guess[: budget.depth], room)
         state.tree = tree = trie.tree()
         draft = affordable(Draft(tree, Draw.POINT, chances=self.chances(tree)), budget)
-        columns = state.columns
+        columns, before = state.columns, state.rode
+        state.rode = 0  # nothing rides in a step without nodes, and nothing is charged for it
         if priced:
             count = self.upkeep.columns(budget, len(draft.tree) - 1, len(columns))
-            if count and not state.rode:
+            if count and not before:
                 self.renew(row)
             state.rode, columns = count, state.columns[:count]
         return self.beside(draft, columns, budget)

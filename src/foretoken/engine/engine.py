@@ -194,12 +194,12 @@ class Engine(Parts):
                 self.feed([row], limit)
 
     def start(self, row: DecodeState) -> None:
-        """Let a row run whose prompt is cached."""
-        if self.alike.awaited(row):
-            self.target.keep_text(row)  # type: ignore[attr-defined]  # it keeps texts, or none waits
-        fed = row.private.pop(self)
-        seen = torch.cat(fed) if self.drafter.traits.taps else None
+        """Let a row run whose prompt is cached; whatever fails there is its own affair."""
         try:
+            if self.alike.awaited(row):
+                self.target.keep_text(row)  # type: ignore[attr-defined]  # it does, or none waits
+            fed = row.private.pop(self)
+            seen = torch.cat(fed) if self.drafter.traits.taps else None
             self.drafter.start(row, seen)
             self.running.append(row)
         except Exception as error:

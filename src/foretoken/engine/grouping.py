@@ -34,7 +34,9 @@ class ShortestFirst(admission.Waiting):
         with self._lock:
             if row is None or self._let_in - self._since.get(row, 0) >= admission.PATIENCE:
                 return row
-        return min(self, key=lambda one: (one.priority, len(one.tokens)), default=row)
+        theirs = row.priority, row.owner, row.requester
+        alike = (one for one in self if (one.priority, one.owner, one.requester) == theirs)
+        return min(alike, key=lambda one: len(one.tokens), default=row)
 
 
 @dataclass(eq=False)

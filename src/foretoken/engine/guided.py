@@ -26,6 +26,7 @@ from foretoken.errors import ConfigError, meant
 from foretoken.types import Ragged
 
 KEPT = 32  # grammars of earlier requests that need not be read again
+MASKS = 512  # nodes of a text whose tokens are remembered, [V] each
 # As `json.dumps` writes, so that punctuation is forced; a schema's "x-guidance" may say otherwise.
 SPELLING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -155,6 +156,8 @@ class Grammar:
     def following(self, path: tuple[int, ...]) -> Next:
         """Which tokens may follow the settled ones and `path`."""
         if path not in self.known:
+            if len(self.known) >= MASKS:  # beams settle nothing, so nothing else forgets them
+                self.known.clear()
             self.known[path] = self.asked() if self.lead(path) else Next()
         return self.known[path]
 

@@ -8,9 +8,8 @@ model take turns step by step.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -43,7 +42,8 @@ class Inside(threading.local):
 
 _inside = Inside()
 # Whose dropped rows wait for a turn that another thread has: it looks here when it gives one back.
-_left: deque[Scheduler] = deque()
+# A dictionary, whose single operations no other thread and no garbage collector interrupts.
+_left: dict[int, Scheduler] = {}
 
 
 @contextmanager
@@ -82,9 +82,9 @@ def sweep_what_was_left() -> None:
     while _inside.left and not _inside.turns:
         _inside.left.pop().drop(())
     if not _inside.turns:
-        for _ in range(len(_left)):  # those still in vain are put back: another has their turn
-            with suppress(IndexError):
-                _left.popleft().drop(())
+        for key in list(_left):  # those still in vain come back: another has their turn
+            if (one := _left.pop(key, None)) is not None:
+                one.drop(())
 
 
 def owner_of(model: Any) -> Any:
@@ -226,11 +226,11 @@ class Scheduler:
                 self.led = True
             # The garbage collector drops streams in any thread, which may hold what the one whose
             # turn it is waits for. Noted before the attempt: whoever has the turn looks behind it.
-            _left.append(self)
+            _left[id(self)] = self
             try:
                 with held_if_free(self.turns) as free:
                     if free:
-                        _left.remove(self)
+                        _left.pop(id(self), None)
                         self.engine.sweep()
             finally:
                 with self.changed:
@@ -238,6 +238,8 @@ class Scheduler:
                     self.changed.notify_all()
             if free:
                 sweep_what_was_left()
+            elif id(self) not in _left:  # taken up meanwhile, by one who found it led here
+                self.drop(())
 
 
 def step_within_a_step() -> ConfigError:

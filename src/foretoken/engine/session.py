@@ -102,6 +102,7 @@ class Stream(Iterator[Piece]):
         """A stream that nobody reads any more keeps no row."""
         if self.row.finish is None:
             self.close()
+        self.session.scheduler.watchers.pop(self.row.uid, None)
 
     @property
     def result(self) -> Result:

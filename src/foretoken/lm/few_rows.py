@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.fingerprints import Fingerprint
 from foretoken.lm.runtime.rounding import allowed
+from foretoken.lm.runtime.sharing import share
 
 LEAST = 32  # rows: a model is probed by the spread of its logits, which a few do not show
 
@@ -54,6 +55,7 @@ def with_few_rows(model: Any, rows: Int[Tensor, "n"]) -> tuple[Any, RowsOfOutput
     CapabilityError where its logits are more than that layer says, row by row.
     """
     copied = sharing_weights(model).eval()
+    share(copied, model)
     whole = copied.get_output_embeddings()
     if type(whole) is not nn.Linear:
         raise refusal(model, f"its output layer is a {type(whole).__name__}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 WORDS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 SECONDS = 5.0  # to find out that the hub cannot be reached
+_reading = threading.RLock()
 
 
 def load_model(
@@ -143,7 +145,9 @@ def tokenizer_of(model: PreTrainedModel, trust_remote_code: bool) -> Any:
 
 def same_model(model: PreTrainedModel, device: Any, dtype: Any) -> PreTrainedModel:
     """A loaded model belongs to the caller: it is neither moved nor converted."""
-    other_place = device is not None and torch.device(device).type != model.device.type
+    asked = model.device if device is None else torch.device(device)
+    numbers = {asked.index, model.device.index} - {None}  # of GPUs; none named: any
+    other_place = asked.type != model.device.type or len(numbers) > 1
     other_kind = dtype is not None and find_dtype(dtype, model.device) not in (model.dtype, "auto")
     if other_place or other_kind:
         raise ConfigError(
@@ -348,15 +352,20 @@ def check_reachable(name: str, options: dict[str, Any]) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars, log lines or warnings from loading; what matters becomes an error."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(50)  # nothing below critical
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+    """No progress bars, log lines or warnings from loading; what matters becomes an error.
+
+    One thread at a time: these, and the type that transformers makes modules in, are the process's,
+    and two that each restore what they found would leave it as the first one had set it.
+    """
+    with _reading:
+        level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity(50)  # nothing below critical
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            logging.set_verbosity(level)
+            if bars:
+                logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ from foretoken.lm.placing import check_placed, is_split
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.family import describe
 from foretoken.lm.runtime.probe import choose_plan, disagreement
+from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.token_map import TokenMap
 from foretoken.lm.views.few_rows import FewRows
 from foretoken.lm.views.mapped_tokens import MappedTokens
@@ -53,9 +54,12 @@ def open_lm(
     family = describe(model)
     if model.device.type == "cuda":
         leave_cudnn_out()
-    borrowing = Borrowing(model, name)  # in evaluation mode from here on
-    with ExitStack() as refused:
+    # Nobody else runs the model meanwhile: it is asked in other ways than its users ask it, and a
+    # trace puts symbols in the place of its weights.
+    with shared_by(model).lock, ExitStack() as refused:
+        borrowing = Borrowing(model, name)  # in evaluation mode from here on
         refused.callback(borrowing.close)
+        borrowing.follow()
         lm = CachedLM(model, family, borrowing, name)
         truth = choose_plan(lm)
         if exact_bits:

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -247,3 +248,11 @@ def test_a_path_that_nothing_may_follow_has_no_children(row, run, plain, dead_en
                 odd += 1
                 assert not children
     assert odd
+
+
+def test_what_ranks_a_row_follows_its_forks_and_the_row_again(row):
+    """Else a grammar's row would count its whole text anew at every node."""
+    one = row([1, 2, 3], 12, temperature=0.0)
+    fork = replace(one, tokens=[*one.tokens, 3])
+    assert ranking(fork)._source is fork.tokens
+    assert ranking(one)._source is one.tokens

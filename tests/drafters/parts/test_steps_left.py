@@ -31,12 +31,12 @@ def test_no_text_goes_on_beyond_what_it_may_have(row):
     assert left.of(row([1], VOCAB, max_new_tokens=1)) == 1.0
 
 
-@pytest.mark.parametrize("how", ["error", "running", "rehearsal"])
+@pytest.mark.parametrize("how", ["error", "running", "rehearsal", "cancelled"])
 def test_a_text_that_was_broken_off_says_nothing(row, how):
     left, one = StepsLeft(), row([1], VOCAB)
     one.extend([3])
     if how != "running":
-        one.finish = Finish("stop")
+        one.finish = Finish("cancelled" if how == "cancelled" else "stop")
     one.error = ValueError() if how == "error" else None
     one.rehearsal = how == "rehearsal"
     left.ended(one)

@@ -22,7 +22,10 @@ from foretoken.lm.views.view import innermost
 ENOUGH = 24  # places after which nobody looks again
 CREDIT = 2.0  # hits that are believed beside those seen, so that few places condemn nobody
 
-_evidence: WeakKeyDictionary[Any, dict[tuple[int, ...], ExitEvidence]] = WeakKeyDictionary()
+# by model: how often its weights had changed, and exits by their depths
+_evidence: WeakKeyDictionary[Any, tuple[int, dict[tuple[int, ...], ExitEvidence]]] = (
+    WeakKeyDictionary()
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +65,12 @@ def too_rare(right: int, asked: int, price: float, credit: float) -> bool:
 
 
 def evidence_of(target: LanguageModel, depths: Sequence[int]) -> ExitEvidence:
-    """What is known of these exits of the model below all views."""
+    """What is known of these exits of the model below all views, with the weights of now."""
     lm, exits = innermost(target), tuple(depths)
-    known = _evidence.setdefault(getattr(lm, "model", lm), {})
+    model, shared = getattr(lm, "model", lm), getattr(lm, "shared", None)
+    changes = 0 if shared is None else shared.changes
+    before, known = _evidence.get(model, (changes, {}))
+    if before != changes:
+        known = {}
+    _evidence[model] = changes, known
     return known.setdefault(exits, ExitEvidence(exits))

@@ -126,8 +126,10 @@ class SkipSearch:
         return cost.seconds + each <= self.config.search_share * cost.beside
 
     def wants(self, row: DecodeState) -> bool:
-        """Whether the row's text is long enough to be judged by."""
-        return row.finish is None and len(row.new_tokens) > self.config.window + 1
+        """Whether the row's text is long enough to be judged by, and memory for it is there."""
+        window = self.config.window
+        long = row.finish is None and len(row.new_tokens) > window + 1
+        return long and self.view.fits(row, window)
 
     def step(self, row: DecodeState) -> None:
         """Try one set on the first tokens of the row's text, and keep it if it is the best."""

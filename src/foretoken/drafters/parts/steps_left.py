@@ -22,8 +22,9 @@ class StepsLeft:
         self.per_step += STEP * (tokens - self.per_step)
 
     def ended(self, row: DecodeState) -> None:
-        """A text is over; one that was broken off says nothing."""
-        if row.error is None and row.finish is not None and not row.rehearsal:
+        """A text is over; one that was broken off, or that nobody waited for, says nothing."""
+        over = row.finish is not None and row.finish.reason != "cancelled"
+        if row.error is None and over and not row.rehearsal:
             self.tokens += LAST * (len(row.new_tokens) - self.tokens)
 
     def of(self, row: DecodeState) -> float:

@@ -31,7 +31,7 @@ from foretoken.lm.kernels.lean import LeanForward
 from foretoken.lm.kernels.linears import Product
 from foretoken.lm.kernels.merged import Site
 from foretoken.lm.kernels.seams import Seam, hooked, seams
-from foretoken.lm.runtime.fingerprints import WeightWatch
+from foretoken.lm.runtime.fingerprints import WeightWatch, states
 from foretoken.lm.runtime.finite import check_finite
 from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
 
@@ -215,6 +215,18 @@ class Borrowing:
             self.watch, self.seams = WeightWatch(self.model), seams(self.model)
             return shared.kernels.report
 
+    def follow(self) -> None:
+        """Have kernels that another borrower chose read the weights as they are now, before
+        anything is computed with them: nobody may have looked since these were written to."""
+        with _lock:
+            there = self.shared.kernels
+            if there is None:
+                return
+            for product in there.copies:
+                product.renew([states(module) for module in product.modules])
+            if there.lean is not None:
+                there.lean.settle()
+
     def chosen(self, mode: str, pad_lone: bool, lean: LeanForward | None, why: str) -> Kernels:
         """Kernels for a captured model, or for the modules."""
         sites = None if lean is None else lean.sites
@@ -222,7 +234,10 @@ class Borrowing:
         if lean is not None and mode in ("auto", "inplace"):
             lean.reach = reach_in_c(lean.sites)
         report = replace(report, captured=lean is not None, uncaptured=why)
-        return Kernels((mode, pad_lone), report, list(installed(self.model)), lean)
+        made = Kernels((mode, pad_lone), report, list(installed(self.model)), lean)
+        for product in made.copies:
+            product.read = [states(module) for module in product.modules]
+        return made
 
     def give_up_capture(self, why: str) -> KernelReport:
         """Run the modules after all, for everybody who holds the model."""
@@ -277,12 +292,14 @@ class Borrowing:
             self.patched |= moved or found.buffers
             if moved and not self.fits():
                 refuse_other_place(self.model, self.name)
+            if moved and self.kernels.lean is not None and self.kernels.lean.parted():
+                self.give_up_capture("weights that were one when it was captured are several now")
             if changed:
                 check_finite(self.model, self.name)
             for product in self.kernels.copies:
                 written = [module for module in product.modules if id(module) in changed]
                 if written:
-                    product.renew([self.watch.states(module) for module in product.modules])
+                    product.renew([states(module) for module in product.modules])
                 elif full and not product.follows():
                     product.renew()
                     weights += 1

@@ -233,7 +233,7 @@ class Outline:
         graph = fx.Graph()
         copied: dict[fx.Node, fx.Node] = {}
         graph.output(graph.graph_copy(self.graph, copied))
-        modules = dict(model.named_modules())
+        modules = dict(model.named_modules(remove_duplicate=False))  # one may be in two places
         weights: dict[fx.Node, Weight] = {}
         constants: dict[fx.Node, Tensor] = {}
         inputs = []

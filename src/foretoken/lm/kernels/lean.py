@@ -26,6 +26,7 @@ from foretoken.lm.kernels.straight_line import Program, attention_node
 from foretoken.lm.runtime.cache_attention import Attention
 from foretoken.lm.runtime.captured import WHOLE, Cut, Sublayer
 from foretoken.lm.runtime.family import Family, decoder_layers, decoder_of
+from foretoken.lm.runtime.fingerprints import tied
 from foretoken.lm.runtime.slot_attention import SlotAttention
 from foretoken.native import scratch
 from foretoken.types import Embedding, FinalNorm, Layer, Tap, Taps
@@ -84,6 +85,7 @@ class LeanForward:
         weight = next(captured.root.parameters())
         self.nothing = weight.new_zeros(1, 1, width, requires_grad=False)
         self.traced = seams(captured.root)
+        self.tied = tied(captured.root)
         self.settle()
 
     @classmethod
@@ -187,6 +189,10 @@ class LeanForward:
     def patched(self, now: list[Seam]) -> bool:
         """Whether modules were replaced, hooked into or given other code or values since."""
         return now != self.traced
+
+    def parted(self) -> bool:
+        """Whether a weight of several modules is no longer one: the graph reads it of one alone."""
+        return not self.tied <= tied(self.capture.root)
 
     def settle(self) -> None:
         """Take all weights as they are now."""

@@ -97,6 +97,7 @@ class CachedLM(BatchForward):
         """
         found = self.borrowing.refresh(full, self.structure.check)
         if full or found.weights or found.patched:
+            self.shared.changes += 1
             for memory in self._rows.values():
                 memory.stale = True
             if self.prefixes is not None:

@@ -90,12 +90,6 @@ class WeightWatch:
                     self.marks[key] = Fingerprint(weight)
         return Changes(changed, len(weights), moved or count != len(self.marks), buffers)
 
-    def states(self, module: nn.Module) -> tuple[Any, ...]:
-        """What the parameters of a module are now: equal between looks if nothing was changed."""
-        weights = [weight for weight in module._parameters.values() if weight is not None]
-        found = [Fingerprint(weight) for weight in weights]
-        return tuple((id(m.weight), m.place, m.version, m.seen) for m in found)
-
     def renew(self, model: nn.Module) -> None:
         """Take what is there now as seen."""
         kept = {}
@@ -104,6 +98,21 @@ class WeightWatch:
             same = mark is not None and not mark.moved(weight) and not mark.written()
             kept[key] = mark if same and mark is not None else Fingerprint(weight)
         self.marks = kept
+
+
+def states(module: nn.Module) -> tuple[Any, ...]:
+    """What the parameters of a module are now: equal between looks if nothing was changed."""
+    weights = [weight for weight in module._parameters.values() if weight is not None]
+    found = [Fingerprint(weight) for weight in weights]
+    return tuple((id(m.weight), m.place, m.version, m.seen) for m in found)
+
+
+def tied(model: nn.Module) -> set[frozenset[tuple[int, str]]]:
+    """The places of each parameter that is in several: of embeddings and the output layer, say."""
+    places: dict[int, set[tuple[int, str]]] = {}
+    for key, _, weight in owned(model):
+        places.setdefault(id(weight), set()).add(key)
+    return {frozenset(one) for one in places.values() if len(one) > 1}
 
 
 def owned(model: nn.Module) -> Iterator[tuple[tuple[int, str], nn.Module, Tensor]]:

@@ -23,6 +23,7 @@ class Shared:
     # of a whole step, whose calls may come from other threads: they take the lock above
     turn: threading.RLock = field(default_factory=threading.RLock)
     verified: int = 32  # tokens of the longest text whose cached logits were seen to be right
+    changes: int = 0  # of weights, that were seen: what was learned of the model before is past
 
 
 _modules: WeakKeyDictionary[Any, Shared] = WeakKeyDictionary()
@@ -33,6 +34,12 @@ def shared_by(model: Any) -> Shared:
     """What all users of a module, or of a table, share."""
     with _guard:
         return _modules.setdefault(model, Shared())
+
+
+def share(copied: Any, model: Any) -> None:
+    """Have a copy that holds the tables of a model's weights share its lock and its turns."""
+    with _guard:
+        _modules[copied] = _modules.setdefault(model, Shared())
 
 
 def exclusive(method: Callable[P, R]) -> Callable[P, R]:

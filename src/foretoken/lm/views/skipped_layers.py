@@ -113,6 +113,10 @@ class SkippedLayers(TargetView):
         chosen: list[int] = score.logits.argmax(-1).tolist()
         return chosen
 
+    def fits(self, row: DecodeState, count: int) -> bool:
+        """Whether `guesses` of so many tokens keep within the columns that a plan granted."""
+        return bool(self.base.cache.takes(self.base._memory(row).cached + count))
+
     def without(self, skipped: frozenset[int]) -> Skipping:
         """Whole layers are passed by; a lone sublayer adds zeros."""
         stack = self.base.stack

@@ -94,6 +94,10 @@ class TableSkippedLayers(TargetView):
             for row, new, above in zip(rows, tokens, parents, strict=True)
         ]
 
+    def fits(self, row: DecodeState, count: int) -> bool:
+        """A table has no cache."""
+        return True
+
     def guesses(self, row: DecodeState, count: int, skipped: frozenset[int]) -> list[int]:
         table = self.base
         table.layers_run += table.layers - len(skipped) / 2
