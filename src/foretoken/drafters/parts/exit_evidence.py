@@ -73,4 +73,5 @@ def evidence_of(target: LanguageModel, depths: Sequence[int]) -> ExitEvidence:
     if before != changes:
         known = {}
     _evidence[model] = changes, known
-    return known.setdefault(exits, ExitEvidence(exits))
+    found: ExitEvidence = known.setdefault(exits, ExitEvidence(exits))
+    return found
