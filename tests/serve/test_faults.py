@@ -87,7 +87,10 @@ def test_a_client_that_leaves_frees_its_row_within_a_step(slow, stream) -> None:
 
 def test_a_client_that_leaves_while_it_waits_takes_no_place(slow) -> None:
     engine = slow.session.engine
-    socks = [raw(slow, LONG) for _ in range(4)]
+    socks = []
+    for count in range(1, 5):  # one after the other: requests of one moment come in any order
+        socks.append(raw(slow, LONG))
+        wait_for(lambda count=count: len(engine.running) + len(engine.waiting) == count)
     wait_for(lambda: len(engine.running) == 2 and len(engine.waiting) == 2)
     read = sum(row.prompt_len for row in engine.running)
     for sock in socks[2:]:
