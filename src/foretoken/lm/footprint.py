@@ -80,6 +80,13 @@ class Footprint:
         """What one layer holds at once: gate, up, their product, the stream and what joins it."""
         return tokens * (self.widest + 3 * self.hidden) * self.element
 
+    def lent(self, tokens: int) -> int:
+        """What lies idle beside that where memory is lent (`native.scratch`): the block that
+        queries, keys and values had together, or as much as it is wider than the MLP's."""
+        asked = self.head * (self.heads + 2 * (self.heads // self.fold))
+        idle = asked if asked < self.inner else asked - self.inner
+        return tokens * idle * self.element
+
     def fresh(self, tokens: int) -> int:
         """Likewise of the modules themselves, whose stream is kept from one layer to the next."""
         return tokens * (self.widest + 5 * self.hidden) * self.element

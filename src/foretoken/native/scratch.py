@@ -88,6 +88,11 @@ def used_again() -> Iterator[Scratch]:
         HERE.scratch = before
 
 
+def lending() -> bool:
+    """Whether this thread is inside `used_again`."""
+    return HERE.scratch is not None
+
+
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A tensor on the CPU whose numbers may be anything."""
     scratch = HERE.scratch

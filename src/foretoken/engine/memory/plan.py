@@ -185,6 +185,7 @@ class Layout:
         of = f"of one layer, {tokens} tokens of prompts"
         return [
             Part(CHUNK, "activations", target.activations(tokens), of),
+            Part(CHUNK, "idle blocks", target.lent(tokens), "of what they lend each other"),
             Part(CHUNK, "mask", target.prompt_mask(rows, need.context, columns), "of a chunk"),
             Part(CHUNK, "attention", attention, "repeated keys and values of one layer"),
             Part(CHUNK, "scores", scores, "of one layer"),
@@ -215,6 +216,7 @@ class Layout:
             Part(STEP, "attention", target.attention(rows, nodes, columns), "of one layer"),
             Part(STEP, "scores", target.scores(rows, nodes, columns), "of one layer"),
             Part(STEP, "activations", target.activations(tokens), "of one layer"),
+            Part(STEP, "idle blocks", target.lent(tokens), "of what they lend each other"),
             Part(JUDGING, "target's logits", logits, of),
             Part(JUDGING, "draft's logits", beside, "of every guessed node"),
             *self.laws(need),

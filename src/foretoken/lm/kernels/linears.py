@@ -303,7 +303,9 @@ def in_blocks(site: Any, x: Tensor) -> list[Tensor]:
     """
     flat, at, made = x.reshape(-1, site.width), 0, list[Tensor]()
     rows, least = flat.shape[0], LISTED
-    most = LISTED if site.nbytes() > WIDE * site.width * x.element_size() else max(BLOCKS_OF)
+    wide = site.nbytes() > WIDE * site.width * x.element_size()
+    # What oneDNN makes of a block lies beside whatever else a forward has: nobody can lend for it.
+    most = LISTED if wide or scratch.lending() else max(BLOCKS_OF)
     while at < rows:
         left = rows - at
         count = next((size for size in BLOCKS_OF if least <= size <= min(left, most)), left)
