@@ -18,7 +18,7 @@ from foretoken.lm.runtime.cache import PARTS, rounded
 
 # of generation memory for the allocator, and pages of libraries that any forward touches: measured
 # once (benchmarks/memory_plan.py)
-SLACK, FLOOR = 0.02, 2 << 20
+SLACK, FLOOR = 0.02, 3 << 20
 WEIGHTS, CACHE = "weights", "cache"
 PHASES = CHUNK, GUESSING, STEP, JUDGING, GROWTH, CHECK = (
     "chunk", "guessing", "step", "judging", "growth", "check",
