@@ -68,8 +68,8 @@ def _record(line: str, path: Path, number: int) -> str:
     """The text of one JSON line; a prompt and its answer are one text."""
     try:
         record = json.loads(line)
-        parts = [record["text"]] if "text" in record else [record["prompt"]]
-        parts += [] if "text" in record else [record.get("answer", "")]
+        whole = "text" in record
+        parts = [record["text"]] if whole else [record["prompt"], record.get("answer", "")]
         if not all(isinstance(part, str) for part in parts):
             raise TypeError("a text is a string, no list of ids or messages")
         return "".join(parts)

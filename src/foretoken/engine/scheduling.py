@@ -30,19 +30,16 @@ def turns_of(*models: Any) -> list[threading.RLock]:
 
 
 class Inside(threading.local):
-    """What this thread is inside of: turns that it holds, and what waits until it gives them back.
-
-    The garbage collector drops streams at any place, in the middle of a forward too.
-    """
+    """The turns that this thread holds."""
 
     def __init__(self) -> None:
         self.turns: list[threading.RLock] = []
-        self.left: list[Scheduler] = []  # with dropped rows, whose memory is still held
 
 
 _inside = Inside()
-# Whose dropped rows wait for a turn that another thread has: it looks here when it gives one back.
-# A dictionary, whose single operations no other thread and no garbage collector interrupts.
+# With dropped rows, whose memory is held until some turn is given back: the garbage collector drops
+# streams at any place, in the middle of a forward too, and in threads that others wait for. A
+# dictionary, whose single operations no other thread and no garbage collector interrupts.
 _left: dict[int, Scheduler] = {}
 
 
@@ -51,40 +48,29 @@ def held(turns: Iterable[threading.RLock]) -> Iterator[None]:
     """Nobody else steps on the models of these turns inside."""
     try:
         with ExitStack() as stack:
-            for turn in turns:
-                stack.enter_context(turn)
-                _inside.turns.append(turn)
-                stack.callback(_inside.turns.pop)
+            taken(turns, stack)
             yield
     finally:
         sweep_what_was_left()
 
 
-@contextmanager
-def held_if_free(turns: Iterable[threading.RLock]) -> Iterator[bool]:
-    """As `held`, if nobody has one of these turns now; else no turn is taken."""
-    with ExitStack() as stack:
-        for turn in turns:
-            if not turn.acquire(blocking=False):
-                stack.close()
-                break
-            stack.callback(turn.release)
-            _inside.turns.append(turn)
-            stack.callback(_inside.turns.pop)
-        else:
-            yield True
-            return
-    yield False
+def taken(turns: Iterable[threading.RLock], stack: ExitStack, wait: bool = True) -> bool:
+    """Take these turns until the stack is left; False, and none, where one would be waited for."""
+    for turn in turns:
+        if not turn.acquire(blocking=wait):
+            stack.close()
+            return False
+        stack.callback(turn.release)
+        _inside.turns.append(turn)
+        stack.callback(_inside.turns.pop)
+    return True
 
 
 def sweep_what_was_left() -> None:
     """Give back the memory of rows that were dropped while some turn was taken."""
-    while _inside.left and not _inside.turns:
-        _inside.left.pop().drop(())
-    if not _inside.turns:
-        for key in list(_left):  # those still in vain come back: another has their turn
-            if (one := _left.pop(key, None)) is not None:
-                one.drop(())
+    for key in [] if _inside.turns else list(_left):
+        if (one := _left.pop(key, None)) is not None:
+            one.drop(())  # in vain where another has its turn: then it comes back here
 
 
 def owner_of(model: Any) -> Any:
@@ -220,15 +206,13 @@ class Scheduler:
                     self.engine.cancel(row)
                 if self.led:
                     return  # who leads gives their memory back
+                _left[id(self)] = self  # before the attempt: whoever has a turn looks behind it
                 if _inside.turns:
-                    _inside.left.append(self)
                     return
                 self.led = True
-            # The garbage collector drops streams in any thread, which may hold what the one whose
-            # turn it is waits for. Noted before the attempt: whoever has the turn looks behind it.
-            _left[id(self)] = self
             try:
-                with held_if_free(self.turns) as free:
+                with ExitStack() as stack:
+                    free = taken(self.turns, stack, wait=False)
                     if free:
                         _left.pop(id(self), None)
                         self.engine.sweep()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.lm.runtime.heap import give_back
+from foretoken.native.scratch import PRIVATE
 
 DROP = getattr(mmap, "MADV_DONTNEED", None)  # Linux: pages that are zero again when they are read
 SMALL = getattr(mmap, "MADV_NOHUGEPAGE", None)  # else one number takes 2 MiB where these are usual
 LARGE = getattr(mmap, "MADV_HUGEPAGE", None)
 LARGE_BYTES = 2 << 20
 ROW = 64  # bytes: weights begin where a line of the processor's cache does
-PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 
 
 class Pages:
