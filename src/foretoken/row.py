@@ -11,6 +11,10 @@ from foretoken.warp import Warp
 Ended = Callable[[DecodeState], Finish | None]
 
 
+class Turn(list[int]):
+    """Token ids of a chat, behind which an answer begins: its text goes on from no words."""
+
+
 def make_row(
     prompt: Sequence[int],
     params: SamplingParams,
@@ -24,7 +28,10 @@ def make_row(
 ) -> DecodeState:
     """A row ready to be decoded; an audit exchanges the classes to see whether a bug is found."""
     warp = warp_class(params, len(prompt), vocab_size)
-    return row_class(list(prompt), len(prompt), params, coins, warp, ended, longest=longest)
+    fresh = isinstance(prompt, Turn)
+    return row_class(
+        list(prompt), len(prompt), params, coins, warp, ended, longest=longest, fresh=fresh
+    )
 
 
 def rewind(rows: Rows, used: Sequence[int]) -> None:

@@ -50,7 +50,14 @@ def user_cache() -> Path:
     """Our folder among what this user's programs keep and could make again."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not caches.is_absolute():  # the XDG specification: a relative path is to be ignored
-        caches = Path.home() / ".cache"
+        try:
+            caches = Path.home() / ".cache"
+        except RuntimeError as error:
+            raise ConfigError(
+                asked="the cache of this user was looked for.",
+                possible="the system knows no home directory of this user.",
+                do="set XDG_CACHE_HOME to a folder that may be written to.",
+            ) from error
     return caches / "foretoken"
 
 

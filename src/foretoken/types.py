@@ -297,15 +297,15 @@ class DecodeState:
     finish: Finish | None = None
     error: BaseException | None = None  # what ended it, where that was an exception
     longest: int | None = None  # tokens, prompt included, that the model's positions allow
+    fresh: bool = False  # it begins an answer, and goes on from no words of its prompt
     prefill: float = 0.0  # seconds that its prompt took
     reused: dict[str, int] = field(default_factory=dict)  # tokens of earlier texts, by model
     aside: float = 0.0  # seconds of the rounds it sat out before its last one
     rehearsal: bool = False  # written to be timed: nothing is learned of it for other rows
     guesses: int | None = None  # most nodes drafted for it in a step; None: as many as may be
     priority: int = 0  # the lower, the sooner it gets a place in the batch
-    owner: str = (
-        ""  # whose texts it is one of: places are shared evenly among these, caches are not
-    )
+    # whose texts it is one of: places are shared evenly among these, caches are not
+    owner: str = ""
     requester: str = ""  # whom of the owner's it is for: its places are shared evenly among these
     prediction: Any = None  # what its caller expects (`drafters.parts.prediction.Prediction`)
     private: dict[Any, Any] = field(default_factory=dict)  # of every part, keyed by the part itself

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from foretoken.bench.tasks import from_examples, load_file, number_check, spread
+from foretoken.bench.prompts import encode
+from foretoken.bench.tasks import from_examples, load_file, number_check, single, spread
 from foretoken.errors import ConfigError
 
 
@@ -110,3 +111,12 @@ def test_examples_of_the_minis_become_tasks() -> None:
     (task,) = from_examples([example])
     assert (task.id, task.turns, task.chat) == ("dialogue/0", ("p",), False)
     assert task.check is not None and task.check("yes")
+
+
+def test_a_text_without_a_tokenizer_is_refused_with_ways_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="token ids only") as caught:
+        encode(single("hello", id="a", family="b"), 0, [], None)
+    assert "--tokenizer" not in caught.value.do, "which no command has"
+    assert "model's folder" in caught.value.do and "BenchConfig" in caught.value.do
+    assert "bench.tasks.single" in caught.value.do
+    assert encode(single([3, 1], id="a", family="b"), 0, [], None) == [3, 1]

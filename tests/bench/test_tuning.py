@@ -1,8 +1,11 @@
 """Settings of peers: the fastest that runs, tried with as many texts at once as will be written."""
 
+import copy
+
 import pytest
 
 from foretoken.bench.own import Outcome
+from foretoken.bench.peers import ASSISTED_SETTINGS, Assisted
 from foretoken.bench.rows import RowSpec
 from foretoken.bench.tuning import TunedRow
 from foretoken.errors import CapabilityError
@@ -48,3 +51,31 @@ def test_settings_are_tried_with_as_many_texts_as_will_be_written_at_once():
     peer = Peer()
     peer.tune([[[1, 2], [3]], [[4], [5]]], SamplingParams(max_new_tokens=6), failures=FAILURES)
     assert set(peer.wrote) == {2}
+
+
+def test_rows_over_one_draft_keep_a_setting_each(tiny_pair):
+    target, draft = (copy.deepcopy(model) for model in tiny_pair)
+    before = draft.generation_config.num_assistant_tokens
+    spec, rows, seen = RowSpec("hf:assisted", "hf:assisted"), [], []
+    for tokens in (3, 20):
+        rows.append(Assisted(spec, target, draft))
+        rows[-1].apply({**ASSISTED_SETTINGS[0], "num_assistant_tokens": tokens})
+    draft.register_forward_hook(
+        lambda *_: seen.append(draft.generation_config.num_assistant_tokens)
+    )
+    for row, tokens in zip(rows, (3, 20), strict=True):
+        seen.clear()
+        row.write([1, 2, 3], SamplingParams(max_new_tokens=8))
+        assert set(seen) == {tokens}
+    assert draft.generation_config.num_assistant_tokens == before, "it is nobody's in between"
+
+
+def test_what_a_schedule_made_of_a_setting_stays_with_its_row(tiny_pair):
+    target, draft = (copy.deepcopy(model) for model in tiny_pair)
+    spec = RowSpec("hf:assisted", "hf:assisted")
+    rows = [Assisted(spec, target, draft) for _ in range(2)]
+    for row in rows:
+        row.apply({**ASSISTED_SETTINGS[3], "num_assistant_tokens": 6})
+    rows[0].write([1, 2, 3], SamplingParams(max_new_tokens=2))
+    counts = [row.own.num_assistant_tokens for row in rows]
+    assert counts[0] != counts[1] == 6

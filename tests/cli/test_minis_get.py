@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -68,3 +69,14 @@ def test_what_is_here_is_told_without_loading_anything(models) -> None:
 def test_an_unknown_model_is_refused_with_the_known_ones(models) -> None:
     ran = runner.invoke(app, ["minis", "get", "smollm3"])
     assert ran.exit_code == 2 and f"did you mean {NAME}" in ran.stderr
+
+
+def test_an_unknown_home_directory_is_told_with_the_way_out(monkeypatch) -> None:
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("FORETOKEN_MODELS", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    ran = runner.invoke(app, ["minis", "list"])
+    assert ran.exit_code == 2 and "set XDG_CACHE_HOME" in " ".join(ran.stderr.split())

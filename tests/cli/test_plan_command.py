@@ -94,9 +94,18 @@ def test_speed_by_memory_is_printed_from_measured_costs(pair_folders):
         (("--kernels", "inplace", "--set", "kernels=dense"), "--set kernels=dense"),
         (("--set", "max_rows=4"), "pass --rows"),
         (("--acceptance", "0.5"), "--measure"),
+        (("--context", "513"), "positions for 512 tokens"),
     ],
 )
 def test_mistakes_are_told_in_three_parts(options, said, pair_folders):
     given = ["plan", "--target", str(pair_folders[0]), "--draft", str(pair_folders[1]), *options]
     done = runner.invoke(app, given)
     assert done.exit_code == 2 and said in done.output and "what to do" in done.output
+
+
+def test_a_context_beyond_the_targets_positions_is_not_planned():
+    given = ["--target", "text-target", "--budget", "8GiB", "--context"]
+    assert runner.invoke(app, ["plan", *given, "8192", "--json"]).exit_code == 0
+    done = runner.invoke(app, ["plan", *given, "100000"])
+    assert done.exit_code == 2
+    assert "--context 100000" in done.output and "8192" in done.output

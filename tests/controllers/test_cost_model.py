@@ -23,6 +23,7 @@ from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.engine import Engine, decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
+from foretoken.trees.build import chain
 from foretoken.trees.select import best_first_shape
 from foretoken.trees.worth import paying
 from foretoken.types import (
@@ -376,6 +377,34 @@ def ran(policy, row, tokens, spent, steps):
     for _ in range(steps):
         for pace in (policy.pricing.pace, policy.record(row).pace):
             pace.update(tokens, spent)
+
+
+def test_a_probe_that_falls_on_a_prediction_goes_to_somebody_else():
+    """A row whose request says what comes is not asked: its probe would never end."""
+    controller, rows, probed = Clocked(), [state(), state()], set()
+    controller.learn(PRICES)
+    policy, given = controller.shared, Draft(chain(0, [1] * 8), Draw.POINT, given=8)
+    for _ in range(400):
+        drafts, verdicts = [], []
+        for row, budget in zip(rows, controller.budgets(rows), strict=True):
+            if budget.depth and row.uid == policy.probes.row:
+                probed.add(row.uid)
+            guesses = Draft(chain(0, [1] * min(budget.depth, 2)), Draw.POINT)
+            drafts.append(given if row is rows[0] else guesses)
+            verdicts.append(Verdict(tuple(range(1, 9)) if row is rows[0] else (), 0))
+        controller.observe(step_of(rows, drafts, verdicts, StepTimes(2, 4, 1, 0.0, 1.0, 0.0)))
+    assert probed == {row.uid for row in rows}
+
+
+def test_a_batch_whose_questions_nobody_timed_takes_them_to_cost_what_they_cost_a_lone_row():
+    """As of drafts inside the target's own forward: rows that lose by them rest all the same."""
+    policy, rows = priced(asking=0.03), [state() for _ in range(4)]
+    policy.learn(CostTable({4: 1.0, 8: 1.1}, {}, 0.0, rows=4))
+    assert policy.asking[policy.size_of(4)] == 0.03
+    for row in rows:
+        ran(policy, row, 1.0, 1.1, 40)
+    policy.budgets(rows)
+    assert all(policy.record(row).resting > 0 for row in rows)
 
 
 def test_prices_are_those_of_the_speed_that_drafting_reaches():

@@ -213,11 +213,40 @@ def test_what_requests_give_is_nothing_that_was_found():
         controller.budgets(rows)
         drafts = controller.admit(rows, [given] * 8)
         controller.observe(step_of(rows, drafts, [whole] * 8, StepTimes(8, 72, 1, 0.0, 30.0, 0.0)))
-    assert controller.shared.finding < 0.5, "nothing was found"
+    assert controller.shared.finding == 1.0, "nobody was asked"
     for _ in range(60):
         controller.budgets(rows[:1])
         controller.admit(rows[:1], [proposed(8)])
     assert 0.9 < controller.shared.finding <= 1.0
+
+
+def test_a_prediction_that_comes_true_does_not_speak_against_look_ups():
+    """It was given in place of a look-up; the next request is looked up for as at first."""
+    controller, [row, later] = looking_up(0.3, 2)
+    given, whole = replace(proposed(8), given=8), Verdict(tuple(range(1, 9)), 0)
+    for _ in range(40):
+        controller.budgets([row])
+        drafts = controller.admit([row], [given])
+        assert drafts == [given]
+        controller.observe(step_of([row], drafts, [whole], StepTimes(1, 9, 1, 0.0, 1.0, 0.0)))
+    assert controller.shared.finding == 1.0
+    assert controller.budgets([later])[0].depth > 0
+
+
+def test_a_probe_that_falls_on_a_prediction_goes_to_somebody_else():
+    controller, rows = clocked(), [state(), state()]
+    policy, given = controller.shared, replace(proposed(8), given=8)
+    rejected, probed = Draft(chain(0, [1, 2]), Draw.POINT), []
+    for _ in range(400):
+        drafts, verdicts = [], []
+        for row, budget in zip(rows, controller.budgets(rows), strict=True):
+            first = row is rows[0]
+            probed += [row] if budget.depth and row.uid == policy.probes.row else []
+            draft = given if first else rejected if budget.depth else proposed(0)
+            drafts.append(draft)
+            verdicts.append(Verdict(tuple(range(1, 9)) if first else (), 0))
+        controller.observe(step_of(rows, drafts, verdicts, StepTimes(2, 4, 1, 0.0, 1.0, 0.0)))
+    assert rows[0] in probed and rows[1] in probed
 
 
 class Clocked(OwnClock, SmartSpec):

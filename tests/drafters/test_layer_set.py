@@ -9,6 +9,7 @@ from small_models import FAMILIES, small
 
 from foretoken.audit import law
 from foretoken.drafters.layer_set import LayerSet, width
+from foretoken.drafters.parts import skip_search
 from foretoken.drafters.parts.bayesian import Process
 from foretoken.drafters.parts.skip_search import SkipSearch, odd_layers
 from foretoken.engine.assemble import assemble
@@ -208,6 +209,20 @@ def test_tries_keep_to_their_share_of_the_time():
     own.cost.seconds = 1e9
     due = [own.due() for own.rounds in range(1, 97)]
     assert [i + 1 for i, one in enumerate(due) if one] == [32, 64, 96]
+
+
+def test_a_pause_during_a_try_does_not_end_the_search(row, run, monkeypatch):
+    """One try of ten seconds among some of 20 ms: the next one is due as if it had taken 40."""
+    view = TableSkippedLayers(TableLM.random(24, layers=6))
+    search = SkipSearch(view, LayerSet.Config(window=4, good_enough=2.0, most_tries=99))
+    times = iter([t for at in range(10) for t in (at, at + (10.0 if at == 9 else 0.02))])
+    monkeypatch.setattr(skip_search, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(search, "judge", lambda row, candidate: 0.5)
+    for _ in range(10):
+        search.step(None)
+    assert search.cost.seconds == pytest.approx(9 * 0.02 + 0.04)
+    search.rounds, search.cost.beside = search.config.search_interval, 20.0
+    assert search.due()
 
 
 def test_a_search_gives_up_where_no_set_can_pay(row, run):

@@ -1,7 +1,12 @@
 """Who gets the next place in the batch."""
 
+import random
+from collections import Counter
+
+import pytest
+
 from foretoken.coins import SeededCoins
-from foretoken.engine.admission import PATIENCE, Waiting
+from foretoken.engine.admission import LOOKED, PATIENCE, Waiting
 from foretoken.row import make_row
 from foretoken.types import SamplingParams
 
@@ -88,3 +93,64 @@ def test_an_owner_with_many_users_does_not_hold_up_another_owner():
     for row in [*many, single, second]:
         waiting.add(row)
     assert order(waiting)[:4] == [many[0], single, many[1], second]
+
+
+def test_an_owner_with_urgent_rows_does_not_hold_up_another_owner():
+    waiting, many = Waiting(), [a_row(owner="a", priority=-1) for _ in range(20)]
+    single = a_row(owner="b")
+    for row in [*many, single]:
+        waiting.add(row)
+    assert waiting.next([a_row(owner="a"), a_row(owner="a")]) is single
+
+
+def by_looking_at_all(waiting, inside, let_in):
+    """The rule of this module, row by row; `let_in`: how many had been when each row came."""
+    count, arrivals = let_in["now"], {row: i for i, row in enumerate(waiting)}
+    owners = Counter(row.owner for row in inside)
+    held = Counter((row.owner, row.requester) for row in inside)
+
+    def turn(row):
+        overdue = count - let_in[row] >= PATIENCE
+        urgent = min(one.priority for one in waiting if one.owner == row.owner)
+        priority = urgent if overdue else row.priority
+        return owners[row.owner], priority, held[row.owner, row.requester], arrivals[row]
+
+    return min(waiting, key=turn)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_turns_by_kind_are_those_of_all_rows(seed):
+    chance, waiting, inside, let_in = random.Random(seed), Waiting(), [], {"now": 0}
+    for _ in range(600):
+        if chance.random() < 0.55:
+            row = a_row(chance.choice("ab"), chance.randrange(3), chance.choice("xyz"))
+            let_in[row] = let_in["now"]
+            waiting.add(row)
+        elif len(waiting):
+            row = waiting.next(inside)
+            assert row is by_looking_at_all(list(waiting), inside, let_in)
+            if chance.random() < 0.1:
+                waiting.remove([row])
+            else:
+                waiting.take(row)
+                let_in["now"] += 1
+                inside = [*inside[-5:], row]
+
+
+def test_of_very_many_rows_each_is_looked_at_within_so_many_steps():
+    waiting, rows = Waiting(), [a_row() for _ in range(10 * LOOKED)]
+    for row in rows:
+        waiting.add(row)
+    rows[-1].fail(ValueError())
+    found = [waiting.ended() for _ in range(10)]
+    assert found == [[]] * 9 + [[rows[-1]]]
+
+
+def test_of_a_few_rows_all_are_looked_at_in_every_step():
+    waiting, rows = Waiting(), [a_row() for _ in range(LOOKED)]
+    for row in rows:
+        waiting.add(row)
+    for row in rows[:3]:
+        row.fail(ValueError())
+        assert waiting.ended() == [row]
+        waiting.remove([row])

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
+from foretoken.audit.fixtures import random_head
 from foretoken.engine.loading import load
 from foretoken.engine.memory.bounded import FEW, Bounded, Room, wanted
 from foretoken.engine.memory.keeping import LEAST
@@ -240,6 +241,31 @@ def test_what_is_kept_of_other_texts_yields_to_new_ones(pair_folders):
             assert told == wanted
             together = session.generate(PROMPTS, 20, ignore_eos=True)
             assert [one.tokens for one in together] == wanted
+
+
+def test_states_that_a_head_was_told_are_kept_within_the_budget(pair_folders, byte_tokenizer):
+    """Rows that write keep those of their prompts for texts that begin alike, if there is room."""
+    options = {"draft_head": str(random_head("eagle", len(byte_tokenizer), 64)), "depth": 2}
+    layout = layout_of(pair_folders[0], "eagle", kernels="inplace", config=options)
+    need = Need(2, 128, 4)
+    for spare in (0, 3 * layout.target.states(2 * 128, layout.taps)):
+        budget, held = layout.plan(need).total + spare, []
+        given = {**options, "memory_budget": budget, "method": "eagle"}
+        with loaded((pair_folders[0], None), **given) as session:
+            session.keep_prefixes(1 << 30)
+            lm, waiting = innermost(session.engine.target), session.engine.waiting
+
+            def look(step, lm=lm, waiting=waiting, held=held):
+                heard = sum(part.nbytes for one in lm._rows.values() for part in one.fed)
+                kept = sum(prefixes.held for prefixes in waiting.wishes)
+                taken = waiting.room.layout.plan(waiting.granted).generation
+                held.append(heard)
+                assert heard + kept <= max(waiting.room.left - taken, 0)
+
+            session.engine.listeners.append(look)
+            for _ in range(3):
+                session.generate(PROMPTS, 20, ignore_eos=True)
+        assert max(held) > 0 or not spare
 
 
 def test_more_is_kept_of_texts_where_memory_is_left(pair_folders):

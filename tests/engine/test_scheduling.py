@@ -2,9 +2,14 @@
 
 import threading
 
+import pytest
+
 from foretoken.coins import SeededCoins
+from foretoken.engine import engine as engines
 from foretoken.engine.assemble import assemble
+from foretoken.engine.engine import decode
 from foretoken.engine.scheduling import Scheduler
+from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
 from foretoken.row import make_row
 from foretoken.types import SamplingParams
@@ -36,7 +41,7 @@ def test_a_row_that_is_being_added_when_a_step_begins_is_written():
     engine = assemble("plain", TableLM.random(vocab=VOCAB))
     scheduler, row = Scheduler(engine), row_of(0)
     adding, stepped = threading.Event(), threading.Event()
-    submit, step = engine.submit, engine.step
+    submit, turn = engine.submit, engine.turn
 
     def slowly(row):
         adding.set()
@@ -44,11 +49,11 @@ def test_a_row_that_is_being_added_when_a_step_begins_is_written():
         submit(row)
 
     def noted():
-        found = step()
+        found = turn()
         stepped.set()
         return found
 
-    engine.submit, engine.step = slowly, noted
+    engine.submit, engine.turn = slowly, noted
     other = threading.Thread(target=scheduler.submit, args=([row], lambda step, at: None))
 
     def written():
@@ -60,6 +65,68 @@ def test_a_row_that_is_being_added_when_a_step_begins_is_written():
     scheduler.lead(written)
     other.join()
     assert len(row.new_tokens) == 4 and engine.idle
+
+
+class Boom(Exception):
+    """What a caller's processor raises."""
+
+
+def raising(seen):
+    def processor(ids, scores):
+        seen.append(len(ids))
+        raise Boom
+
+    return processor
+
+
+def test_an_error_is_heard_before_those_who_wait_are_fed():
+    """Every row fails in its first round: callers hear of the first ones before others begin."""
+    engine, seen = assemble("plain", TableLM.random(vocab=VOCAB), max_rows=4), []
+    rows = [
+        make_row([1, 2], SamplingParams(processors=raising(seen)), SeededCoins(seed), VOCAB)
+        for seed in range(64)
+    ]
+    with pytest.raises(Boom):
+        list(decode(rows, engine))
+    assert 0 < len(seen) <= 4 and engine.idle and not engine.waiting
+
+
+def test_many_rows_that_fail_one_by_one_end_with_their_own_error():
+    engine = assemble("plain", TableLM.random(vocab=VOCAB), max_rows=1)
+    params = SamplingParams(processors=raising([]))
+    rows = [make_row([1, 2], params, SeededCoins(seed), VOCAB) for seed in range(1200)]
+    for row in rows:
+        engine.submit(row)
+    assert engine.step() is None, "and no recursion that is too deep"
+    assert all(isinstance(row.error, Boom) for row in rows) and engine.idle
+
+
+def test_what_is_closed_lets_everybody_go():
+    engine = assemble("plain", TableLM.random(vocab=VOCAB))
+    for seed in range(600):
+        engine.submit(row_of(seed))
+    engine.close()
+    assert engine.idle and len(engine.waiting) == 0
+
+
+def test_who_writes_goes_on_between_the_chunks_of_another_sessions_prompt(make_llama, monkeypatch):
+    """Two schedulers over one model take turns; a prompt is not one turn, however long."""
+    monkeypatch.setattr(engines, "CHUNK", 4)
+    monkeypatch.setattr(engines, "ALONE", 4)
+    lm = open_lm(make_llama(vocab=VOCAB), kernels="dense")
+    reading, writing = (Scheduler(assemble("plain", lm)) for _ in range(2))
+    long, told = [i % VOCAB for i in range(40)], []
+    one = make_row(long, SamplingParams(max_new_tokens=2), SeededCoins(0), VOCAB)
+    other = make_row([1], SamplingParams(max_new_tokens=30), SeededCoins(1), VOCAB)
+    reading.submit([one], lambda step, at: told.append("read"))
+    writing.submit([other], lambda step, at: told.append("wrote"))
+    for _ in range(5):
+        reading.step()
+        writing.step()
+    assert told == ["wrote"] * 5 and 0 < lm.missing(one) < 39
+    reading.wait(lambda: one.finish is not None)
+    writing.wait(lambda: other.finish is not None)
+    assert len(one.new_tokens) == 2 and len(other.new_tokens) == 30
 
 
 def test_a_stream_dropped_by_a_thread_that_others_wait_for_blocks_nobody():

@@ -5,7 +5,10 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from foretoken.engine.text import RowText, text_of
+from foretoken.coins import SeededCoins
+from foretoken.engine.text import RowText, text_of, words_before
+from foretoken.row import Turn, make_row
+from foretoken.types import SamplingParams
 
 BYTES = [f"<0x{value:02X}>" for value in range(256)]
 
@@ -73,6 +76,36 @@ def test_leading_spaces_survive_decoders_that_strip_the_first():
     tokens = [index[w] for w in ("▁the", "▁cat", "s", "▁sat", "<0xE2>", "<0x82>", "<0xAC>", "▁the")]
     pieces = told(RowText(decode), tokens)
     assert "".join(pieces) == "the cats sat€ the" == text_of(tokens, decode)
+
+
+def test_a_text_that_goes_on_from_words_keeps_the_space_of_its_first_one():
+    decode, index = sentencepiece_decoder()
+    before, tokens = [index["▁the"]], [index[w] for w in ("▁cat", "s", "</s>", "▁sat")]
+    for stops, kept in (((), " cats sat"), ((" cat",), ""), ((" sat",), " cats")):
+        assert "".join(told(RowText(decode, stops, before=before), tokens)) == kept
+    assert text_of(tokens, decode, before) == " cats sat"
+    broken = [*tokens, index["<0xE2>"]]
+    assert "".join(told(RowText(decode, before=before), broken)) == " cats sat\ufffd"
+    assert text_of(broken, decode, before) == " cats sat\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["▁the"], "the"),
+        (["▁the", *["▁cat"] * 20], "cat cat cat cat cat cat cat cat"),
+        (["▁the", *["</s>"] * 20], "the"),  # what says nothing is looked past
+        (["▁the", *(f"<0x{byte:02X}>" for byte in "日本語".encode())], "日本語"),
+        (["▁the", "<0xE2>"], ""),  # the next token may be of this character
+        (["</s>"] * 20, ""),
+    ],
+)
+def test_the_words_before_a_text_are_the_last_of_its_prompt(words, shown):
+    decode, index = sentencepiece_decoder()
+    for kind, wanted in ((list, shown), (Turn, "")):
+        prompt = kind(index[word] for word in words)
+        row = make_row(prompt, SamplingParams(), SeededCoins(0), len(index))
+        assert decode(words_before(row, decode)) == wanted
 
 
 @pytest.mark.parametrize(

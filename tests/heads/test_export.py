@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from test_public import PROMPT, VOCAB, WIDTH, eagle, eagle_states, medusa, write
 from test_public_eagle3 import LLAMA3, native, speculators
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import foretoken
@@ -17,6 +18,7 @@ from foretoken.heads import store
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.export import Base, export
 from foretoken.heads.medusa import Medusa
+from tests.lm.families import tiny
 
 
 def exported(folder):
@@ -56,6 +58,9 @@ def test_what_was_published_comes_out_as_it_was(layout, made, tmp_path):
                  "medusa_num_heads", "medusa_num_layers", "norm_before_residual"):  # fmt: skip
         if name in wanted:
             assert flat[name] == wanted[name], name
+    if layout == "eagle":  # EAGLE's own name for biases that its output map has not
+        assert again["qkv_bias"] == any("q_proj.bias" in name for name in tensors)
+        assert again["attention_bias"] is False and "embedding_scale" not in again
     assert store.card_of(to).options == store.card_of(tmp_path / "published").options
 
 
@@ -130,6 +135,32 @@ def test_a_head_of_ours_computes_the_published_equations(named, target, tmp_path
     before = torch.cat([torch.zeros(1, WIDTH), states])
     found = head(torch.tensor([PROMPT]), before[None], lambda ids: embedding[ids])[0, 1:]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_rows_that_the_target_enlarges_are_left_to_fc(tmp_path):
+    """Gemma's enter its first layer sqrt(H) times as large, and others read them as they are."""
+    gemma = tiny("gemma2", vocab_size=VOCAB)
+    torch.manual_seed(5)
+    head = Eagle(Eagle.Config(hidden_size=WIDTH, vocab_size=VOCAB, heads=4, begins=1))
+    first = store.save(tmp_path / "head", "eagle", head, {})
+    second = export(first, tmp_path / "second", "eagle", Base.of(gemma, "some/gemma"))
+    third = export(second, tmp_path / "third", "eagle")  # the target is not named again
+    ids, states = torch.tensor(PROMPT), torch.randn(len(PROMPT), WIDTH)
+    wanted = head.entering(ids, states, gemma.get_input_embeddings())
+    rows = exported(second)[1]["embed_tokens.weight"][ids]
+    for folder in (second, third):
+        config, tensors = exported(folder)
+        assert config["embedding_scale"] == WIDTH**0.5
+        joined = torch.cat([rows, states], -1)
+        found = F.linear(joined, tensors["fc.weight"], tensors["fc.bias"])
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        again, _ = store.load(folder, "eagle")
+        torch.testing.assert_close(dict(again.state_dict()), dict(head.state_dict()))
+    config["embedding_scale"] = "large"
+    (third / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="embedding_scale"):
+        store.load(third, "eagle")
 
 
 def test_an_exported_head_drafts_as_the_one_it_was(target, tmp_path):

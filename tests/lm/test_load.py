@@ -72,6 +72,7 @@ def test_missing_directories_name_their_neighbours(good):
     refused("./nowhere/at/all", CheckpointError, "there is no directory")
     refused(good / "config.json", CheckpointError, "is a file", str(good))
     refused(7, ConfigError, "int was passed as model")
+    refused("~nobody-here/x", CheckpointError, "~nobody-here/x", "no home directory")
 
 
 def test_directories_without_a_model(tmp_path, copied):
@@ -219,6 +220,8 @@ def test_a_model_without_room_on_its_device_says_so(good, monkeypatch):
 
     monkeypatch.setattr(LlamaForCausalLM, "to", full)
     refused(good, CapabilityError, "does not fit", "14 GiB", "smaller dtype")
+    ways = "memory_budget='2GiB' in Python", "--set memory_budget=2GiB", "--memory-budget for"
+    refused(good, CapabilityError, *ways)
 
 
 def test_two_threads_that_read_models_leave_the_process_as_it_was():

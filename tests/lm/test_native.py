@@ -250,6 +250,16 @@ def test_a_cache_that_cannot_be_written_costs_no_more_than_compiling_again(tmp_p
     assert fresh(ASK, tmp_path) == "Library"
 
 
+def test_without_a_home_directory_files_are_kept_for_this_process(monkeypatch):
+    def unknown():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    folder = native.writable()
+    assert folder.is_dir() and folder.name.startswith("foretoken-")
+
+
 def test_a_model_may_keep_one_copy_and_still_multiply_few_rows_fast(monkeypatch):
     model = nn.Sequential(nn.Linear(64, 64, bias=False))
     [product] = [Product(m) for m in model]

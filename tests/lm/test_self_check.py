@@ -15,6 +15,7 @@ from foretoken.engine.lengths import check_ahead
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.probe import late_lengths
+from foretoken.lm.views.realigned import realigned
 from foretoken.row import make_row
 from foretoken.types import SamplingParams
 
@@ -142,17 +143,25 @@ def test_a_check_for_which_there_is_no_memory_ends_no_text_and_is_not_tried_at_e
     assert all(later > 2 * sooner for sooner, later in pairwise(tried)), tried
 
 
-def test_a_text_whose_weights_changed_under_way_is_not_checked_and_not_kept():
+@pytest.mark.parametrize("who", ["the owner", "another session", "nobody"])
+@pytest.mark.parametrize("view", [lambda lm: lm, realigned])
+def test_a_text_whose_weights_changed_under_way_is_not_checked_and_not_kept(view, who):
+    """Whoever looked since: the check looks itself."""
     model = tiny("llama")
     lm = open_lm(model, kernels="dense")
+    target = view(lm)
     row = make_row([3, 4, 5], SamplingParams(max_new_tokens=150), SeededCoins(0), lm.vocab_size)
-    for at, _ in enumerate(decode([row], assemble("plain", lm))):
+    for at, _ in enumerate(decode([row], assemble("plain", target))):
         if at == 20:
             with torch.no_grad():
                 for weight in model.parameters():
                     weight.mul_(1.5)
-            lm.refresh()
+            if who == "the owner":
+                lm.refresh()
+            elif who == "another session":
+                open_lm(model, kernels="dense").refresh()
             lm.keep_prefixes(1 << 20)
-    assert row.finish.reason == "length" and len(lm.prefixes) == 0
+    assert row.finish.reason == "length" and row.error is None
+    assert len(lm.prefixes) == 0
     write(lm, 150)  # others are, with the weights of now
     assert lm.verified > 32

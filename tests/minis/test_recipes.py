@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
 from foretoken import minis
+from foretoken.cli import app
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.minis import card, evaluate, recipes
 
@@ -64,6 +66,34 @@ def test_bad_requests_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be made"):
         recipes.train("tiny", tmp_path / "file" / "x")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def trained(*arguments) -> str:
+    """What `foretoken minis train` says on its way out by status 2."""
+    ran = CliRunner().invoke(app, ["minis", "train", *map(str, arguments)])
+    assert ran.exit_code == 2, ran.output
+    return " ".join(ran.stderr.split())
+
+
+def test_another_model_is_not_written_over(tiny, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("of somebody else")
+    for out, more in ((tmp_path, ("tiny",)), (tiny, ("tiny-draft", "--teacher", tiny))):
+        before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+        assert "holds another model" in trained(*more, "--out", out)
+        assert {f: f.read_bytes() for f in out.rglob("*") if f.is_file()} == before
+
+
+def test_a_teacher_is_refused_where_nobody_is_taught(tiny, tmp_path):
+    assert "leave the teacher out" in trained("tiny", "--teacher", tiny, "--out", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_draft_with_other_ids_is_not_compared(tiny, byte_tokenizer, make_llama, tmp_path):
+    make_llama(len(byte_tokenizer)).save_pretrained(tmp_path)
+    byte_tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="tokenizer of its own"):
+        evaluate.report(tiny, tmp_path, count=1, families=["translation"])
 
 
 @pytest.mark.parametrize(

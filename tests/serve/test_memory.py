@@ -66,12 +66,50 @@ def test_the_most_that_a_refusal_names_is_taken(tight) -> None:
     assert over.status_code == 400
 
 
-def test_a_chat_that_names_no_length_has_what_memory_holds(tight) -> None:
-    asked = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "temperature": 0}
-    told = tight.post("/v1/chat/completions", json=asked)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_chat_that_names_no_length_has_what_memory_holds(tight, temperature) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+    told = tight.post("/v1/chat/completions", json={**asked, "temperature": temperature})
     assert told.status_code == 200, told.text
     assert told.json()["choices"][0]["finish_reason"] == "length"
     assert told.json()["usage"]["total_tokens"] <= tight.session.engine.waiting.room.longest()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_chats_that_name_no_length_are_written_together_with_guesses(
+    make_session, running, tiny_pair, rows
+) -> None:
+    """Of all that memory holds each would be alone with it, and without any guess."""
+    layout = layout_of(
+        tiny_pair[0], "chain", tiny_pair[1], kernels="dense", dtype=tiny_pair[0].dtype
+    )
+    budget = layout.plan(Need(rows, 400, 4, sampled=True)).total
+    fields = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+    steps = []
+    with (
+        make_session(
+            "chain", controller="fixed", depth=4, memory_budget=budget, max_rows=rows
+        ) as session,
+        running(session) as server,
+    ):
+        session.engine.listeners.append(steps.append)
+        told, asked = [], threading.Barrier(4)
+
+        def ask():
+            asked.wait()
+            told.append(server.post("/v1/chat/completions", json=fields).json())
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        usual = session.engine.waiting.usual
+        assert 256 < usual < session.engine.waiting.longest
+        assert [one["usage"]["total_tokens"] for one in told] == [usual] * 4
+        assert usual >= 400
+    assert max(len(step.rows) for step in steps) == rows
+    assert max(len(draft.tree) - 1 for step in steps for draft in step.drafts) == 4
 
 
 def test_who_waits_for_memory_can_leave_and_nobody_waits_for_ever(tight) -> None:

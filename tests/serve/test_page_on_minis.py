@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 
 
 @contextmanager
-def running(session):
+def running(session, **settings):
     """A server around a session on a port that is free: it, and its address."""
-    server = serving.Server(app(session, Settings(model_name="minis")))
+    server = serving.Server(app(session, Settings(model_name="minis", **settings)))
     with serving.listen("127.0.0.1", 0) as socket:
         thread = threading.Thread(target=server.run, args=([socket],), daemon=True)
         thread.start()
@@ -83,3 +83,21 @@ def test_a_stopped_answer_gives_its_place_back(visitor, served):
     while service.places and time.monotonic() < ends:
         time.sleep(0.01)
     assert service.places == 0
+
+
+def test_a_server_that_writes_little_answers_the_first_message():
+    with (
+        foretoken.load("text-target", "plain", kernels="dense", compile="off") as session,
+        running(session, max_tokens_limit=32) as (_, url),
+        headless() as browser,
+    ):
+        guest = Visitor(browser, url)
+        for chats in (True, False):  # the second message is continued, as of a model without chats
+            guest.js("chat.template = arguments[0]", chats)
+            guest.ask("Good morning, I am Carl.")
+            assert guest.texts(".notice.wrong") == []
+            assert 0 < guest.js("return chat.turns.at(-1).counted") <= 32
+        assert guest.js("return chat.turns.length") == 2
+        guest.js("document.getElementById('cap').value = 3")
+        guest.ask("And who are you?")
+        assert 0 < guest.js("return chat.turns.at(-1).counted") <= 3

@@ -46,6 +46,7 @@ WRONG = [
     ({**GOOD, "logit_bias": [1]}, "logit_bias"),
     ({**GOOD, "logprobs": 99}, "logprobs"),
     ({**GOOD, "echo": True, "logprobs": 1}, "echo"),
+    ({**GOOD, "top_logprobs": 2}, "top_logprobs"),
     ({**GOOD, "suffix": "b"}, "suffix"),
     ({**GOOD, "best_of": 4}, "best_of"),
     ({**GOOD, "temprature": 1}, "temprature"),
@@ -75,6 +76,7 @@ WRONG_CHATS = [
     ({**CHAT, "audio": {"voice": "x"}}, "audio"),
     ({**CHAT, "modalities": ["text", "audio"]}, "modalities"),
     ({**CHAT, "top_logprobs": 3}, "top_logprobs"),
+    ({**CHAT, "echo": True}, "echo"),
     ({**CHAT, "response_format": {"type": "json_schema"}}, "response_format"),
     ({**CHAT, "chat_template": "{{ messages }}"}, "chat_template"),
     ({**CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
@@ -85,13 +87,13 @@ WRONG_CHATS = [
 OWN_TURN = {**CHAT, "messages": [*CHAT["messages"], {"role": "assistant", "content": "ho"}]}
 NEUTRAL = [  # what is done anyway
     ("/v1/completions", {**GOOD, "add_special_tokens": True, "truncate_prompt_tokens": 999,
-                         "skip_special_tokens": True}),
+                         "skip_special_tokens": True, "top_logprobs": 0}),
     ("/v1/completions", {**GOOD, "prompt": [5, 6], "add_special_tokens": False}),
     ("/v1/completions", {**GOOD, "allowed_token_ids": None, "bad_words": [],
                          "include_stop_str_in_output": True, "chat_template": "x"}),
     ("/v1/chat/completions", {**CHAT, "chat_template": None, "chat_template_kwargs": {"no_such": 1},
                               "add_special_tokens": False, "add_generation_prompt": True,
-                              "continue_final_message": False}),
+                              "continue_final_message": False, "echo": False}),
     ("/v1/chat/completions", {**OWN_TURN, "add_generation_prompt": False,
                               "continue_final_message": True}),
 ]  # fmt: skip
@@ -161,6 +163,15 @@ def test_as_many_unknown_names_are_compared_as_anybody_means() -> None:
     with pytest.raises(Refusal, match="temperature"):
         check_fields(asked(LOOKED_AT - 1))
     check_fields(asked(LOOKED_AT))
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url"}, {"type": "x" * 100_000}, {"type": "text"}])
+def test_a_part_that_is_no_text_is_refused_by_its_place(served, part) -> None:
+    """And is not repeated in full, however long its type is."""
+    fields = {"messages": [{"role": "user", "content": [part]}]}
+    error = checked(served.post("/v1/chat/completions", json=fields))
+    assert error["param"] == "messages.0.content" and len(error["message"]) < 300
+    assert ("has no text" if part["type"] == "text" else part["type"][:40]) in error["message"]
 
 
 def test_fields_that_mean_nothing_here_are_left_aside(served) -> None:
@@ -249,6 +260,8 @@ def test_tokens_and_texts_are_limited(make_session, running) -> None:
         assert "at most 5" in checked(told)["message"]
         usage = server.post("/v1/chat/completions", json={**CHAT, "max_tokens": None})
         assert usage.json()["usage"]["completion_tokens"] == 5
+        [model] = server.get("/v1/models").json()["data"]
+        assert model["foretoken"]["max_tokens"] == 5
         told = server.post("/v1/completions", json={**GOOD, "n": 6})
         assert checked(told)["code"] == "too_many_texts"
         assert server.post("/v1/completions", json={**GOOD, "n": 5}).status_code == 200

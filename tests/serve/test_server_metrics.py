@@ -1,5 +1,6 @@
 """What Prometheus reads is what happened."""
 
+import json
 from collections import Counter
 
 from live_server import wait_for
@@ -66,6 +67,29 @@ def test_a_text_is_counted_while_its_prompt_is_read(make_session, running, monke
         asked = {"prompt": "the cat", "max_tokens": 3}
         assert server.post("/v1/completions", json=asked).status_code == 200
     assert seen and set(seen) == {1}
+
+
+def test_requests_that_are_not_even_read_are_counted_and_told(
+    make_session, running, tmp_path
+) -> None:
+    log, path = tmp_path / "log", "/v1/completions"
+    limits = {"api_keys": ("one",), "max_body": 5000, "log_file": log}
+    with make_session("plain") as session, running(session, **limits) as server:
+
+        def counted(where: str, code: str) -> None:
+            wait_for(lambda: server.metric("request_errors_total", path=where, code=code) == 1)
+
+        server.post(path, json={"prompt": "a"}, headers={"authorization": "Bearer two"})
+        counted(path, "invalid_api_key")
+        large, key = {"prompt": "a" * 6000}, {"authorization": "Bearer one"}
+        server.post(path, json=large, headers=key)
+        counted(path, "body_too_large")
+        server.get("/v2")
+        counted("other", "invalid_request_error")
+        server.get(path, headers=key)
+        counted(path, "invalid_request_error")
+    told = [json.loads(line)["error"] for line in log.read_text().splitlines()]
+    assert told == ["invalid_api_key", "body_too_large", "invalid_request_error"]
 
 
 def test_metrics_can_be_left_out(make_session, running) -> None:

@@ -5,7 +5,11 @@ import threading
 
 import pytest
 import torch
+from live_server import DENSE
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+import foretoken
 from foretoken.serve import answering
 from foretoken.serve.logprobs import Chosen, Names
 from foretoken.serve.wire.words import Words
@@ -122,11 +126,52 @@ def test_echo_begins_with_the_prompt(served) -> None:
     assert "".join(one.choices[0].text for one in stream) == PROMPT + plain
 
 
+def words_tokenizer():
+    """Marked spaces, of which the decoder takes the first of all, as that of Llama-2 does."""
+    words = ["<unk>", "</s>", "▁The", "▁capital", "▁is", "▁Paris"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
+    made.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return made
+
+
+def test_a_continuation_keeps_the_space_of_its_first_word(make_llama, running) -> None:
+    tokenizer, prompt, text = words_tokenizer(), "The capital is", " Paris Paris"
+    ids, paris = tokenizer(prompt)["input_ids"], tokenizer.convert_tokens_to_ids("▁Paris")
+    assert tokenizer.decode([*ids, paris, paris], skip_special_tokens=True) == prompt + text
+    options = {"max_tokens": 2, "temperature": 0, "logit_bias": {str(paris): 100}}
+    asked = {"model": "tiny", "prompt": prompt, **options}
+    user, own = {"role": "user", "content": prompt}, {"role": "assistant", "content": " capital is"}
+    with (
+        foretoken.load(make_llama(6), "plain", tokenizer=tokenizer, **DENSE) as session,
+        running(session) as server,
+    ):
+        assert session.generate(prompt, 2, logit_bias={paris: 100.0}).text == text
+        ask = server.client().completions.create
+        for fields in ({}, {"prompt": ids}, {"echo": True}, {"logprobs": 0}):
+            whole = ask(**{**asked, **fields}).choices[0]
+            pieces = [one.choices[0].text for one in ask(**{**asked, **fields}, stream=True)]
+            assert whole.text == "".join(pieces) == (prompt if "echo" in fields else "") + text
+        assert "".join(whole.logprobs.tokens) == text and whole.logprobs.text_offset == [0, 6]
+        assert ask(**asked, stop=" Paris").choices[0].text == ""
+        for messages, told in (([user], text[1:]), ([{**user, "content": "The"}, own], text)):
+            chat = server.client().chat.completions.create(
+                model="tiny", messages=messages, **options
+            )
+            assert chat.choices[0].message.content == told
+
+
 def test_a_completion_has_sixteen_tokens_and_a_chat_what_the_context_holds(served) -> None:
     client = served.client()
     bias = {"logit_bias": {"262": -100}, "temperature": 0}
     short = client.completions.create(model="tiny", prompt=PROMPT, **bias)
     assert short.usage.completion_tokens == 16 and short.choices[0].finish_reason == "length"
+    newer = {"prompt": PROMPT, "max_completion_tokens": 24, "ignore_eos": True}
+    usage = served.post("/v1/completions", json=newer).json()["usage"]
+    assert usage["completion_tokens"] == 24
     longest = served.session.target.max_length
     long = [{"role": "user", "content": "z" * (longest - 40)}]
     whole = client.chat.completions.create(model="tiny", messages=long, **bias)

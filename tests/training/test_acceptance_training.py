@@ -12,12 +12,16 @@ import torch
 from killed_acceptance import VOCAB, session, settings, some, train
 from safetensors.torch import save_file
 
+from foretoken.engine.assemble import assemble
+from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.heads import store
 from foretoken.heads.acceptance import AcceptanceHead
+from foretoken.lm.opening import open_lm
 from foretoken.training.calibrate import Cape, cape, scaled, targets
-from foretoken.training.capture import collect
+from foretoken.training.capture import collect, shard
 from foretoken.training.captures.guesses import Guesses
+from foretoken.training.dataset.records import Chat
 from foretoken.training.features import Features
 from foretoken.training.heads import run_training
 from foretoken.training.objectives.acceptance import (
@@ -26,6 +30,7 @@ from foretoken.training.objectives.acceptance import (
     quality,
     weighted_loss,
 )
+from tests.lm.families import short
 
 
 def captured(prompts, folder, **changes):
@@ -60,6 +65,19 @@ def test_features_are_those_of_the_text_that_was_read(tmp_path):
     text = [2, *found["input_ids"].tolist()]
     for i, hidden in enumerate(found["hidden"]):
         assert torch.allclose(hidden.double(), pair.draft.after(text[i : i + 2]), atol=1e-5)
+
+
+def test_a_text_may_fill_the_models_positions():
+    """A guess at its last place, the one that is never fed, would be read without a position."""
+    texts = [Chat("open", 1.0, list(range(n)), list(range(12, 74 - n))) for n in (6, 61)]
+    with (
+        open_lm(short("gpt2", 61), kernels="dense") as target,
+        open_lm(short("gpt2", 61), name="draft", kernels="dense") as draft,
+    ):
+        pair = Session(assemble("chain", target, draft, depth=3), method="chain", draft=draft)
+        found = shard(pair, texts, Guesses(new_tokens=56, temperature=1.0, seed=0), 0)
+    assert len(found["accept"]) == 55 and found["hidden"].shape == (55, 64)
+    assert found["input_ids"].dtype == torch.long
 
 
 def test_mixing_leaves_out_what_the_target_wrote(tmp_path):

@@ -59,11 +59,12 @@ def test_what_is_asked_is_what_is_kept(family, capture, window):
         assert not asked["weights"][i, length:].any(), "nothing is learnt of padding"
 
 
-def test_a_text_may_fill_the_models_positions():
+@pytest.mark.parametrize("length", [61, 62])  # the last token that an engine writes is not fed
+def test_a_text_may_fill_the_models_positions(length):
     """Padding behind it, for which there are none, is read as well."""
     capture = replace(CAPTURES[0], window=80)
     with foretoken.load(short("gpt2", 61), "plain", kernels="dense") as session:
-        full = [Chat("open", 1.0, list(range(6)), list(range(12, 67)))]
+        full = [Chat("open", 1.0, list(range(6)), list(range(12, length + 6)))]
         found = AskedTexts(session, full, capture, "some").take(torch.arange(1))
         kept = shard(session, full, capture, 0)
     assert found["hidden"].shape[1] == 64

@@ -245,8 +245,9 @@ def test_a_recipe_without_texts_says_how_to_make_them(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"cost": 0.0}, {"shape": (100, 1)}, {"shape": (64, 0)}, {"precision": "fp8"},
-     {"minutes": -1.0}, {"hard": 2.0}, {"vocabulary": 0}],
+    [{"cost": 0.0}, {"shape": (100, 1)}, {"shape": (64, 0)}, {"shape": (192,)},
+     {"shape": (192, 4, 2)}, {"precision": "fp8"}, {"minutes": -1.0}, {"hard": 2.0},
+     {"vocabulary": 0}],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError):

@@ -1,6 +1,7 @@
 """Ordinary text as training data: read from files and data sets, scored by the target, resumed."""
 
 import copy
+import itertools
 import json
 import resource
 import signal
@@ -16,7 +17,7 @@ from foretoken.training.dataset import sources
 from foretoken.training.dataset.card import check_vocabulary
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.records import every_chat, read_told, shards
-from foretoken.training.dataset.windows import cut
+from foretoken.training.dataset.windows import Read, cut, digest
 
 CONFIG = DataConfig(
     chats=0, shard=8, new_tokens=8, held_out=0.2, laws=5, repeated=1.0, rows=16, text_window=24,
@@ -137,6 +138,52 @@ def test_records_of_json_lines_are_text_or_questions(session, lines, tmp_path):
     [told] = notes["text"]
     assert (told["records"], told["prompts"]) == (3, 2)
     assert notes["splits"]["train"]["kinds"] == {"given": 2}
+
+
+def question(n):
+    return {"messages": [{"role": "user", "content": f"how many roots has tree {n}?"}]}
+
+
+def written(path, *records):
+    path.write_text("\n".join(map(json.dumps, records)))
+    return path
+
+
+def test_a_record_without_room_does_not_end_a_file(session, tmp_path):
+    texts = {"text": story(1)}, {"text": story(2)}
+    path = written(tmp_path / "mixed.jsonl", *texts, question(1))
+    read = Read.of(session, replace(CONFIG, chats=4, text_tokens=48), [str(path)])
+    assert read.tokens == 48 and len(read.prompts) == 1
+    path = written(tmp_path / "chat first.jsonl", question(1), *texts)
+    made(session, tmp_path / "out", path)
+    assert windows(tmp_path / "out")
+
+
+def test_reading_ends_where_there_is_room_for_nothing(session, tmp_path, monkeypatch):
+    path = written(tmp_path / "full.jsonl", {"text": story(1)}, question(1), question(2))
+    path.write_text(path.read_text() + "\nno record")
+    config = replace(CONFIG, chats=1, text_tokens=48)
+    assert Read.of(session, config, [str(path)]).sources[0]["records"] == 2
+    endless = sources.Record("owner/name", "owner/name, record 1", story(1))
+    where = "foretoken.training.dataset.windows"
+    monkeypatch.setattr(f"{where}.read_source", lambda source: itertools.repeat(endless))
+    monkeypatch.setattr(f"{where}.PATIENCE", 5)
+    read = Read.of(session, config, ["owner/name"])
+    assert read.tokens == 48 and not read.prompts, "no chat ever came"
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_more_chats_of_a_file_are_welcome(older, session, tmp_path):
+    path = written(tmp_path / "mixed.jsonl", {"text": story(1)}, *map(question, range(16)))
+    config, out = replace(CONFIG, chats=4, shard=4, text_tokens=48), tmp_path / "out"
+    made(session, out, path, config=config)
+    if older:  # once chats were part of what a text was called
+        read = Read.of(session, config, [str(path)])
+        plan = json.loads((out / "plan.json").read_text())
+        plan["text"] = digest([read.windows, read.prompts])
+        (out / "plan.json").write_text(json.dumps(plan))
+    made(session, out, path, config=replace(config, chats=8))
+    assert len(shards(out, "train", text=False)) == 2 and len(shards(out, "train", text=True)) == 1
 
 
 def test_a_folder_is_all_its_files(session, file, lines, tmp_path):

@@ -7,7 +7,6 @@ worker, around decoding only, from prompt ids to the last new id as for everybod
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from foretoken.bench.own import Outcome
 from foretoken.bench.rows import RowSpec
 from foretoken.bench.tuning import TunedRow
 from foretoken.errors import ConfigError
+from foretoken.shipped import user_cache
 from foretoken.types import SamplingParams
 
 LAYOUT = 1  # of the GGUF files that are written; another one makes other files
@@ -230,11 +230,8 @@ def present(
 
 def gguf_path(folder: Path, dtype: str) -> Path:
     """Where the GGUF of a checkpoint lies, by its weights: in the user's cache, written once."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not caches.is_absolute():  # the XDG specification: a relative path is to be ignored
-        caches = Path.home() / ".cache"
     digest = hashlib.sha256()
     for path in (folder / "config.json", *sorted(folder.glob("*.safetensors"))):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    return caches / "foretoken" / "gguf" / f"{digest.hexdigest()[:16]}-{dtype}-{LAYOUT}.gguf"
+    return user_cache() / "gguf" / f"{digest.hexdigest()[:16]}-{dtype}-{LAYOUT}.gguf"

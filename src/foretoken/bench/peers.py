@@ -6,6 +6,7 @@ our kernels has touched.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -161,11 +162,26 @@ class Assisted(PeerRow):
     """Assisted generation with the same draft model."""
 
     settings = ASSISTED_SETTINGS
+    own: Any = None  # the draft's generation config with this row's setting
 
     def apply(self, setting: Mapping[str, Any]) -> None:
         super().apply(setting)
         assert self.draft is not None
-        self.draft.generation_config.update(**setting)
+        self.own = copy.deepcopy(self.draft.generation_config)
+        self.own.update(**setting)
+
+    def write(self, prompt: Sequence[int], params: SamplingParams) -> Outcome:
+        """The draft is shared by all such rows of a bench: it has this one's setting for the
+        length of a text, and what a schedule made of it meanwhile stays with this row.
+        """
+        draft = self.draft
+        if draft is None or self.own is None:
+            return super().write(prompt, params)
+        shared, draft.generation_config = draft.generation_config, self.own
+        try:
+            return super().write(prompt, params)
+        finally:
+            self.own, draft.generation_config = draft.generation_config, shared
 
     def extra(self) -> dict[str, Any]:
         return {"assistant_model": self.draft}

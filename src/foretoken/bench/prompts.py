@@ -108,7 +108,8 @@ def encode(task: Task, turn: int, said: Sequence[str], tokenizer: Any) -> list[i
         raise ConfigError(
             f"the task {task.id} is a text.",
             "this target came without a tokenizer, so it takes token ids only.",
-            "pass --tokenizer, or tasks of token ids.",
+            "put the tokenizer's files into the model's folder; in Python, BenchConfig takes a "
+            "tokenizer, and bench.tasks.single makes tasks of token ids.",
         )
     if task.chat and getattr(tokenizer, "chat_template", None):
         messages = []

@@ -15,7 +15,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
-from foretoken.engine.text import RowText, decoder
+from foretoken.engine.text import RowText, reader_of
 
 if TYPE_CHECKING:
     from foretoken.engine.results import Piece, Result
@@ -98,9 +98,7 @@ def paint(
 
 def brush_of(session: Session, stream: Stream) -> RowText:
     """Tells the text of a stream once more, up to the stops that hold for its row."""
-    text = stream.row.ended
-    assert isinstance(text, RowText)  # of a session with a tokenizer
-    return RowText(decoder(session.tokenizer), text.stops, text.stop_ids, text.least)
+    return reader_of(stream.row, session.tokenizer, RowText)
 
 
 def write(out: Console, *parts: Segment) -> None:

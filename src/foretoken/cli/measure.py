@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -96,6 +96,7 @@ def bench(
         asked, draft, methods, dtype, tuned,
         allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
     )  # fmt: skip
+    from foretoken.bench.report import NAMES
     from foretoken.bench.run import BenchConfig, run_bench
 
     config = BenchConfig(
@@ -113,7 +114,7 @@ def bench(
         allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     results = run_bench(config, bench_tasks(tasks, limit, seed))
-    show_results(results, out, json_, narrow)
+    show_results(results, [out / name for name in NAMES], json_, narrow)
     if any(row["failed"] for row in results["rows"].values()):
         raise typer.Exit(1)
 
@@ -184,12 +185,12 @@ def narrow(results: dict[str, Any]) -> RenderableType:
 
 def show_results(
     results: dict[str, Any],
-    out: Path,
+    files: Sequence[Path],
     as_json: bool,
     shortened: Callable[[dict[str, Any]], RenderableType] | None = None,
 ) -> None:
     """The table on the terminal, `shortened` where the whole would not fit, and where the rest
-    lies.
+    lies; of the files that were written, whatever else their folder holds.
     """
     if as_json:
         o.print_json(results)
@@ -198,7 +199,7 @@ def show_results(
 
     # The Markdown as it stands: a terminal's own tables cut columns that do not fit.
     console = Console(soft_wrap=True, highlight=False)
-    for path in sorted(out.glob("*.md")):
+    for path in (file for file in files if file.suffix == ".md"):
         lines = path.read_text(encoding="utf-8").splitlines()
         shown = [line for line in lines if not line.startswith("![")]
         rows = [line for line in shown if line.startswith("|")]
@@ -210,7 +211,7 @@ def show_results(
             console.print(f"all columns: {path}", style="dim")
             shown = [line for line in shown[first:] if not line.startswith("|")]
         console.print("\n".join(shown), markup=False)
-    for path in sorted(out.glob("*.html")):
+    for path in (file for file in files if file.suffix == ".html"):
         console.print(f"page: {path}", style="dim")
 
 

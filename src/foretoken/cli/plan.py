@@ -96,6 +96,7 @@ def plan(
     check(chosen, small, rows, reading, {**rules, **config})
     layout = layout_of(whole, chosen, small, config=config, **{**loading, **reading})
     depth, most = largest_draft(chosen, config, rules.get("controller"))
+    check_context(context, layout.target.max_length, target)
     longest = layout.target.max_length or USUAL
     guessed = most if nodes is None else nodes
     need = Need(rows, context or min(USUAL, longest), guessed, depth, sampled)
@@ -117,6 +118,16 @@ def unmeasured(acceptance: str) -> ConfigError:
         "chances tell what a tree is worth; memory does not follow from them.",
         "add --measure, or leave --acceptance out.",
     )
+
+
+def check_context(context: int | None, positions: int | None, target: str) -> None:
+    """ConfigError for texts that the target has no positions for."""
+    if context is not None and positions is not None and context > positions:
+        raise ConfigError(
+            f"--context {context} was asked for.",
+            f"{target} has positions for {positions} tokens.",
+            f"pass {positions} or less, or plan with a target of a longer context.",
+        )
 
 
 def check(

@@ -71,6 +71,7 @@ def tune(
     from foretoken.bench.tasks import load_file
 
     tasks = load_file(prompts)
+    from foretoken.bench.tune import report
     from foretoken.bench.tune.config import TuneConfig
     from foretoken.bench.tune.run import run_tune
 
@@ -91,12 +92,9 @@ def tune(
         trust_remote_code=trust_remote_code,
     )
     results = run_tune(config, tasks, spent=perf_counter() - began)
-    if json_:
-        o.print_json(results)
-    else:
-        from foretoken.cli.measure import show_results
+    from foretoken.cli.measure import show_results
 
-        show_results(results, out, as_json=False)
+    show_results(results, [out / name for name in report.NAMES], as_json=json_)
     if results["minutes"]["interrupted"]:
         raise typer.Exit(INTERRUPTED)
 

@@ -87,7 +87,7 @@ class Turn:
 
     cached: int = 0  # tokens of the rows that attention reads
     beside: int = 0  # rows of the same forward that this policy does not decide for
-    asked: int = 0  # rows
+    asked: set[int] = field(default_factory=set)  # rows, by uid
     lagging: bool = False  # a draft model first has to catch up
 
 
@@ -141,7 +141,7 @@ class GoodputPolicy:
         self.probe(requests, chosen)
         for request, budget in zip(requests, chosen, strict=True):
             if budget.depth:
-                self.turn.asked += 1
+                self.turn.asked.add(request.uid)
                 self.turn.lagging |= request.idle > 2 and not self.looks_up
             else:
                 request.idle += 1
@@ -239,11 +239,12 @@ class GoodputPolicy:
         """Of what was looked up, the part that is worth scoring in this company."""
         if not self.turn.asked:
             return drafts
-        requests = [self.request(row) for row in rows]
-        # Whoever is not asked may be given tokens by its request: they were not found.
+        self.unask(rows, drafts)
+        requests, asked = [self.request(row) for row in rows], len(self.turn.asked)
         found = sum([len(guessed(draft)) > 1 for draft in drafts])
-        self.finding += 0.15 * (found / self.turn.asked - self.finding)
-        self.finding = min(max(self.finding, 1.0 / 64.0), 1.0)
+        if asked:
+            self.finding += 0.15 * (found / asked - self.finding)
+            self.finding = min(max(self.finding, 1.0 / 64.0), 1.0)
         if not found:
             return drafts
         # A probe is there to be judged, and what a request gives is no guess.
@@ -257,12 +258,22 @@ class GoodputPolicy:
         ]
         own_rows = len(rows) - self.turn.beside
         seconds = self.seconds(own_rows, sum([len(own) for own in promises]))
-        spent = seconds.levels[1] + seconds.row * self.turn.asked
+        spent = seconds.levels[1] + seconds.row * asked
         kept = cut(promises, seconds.scoring, spent)
         return [
             draft if all_of_it or len(nodes) == len(draft.tree) else draft.keep(nodes)
             for draft, nodes, all_of_it in zip(drafts, kept, whole, strict=True)
         ]
+
+    def unask(self, rows: Rows, drafts: Sequence[Draft]) -> None:
+        """Rows whose requests alone gave tokens were not asked after all: what their drafter would
+        have found is not known, and who probes with them learns nothing.
+        """
+        for row, draft in zip(rows, drafts, strict=True):
+            if draft.given and len(draft.tree) == 1 + draft.given:
+                self.turn.asked.discard(row.uid)
+                if row.uid == self.probes.row:
+                    self.probes.row, self.request(row).idle = None, 0  # somebody else probes next
 
     def promises(self, request: Request, draft: Draft) -> list[float]:
         """How likely each node below the root of a draft stands."""
@@ -287,6 +298,7 @@ class GoodputPolicy:
     ) -> None:
         """Learn from what was accepted, and from the clock where there is one to be believed."""
         turn = self.turn
+        self.unask(rows, drafts)
         if not turn.asked:
             self.plain += 1
             if self.plain % WATCHED:
@@ -308,7 +320,7 @@ class GoodputPolicy:
         self.clocked += 1
         if deepest and self.clocked % 2:  # taking a time in costs some, too
             if not turn.lagging:
-                self.latency.seen_draft(turn.asked, deepest, nodes, times.draft)
+                self.latency.seen_draft(len(turn.asked), deepest, nodes, times.draft)
             return
         spent = times.target / share + times.other
         self.latency.seen(times.rows, times.nodes, turn.cached, spent)

@@ -105,12 +105,13 @@ class Policy:
         not less than that of a lone token; drafts that were not tried take as many plain steps as
         those of a lone row.
         """
-        size, lone = costs.rows.bit_length(), self.costs[1]
+        size, lone = self.size_of(costs.rows), self.costs[1]
         target = {1: max(lone.plain(1) - costs.overhead, 1e-9), **costs.target}
         longer = (costs.target[costs.rows] + costs.overhead) / lone.plain(1)
         draft = costs.draft or {depth: longer * lone.draft.at(depth) for depth in lone.draft.sizes}
         self.costs[size] = found = StepCosts.of(replace(costs, target=target, draft=draft))
-        self.asking[size] = costs.asking / found.plain(costs.rows)
+        if costs.asking:  # else not tried, as of drafts inside the target's own forward
+            self.asking[size] = costs.asking / found.plain(costs.rows)
         self.rehearsals.add(costs.rows)
         self.lull = Lull()
 
@@ -226,6 +227,7 @@ class Policy:
                 return
         for row, draft, verdict in zip(rows, drafts, verdicts, strict=True):
             self.outcome(row, draft, verdict)
+        self.round.asked &= any(record.asked for record in self.round.told)
         if times is not None or self.counted:
             self.timed(times, share)
 
@@ -235,6 +237,8 @@ class Policy:
         tree, path = guessed(draft), guessed_path(draft, verdict.path)
         if draft.given and len(tree) == 1:  # what the request says is no draft of the drafter's
             record.asked = False
+            if row.uid == self.probes.row:  # nobody was asked: somebody else probes next
+                self.probes.row, record.idle = None, 0
             return
         accepted = len(path)
         step.told.append(record)

@@ -18,9 +18,10 @@ from foretoken.engine.requests import Prompt, Sampling, as_batch
 from foretoken.engine.results import shortened
 from foretoken.engine.scheduling import held
 from foretoken.engine.session import Session
-from foretoken.engine.text import decoder, text_of
+from foretoken.engine.text import decoder, text_of, words_before
 from foretoken.errors import ConfigError
 from foretoken.trees.forest import BeamRow, Written
+from foretoken.types import DecodeState
 from foretoken.verifiers.beams import check_beams
 
 
@@ -231,17 +232,18 @@ class BeamSession(Session):
         return BeamResult(
             sequences=[list(text.tokens) for text in best],
             scores=[text.score for text in best],
-            texts=[self._written(text.tokens, text.reason) for text in best],
+            texts=[self._written(row.state, text.tokens, text.reason) for text in best],
             finish_reasons=[text.reason for text in best],
             stats=stats,
             promise=self.engine.promise,
         )
 
-    def _written(self, tokens: Sequence[int], reason: str) -> str:
+    def _written(self, row: DecodeState, tokens: Sequence[int], reason: str) -> str:
         if self.tokenizer is None:
             return ""
         kept = list(tokens[:-1] if reason == "stop" else tokens)
-        return text_of(kept, decoder(self.tokenizer))
+        decode = decoder(self.tokenizer)
+        return text_of(kept, decode, words_before(row, decode))
 
     def stream(self, *given: Any, **options: Any) -> NoReturn:
         """Refused: the best text is known at the end only."""

@@ -24,7 +24,7 @@ from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_parts, promise_of
 from foretoken.engine.step import Parts, advance
 from foretoken.engine.tolerant import blamed
-from foretoken.errors import CapabilityError
+from foretoken.errors import ForetokenError
 from foretoken.row import rewind
 from foretoken.types import DecodeState, Draw, Finish, Rows, Step
 
@@ -44,6 +44,7 @@ class Engine(Parts):
     filling: list[DecodeState] = field(default_factory=list)  # `private[engine]`: features so far
     running: list[DecodeState] = field(default_factory=list)
     alike: Alike = field(default_factory=Alike)  # of those being filled, who waits for whom
+    fed_for: float = 0.0  # seconds of prompts that no step was charged yet
     unverified: int = 0  # tokens of a text that the target had no memory to check itself at
     given: GivenText | None = None  # around the drafter, once a request says what comes next
 
@@ -82,29 +83,39 @@ class Engine(Parts):
         """End a row before its time; its memory is given back at the next step or `sweep`."""
         if row.finish is None:
             row.finish = Finish("cancelled")
+            self.waiting.ends = True
 
     def step(self) -> Step | None:
         """Admit, feed prompts, then one round of running rows; None when there is nobody."""
+        while True:
+            step, more = self.turn()
+            if step is not None or not more:
+                return step
+
+    def turn(self) -> tuple[Step | None, bool]:
+        """Admit, feed a chunk of prompts, then one round of the rows that run, if any do and do not
+        all fail: its step, and whether there is more to do. What others wait for, such as their
+        turn with a model, or the error of a row, comes between two of these.
+        """
         if not torch.is_inference_mode_enabled():  # entering costs a tenth of a small model's step
             with torch.inference_mode():
-                return self.step()
+                return self.turn()
         began = perf_counter()
-        while self.fill() and not self.running:
-            pass
+        more = self.fill()
+        self.fed_for += perf_counter() - began
         if not self.running:
-            return None
-        prefill = perf_counter() - began
+            return None, more
         step = self.round(self.chosen())
         if step is None:  # every row of it failed
             self.sweep()
-            return self.step()
-        step.times.prefill += prefill
+            return None, True
+        step.times.prefill, self.fed_for = step.times.prefill + self.fed_for, 0.0
         for listener in self.listeners:
             listener(step)
         self.sweep()
         if step.times.context > 2 * max(self.target.verified, self.unverified):
             self.check_lengths()
-        return step
+        return step, True
 
     def fill(self) -> bool:
         """Forget who left, feed some prompts that are not cached yet; whether more are to be fed.
@@ -290,7 +301,7 @@ class Engine(Parts):
             return
         try:
             self.target.self_check(row)
-        except CapabilityError as error:
+        except ForetokenError as error:
             row.fail(error)
         except Exception as error:  # of memory, mostly: the text is no worse for that
             self.unverified = len(row.tokens)
@@ -299,8 +310,8 @@ class Engine(Parts):
     def sweep(self) -> None:
         """Forget rows that ended or were cancelled."""
         # Others cancel and submit meanwhile: whether a row is over is asked once, or it were lost.
-        rows = (*self.running, *self.filling, *tuple(self.waiting))
-        over = [row for row in rows if row.finish is not None]
+        over = [row for row in (*self.running, *self.filling) if row.finish is not None]
+        over += self.waiting.ended()
         if over:
             gone = set(over)
             self.running = [row for row in self.running if row not in gone]
@@ -361,14 +372,13 @@ def decode(
     try:
         for row in rows:
             engine.submit(row)
-        step: Step | None = None
-        while True:
+        more = True
+        while more:
             with Uninterrupted(), torch.inference_mode():
-                step = engine.step()
+                step, more = engine.turn()
             raise_error(rows)
-            if step is None:
-                return
-            yield step
+            if step is not None:
+                yield step
     finally:
         with Uninterrupted():
             for row in rows:

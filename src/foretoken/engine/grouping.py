@@ -31,12 +31,9 @@ class ShortestFirst(admission.Waiting):
 
     def next(self, inside: Rows) -> DecodeState | None:
         row = super().next(inside)
-        with self._lock:
-            if row is None or self._let_in - self._since.get(row, 0) >= admission.PATIENCE:
-                return row
-        theirs = row.priority, row.owner, row.requester
-        alike = (one for one in self if (one.priority, one.owner, one.requester) == theirs)
-        return min(alike, key=lambda one: len(one.tokens), default=row)
+        if row is None or self.overdue(row):
+            return row
+        return min(self.like(row), key=lambda one: len(one.tokens), default=row)
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from foretoken.engine.chat import Message, chat_ids, is_chat
 from foretoken.engine.hf_arguments import for_row, refuse_processors
 from foretoken.engine.text import check_text
 from foretoken.errors import ConfigError, ContextError, meant
+from foretoken.row import Turn
 from foretoken.types import SamplingParams
 
 Prompt = str | Sequence[int] | Sequence[Message]  # a text, token ids, or chat messages
@@ -223,7 +224,8 @@ def as_batch(prompt: Any) -> tuple[list[Prompt], bool]:
 def prompt_ids(
     prompt: Any, tokenizer: Any, vocab_size: int, max_length: int | None, which: str
 ) -> list[int]:
-    """Checked token ids of one prompt."""
+    """Checked token ids of one prompt; a `Turn` where an answer begins behind them."""
+    fresh = isinstance(prompt, Turn)
     if isinstance(prompt, str) and prompt:
         if tokenizer is None:
             raise ConfigError(
@@ -234,7 +236,8 @@ def prompt_ids(
         check_text(prompt, which)
         prompt = tokenizer(prompt)["input_ids"]
     elif is_chat(prompt):
-        prompt = chat_ids(prompt, tokenizer, which)
+        last, prompt = prompt[-1], chat_ids(prompt, tokenizer, which)
+        fresh = last["role"] != "assistant"
     if not isinstance(prompt, Sequence) or isinstance(prompt, BYTES):
         raise ConfigError(
             f"{which} is a {type(prompt).__name__}.",
@@ -249,7 +252,7 @@ def prompt_ids(
             "a model continues something: a prompt needs at least one token.",
             "pass a text or ids; the id of the start token alone will do.",
         )
-    return ids
+    return Turn(ids) if fresh else ids
 
 
 def check_length(tokens: int, longest: int | None, which: str) -> None:

@@ -149,15 +149,16 @@ class Scheduler:
                 self.changed.notify_all()
 
     def step(self) -> bool:
-        """One step, told to the callers of its rows; whether there was one.
+        """One step, or a chunk of prompts before it, told to the callers of its rows; whether there
+        may be another.
 
         Its logits are given back before the next one is made.
         """
         with held(self.turns):
             self.check_models()
-            step = self.engine.step()
+            step, more = self.engine.turn()
         if step is None:
-            return False
+            return more
         for at, row in enumerate(step.rows):
             self.tell(row, step, at)
         return True

@@ -36,12 +36,12 @@ from foretoken.engine.requests import (
 )
 from foretoken.engine.results import Piece, Result
 from foretoken.engine.scheduling import Scheduler, held, owner_of
-from foretoken.engine.text import RowText, decoder, silent_stops, text_of
+from foretoken.engine.text import RowText, decoder, reader_of, text_of, words_before
 from foretoken.errors import ConfigError
 from foretoken.lm.views.view import innermost
 from foretoken.methods import Method, needs_draft, resolve
 from foretoken.row import make_row
-from foretoken.types import DecodeState, SamplingParams, Step
+from foretoken.types import DecodeState, Step
 
 TASKS = 1024  # of asyncio that may wait for their rows at once
 
@@ -258,7 +258,7 @@ class Session:
             )
         row = self.rows(prompts, max_new_tokens, **sampling)[0]
         if row.ended is None and self.tokenizer is not None:
-            row.ended = RowText(decoder(self.tokenizer))
+            row.ended = reader_of(row, self.tokenizer, RowText)
         self.prepare()
         return Stream(self, row)
 
@@ -269,7 +269,16 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Give loaded models back as they were: their own kernels, their own mode."""
+        """Give loaded models back as they were: their own kernels, their own mode.
+
+        What the method has learnt is kept before, as by `save`.
+        """
+        try:
+            self.save()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
         if "pool" in self.__dict__:
             del self.pool  # its threads end with it
         with held(self.scheduler.turns):  # between two steps of whoever decodes
@@ -342,23 +351,11 @@ class Session:
         params = replace(sampling_params(options, vocab, self.eos), seed=seed)
         params = self.foretelling.guide(told, len(ids), params)
         longest = None if longest is None else longest + 1  # the last token is not fed
-        ended = self._watch(params)
-        row = make_row(ids, params, SeededCoins(seed), vocab, ended=ended, longest=longest)
+        row = make_row(ids, params, SeededCoins(seed), vocab, longest=longest)
+        row.ended = reader_of(row, self.tokenizer, RowText) if params.stop else None
         for name, value in placing(options).items():
             setattr(row, name, value)
         return self.foretelling.expect(told, row)
-
-    def _watch(self, params: SamplingParams) -> RowText | None:
-        if not params.stop:
-            return None
-        if self.tokenizer is None:
-            raise ConfigError(
-                f"stop={list(params.stop)!r} was asked for.",
-                "stop texts are found in text, and this session has no tokenizer.",
-                "pass tokenizer= to load.",
-            )
-        ids = silent_stops(self.tokenizer, params.stop)
-        return RowText(decoder(self.tokenizer), params.stop, ids, params.min_new_tokens)
 
     def result(self, row: DecodeState, recorder: Recorder) -> Result:
         """What became of a row."""
@@ -378,9 +375,9 @@ class Session:
             if row.finish is not None:
                 row.ended.close()
             return row.ended.text
-        tokens = row.new_tokens
+        tokens, decode = row.new_tokens, decoder(self.tokenizer)
         ended = tokens and tokens[-1] in row.params.eos
-        return text_of(tokens[:-1] if ended else tokens, decoder(self.tokenizer))
+        return text_of(tokens[:-1] if ended else tokens, decode, words_before(row, decode))
 
     def prepare(self, batches: bool = False) -> None:
         """Measure, once, what the controller has to know before the first step; of batches, too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from foretoken.errors import ConfigError
 from foretoken.types import DecodeState, Finish
@@ -49,12 +49,33 @@ def silent_stops(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
     return {added[stop]: stop for stop in stops if stop in added and not decode([added[stop]])}
 
 
-def text_of(tokens: Sequence[int], decode: Decode) -> str:
-    """The text of a finished row without stop texts; equal to what `RowText` would have told."""
-    text = decode(tokens)
-    if UNDECIDED not in text:
+def words_before(row: DecodeState, decode: Decode) -> list[int]:
+    """The last tokens of a row's prompt, where its text goes on from words: many decoders take the
+    space from the first word of all. None before an answer, nor behind half a character.
+    """
+    if row.fresh:
+        return []
+    count, end = PENDING, row.prompt_len
+    while True:
+        window = row.tokens[max(end - count, 0) : end]
+        text = decode(window)
+        broken = text.endswith(UNDECIDED)
+        if count >= end or (count >= PENDING + LONGEST if broken else text):
+            return [] if broken else window
+        count += 1 if broken else count  # it begins inside a character, or says nothing
+
+
+def text_of(tokens: Sequence[int], decode: Decode, before: Sequence[int] = ()) -> str:
+    """The text of a finished row without stop texts; equal to what `RowText` would have told.
+
+    `before` are tokens that it goes on from, as `words_before` finds them.
+    """
+    shown = decode(before) if before else ""
+    whole = decode([*before, *tokens])
+    text = whole[len(shown) :]
+    if UNDECIDED not in text and whole.startswith(shown):
         return text
-    row = RowText(decode)  # broken characters: decoders disagree on pieces, so tell it in pieces
+    row = RowText(decode, before=before)  # decoders disagree on pieces of broken characters
     for token in tokens:
         row.feed(token)
     return row.close()
@@ -65,6 +86,7 @@ class RowText:
 
     Decodes a short window of tokens, never the whole text: the window starts before the last
     decided token, because many decoders treat the first token of a sequence differently.
+    `before` are tokens that the text goes on from: told already, and the first of the window.
     """
 
     def __init__(
@@ -73,6 +95,7 @@ class RowText:
         stops: Sequence[str] = (),
         stop_ids: Mapping[int, str] | None = None,
         least: int = 0,
+        before: Sequence[int] = (),
     ) -> None:
         self.decode = decode
         self.stops = tuple(stops)
@@ -81,9 +104,9 @@ class RowText:
         self.text = ""  # decided so far, cut before a stop text
         self.matched: str | None = None
         self._fed = 0  # tokens
-        self._window: list[int] = []
-        self._read = 0  # tokens of the window whose text is decided
-        self._shown = ""  # their text
+        self._window = list(before)
+        self._read = len(self._window)  # tokens of the window whose text is decided
+        self._shown = decode(self._window) if before else ""  # their text
         self._taken = 0  # characters handed out by `take`
         self._searched = 0  # characters in which no stop was found
 
@@ -169,3 +192,23 @@ class RowText:
         piece = self.text[self._taken :]
         self._taken = len(self.text)
         return piece
+
+
+R = TypeVar("R", bound=RowText)
+
+
+def reader_of(row: DecodeState, tokenizer: Any, kind: type[R]) -> R:
+    """What tells the text of a row that has written nothing yet, up to the stops of its request;
+    ConfigError where there is no tokenizer.
+    """
+    params = row.params
+    if tokenizer is None:
+        raise ConfigError(
+            f"stop={list(params.stop)!r} was asked for.",
+            "stop texts are found in text, and this session has no tokenizer.",
+            "pass tokenizer= to load.",
+        )
+    decode = decoder(tokenizer)
+    ids = silent_stops(tokenizer, params.stop) if params.stop else {}
+    before = words_before(row, decode)
+    return kind(decode, params.stop, ids, params.min_new_tokens, before)

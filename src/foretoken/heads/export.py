@@ -24,9 +24,10 @@ from foretoken.heads import store
 from foretoken.heads.files import move
 from foretoken.heads.public import LAYER, MLP
 from foretoken.heads.public_eagle3 import AUX, LAYERS, RENAMED
-from foretoken.heads.public_files import CONFIG
+from foretoken.heads.public_files import CONFIG, SCALE
 
 POSITIONS = 32_768  # of a text, where no target says how many it may have
+SOME = 64  # tokens whose embeddings are looked at
 Folder = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and the tensors
 
 
@@ -38,15 +39,26 @@ class Base:
     positions: int = POSITIONS
     embeddings: Tensor | None = None  # [V, H]; None: whoever loads the head has the target's
     architectures: tuple[str, ...] = ()  # of the target's config; (): not known
+    scale: float = 1.0  # of embeddings as they enter the target's first layer, over these rows
 
     @classmethod
     def of(cls, model: Any, name: str) -> Base:
         """Of a transformers model."""
         config = model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None) or POSITIONS
-        embeddings = model.get_input_embeddings().weight.detach().cpu()
+        table = model.get_input_embeddings()
         named = tuple(model.config.architectures or (type(model).__name__,))
-        return cls(name, positions, embeddings, named)
+        return cls(name, positions, table.weight.detach().cpu(), named, scale_of(table))
+
+
+@torch.no_grad()
+def scale_of(table: Any) -> float:
+    """How many times its row of the table a token's embedding is: sqrt(H) in Gemma, else 1."""
+    ids = torch.arange(min(SOME, len(table.weight)), device=table.weight.device)
+    rows, entering = table.weight[ids].float(), table(ids).float()
+    if torch.equal(rows, entering):
+        return 1.0
+    return float((rows * entering).sum() / rows.square().sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,8 @@ def export(folder: str | Path, to: str | Path, layout: str, base: Base | None = 
         vocab, width = base.embeddings.shape
         store.check_fits(card, folder, width, vocab)
     base = replace(base, name=base.name or str(card.notes.get("of") or ""))
+    if base.embeddings is None:  # of a folder that was written so, for a target not named again
+        base = replace(base, scale=float(card.notes.get(SCALE) or 1.0))
     head, _ = store.load(folder, card.kind)
     return written(Path(to), way.file, *way.write(head, base))
 
@@ -94,8 +108,10 @@ def eagle(head: Any, base: Base) -> Folder:
             "eagle", "eagle", "this one reads a text's first token, which published heads never do",
             "train it anew with `foretoken train eagle`: heads skip that token now",
         )  # fmt: skip
+    embedded, before = head.join.weight.chunk(2, 1)
     tensors = {
-        "fc.weight": head.join.weight,
+        # Others read rows of the table as they are: what the target makes of them is left to fc.
+        "fc.weight": torch.cat([embedded * base.scale, before], 1),
         f"{LAYER}self_attn.o_proj.weight": layer.joined.weight,
         f"{LAYER}post_attention_layernorm.weight": layer.between.weight,
         **{f"{LAYER}{name}.weight": getattr(layer, own).weight for name, own in MLP.items()},
@@ -106,7 +122,13 @@ def eagle(head: Any, base: Base) -> Folder:
     if config.join_bias:
         tensors["fc.bias"] = head.join.bias
     shape = llama(config, base, config.hidden_size, layer.shared, layer.size)
-    return {**shape, "bias": config.join_bias}, tensors
+    return {
+        **shape,
+        "bias": config.join_bias,
+        "qkv_bias": config.bias,  # of these three maps alone, which `attention_bias` would not say
+        "attention_bias": False,
+        **({} if base.scale == 1.0 else {SCALE: base.scale}),
+    }, tensors
 
 
 def medusa(head: Any, base: Base) -> Folder:

@@ -20,8 +20,10 @@ from foretoken.heads.public_eagle3 import eagle3, eagle3_weights, is_eagle3
 from foretoken.heads.public_files import (
     CONFIG,
     LAYOUTS,
+    SCALE,
     Left,
     Tensors,
+    embedding_scale,
     named,
     opened,
     rotary_base,
@@ -46,7 +48,9 @@ def document(folder: Path) -> dict[str, Any]:
     config, tensors, file = opened(folder)
     layout = layout_of(folder, config, tensors)
     kind, sizes, options = READERS[layout][0](folder, config, tensors)
-    notes = {"layout": layout, "of": target_of(config)}
+    notes: dict[str, Any] = {"layout": layout, "of": target_of(config)}
+    if layout == "eagle" and (scale := embedding_scale(folder, config)) != 1.0:
+        notes[SCALE] = scale
     stamps = [place.stat() for place in (file, folder / CONFIG)]
     when = "-".join(f"{stamp.st_mtime_ns}-{stamp.st_size}" for stamp in stamps)
     return {
@@ -117,8 +121,10 @@ def eagle_weights(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> 
     """
     _, sizes, wanted = eagle(folder, config, tensors)
     left, attention = Left(folder, tensors), f"{LAYER}self_attn."
+    embedded, before = left.taken("fc.weight").chunk(2, 1)
     found = {
-        "join.weight": left.taken("fc.weight"),
+        # Tokens enter here as the target embeds them, of which `export` made `fc` do a part.
+        "join.weight": torch.cat([embedded / embedding_scale(folder, config), before], 1),
         "layer.joined.weight": left.taken(f"{attention}o_proj.weight"),
         "layer.between.weight": left.taken(f"{LAYER}post_attention_layernorm.weight"),
     }

@@ -17,6 +17,7 @@ from foretoken.heads.decoder_layer import BASE
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"  # of weights in several files
+SCALE = "embedding_scale"  # how many times its row the target embeds; `export` writes it
 AROUND = "model."
 FILES = (
     "model.safetensors", INDEX, "pytorch_model.bin",
@@ -123,6 +124,14 @@ def whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
     if type(value) is not int or value < 1:
         raise unreadable(folder, f"its {CONFIG} has {value!r} as {name}, where a number is needed")
     return value
+
+
+def embedding_scale(folder: Path, config: Mapping[str, Any]) -> float:
+    """How many times its row of the table the target embeds a token; others do not say: once."""
+    value = config.get(SCALE, 1.0)
+    if type(value) not in (int, float) or not 0 < value < float("inf"):
+        raise unreadable(folder, f"its {CONFIG} has {value!r} as {SCALE}, where a number is needed")
+    return float(value)
 
 
 def unreadable(folder: Path, why: str) -> CheckpointError:

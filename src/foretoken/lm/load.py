@@ -168,7 +168,7 @@ def locate(source: Any, what: str) -> Path | str:
             f"a {what} is a directory, a hub name or a loaded object.",
             "pass one of these.",
         )
-    path = Path(source).expanduser()
+    path = expanded(source, what)
     if path.is_dir():
         return path
     if path.is_file():
@@ -184,6 +184,18 @@ def locate(source: Any, what: str) -> Path | str:
             "check the path" + beside(path) + ".",
         )
     return source
+
+
+def expanded(source: str | Path, what: str) -> Path:
+    """A path with the home directory that it begins with written out."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{source} was passed as {what}.",
+            "the system knows no home directory of that user.",
+            "write the path out in full.",
+        ) from error
 
 
 def beside(path: Path) -> str:

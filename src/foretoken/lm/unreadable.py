@@ -76,8 +76,9 @@ def no_memory(asked: str) -> ForetokenError:
     return CapabilityError(
         asked,
         "weights, a KV cache of each text and what a forward takes have to fit.",
-        "load in a smaller dtype, ask for fewer or shorter texts, or give `--memory-budget`; "
-        "`foretoken plan` says what fits.",
+        "load in a smaller dtype, ask for fewer or shorter texts, or give a memory budget "
+        "(memory_budget='2GiB' in Python, --set memory_budget=2GiB for generate and chat, "
+        "--memory-budget for serve); `foretoken plan` says what fits.",
     )
 
 

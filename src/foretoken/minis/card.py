@@ -57,6 +57,15 @@ def write(folder: Path, card: Mapping[str, Any]) -> None:
     (folder / "README.md").write_text(_text(card))
 
 
+def is_of(folder: Path, name: str) -> bool:
+    """Whether the card in a folder is that of the mini `name`."""
+    try:
+        found = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        return bool(found["name"] == name)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # no card, or none of ours
+
+
 def add_measurements(folder: Path, found: Mapping[str, Any], notes: Sequence[str] = ()) -> None:
     """Put the result of ``evaluate.report``, and what else should be known, into a mini's card."""
     card = json.loads((folder / "card.json").read_text())

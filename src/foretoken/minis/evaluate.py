@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from foretoken.errors import CheckpointError
+from foretoken.errors import CheckpointError, ConfigError
 
 from . import tasks
 from .example import Example
@@ -133,7 +133,10 @@ def report(
     JSON.
     """
     model, tokenizer = load(target)
-    small = load(draft)[0] if draft else None
+    small: PreTrainedModel | None = None
+    if draft:
+        small, other = load(draft)
+        _check_vocabularies(tokenizer, other, draft)
     rows: dict[str, Any] = {}
     for family in families:
         examples = tasks.examples(family, split, count, seed)
@@ -156,6 +159,16 @@ def report(
         "seed": seed,
         "depth": depth,
     }
+
+
+def _check_vocabularies(tokenizer: Any, other: Any, draft: str | Path) -> None:
+    """A draft is asked about the target's token ids: they have to mean the same to both."""
+    if other.get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            asked=f"the draft {draft} has a tokenizer of its own",
+            possible="a draft is compared by token ids, to which both give the same meanings",
+            do="name a draft trained with the tokenizer of this target",
+        )
 
 
 def _pair(

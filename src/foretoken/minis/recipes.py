@@ -166,6 +166,7 @@ def train(
             asked=f"scale={scale}", possible="a positive number", do="use 1 for the full recipe"
         )
     source = _teacher_path(found, teacher)
+    _check_out(name, out)
     work = out / "training"
     _make_folder(work)
     processes = PartialState()
@@ -270,6 +271,12 @@ def _tokenizer(found: Recipe, source: Path | None, folder: Path) -> PreTrainedTo
 
 def _teacher_path(found: Recipe, teacher: str | Path | None) -> Path | None:
     if found.teacher is None:
+        if teacher is not None:
+            raise ConfigError(
+                asked=f"training {found.name}, taught by {teacher}",
+                possible=f"{found.name} learns from texts alone; drafts have a teacher",
+                do="leave the teacher out",
+            )
         return None
     path = Path(teacher) if teacher else Path(__file__).parent / "weights" / found.teacher
     if not (path / "config.json").is_file():
@@ -279,6 +286,18 @@ def _teacher_path(found: Recipe, teacher: str | Path | None) -> Path | None:
             do=f"train {found.teacher} first, or name the folder of a finished one",
         )
     return path
+
+
+def _check_out(name: str, out: Path) -> None:
+    """Refuse to write over a model other than this mini, made or begun here."""
+    carded = (out / "card.json").exists()
+    ours = card.is_of(out, name) if carded else (out / "training" / "data").is_dir()
+    if (out / "config.json").exists() and not ours:
+        raise ConfigError(
+            asked=f"writing the mini {name} to {out}",
+            possible=f"a new folder, or one where {name} was made or begun; it holds another model",
+            do="choose another folder",
+        )
 
 
 def _make_folder(path: Path) -> None:

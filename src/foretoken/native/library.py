@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretoken.errors import ConfigError
 from foretoken.native import scratch
 from foretoken.shipped import user_cache
 
@@ -234,7 +235,7 @@ def built() -> Path:
     compiler, openmp = find_compiler(), find_openmp()
     recipe = [*(file.read_text() for file in SOURCES), *compiler, openmp, processor(), *FLAGS]
     name = "operations-" + digest("\0".join(recipe).encode())
-    folder = writable(user_cache() / "kernels")
+    folder = writable()
     for made in folder.glob(f"{name}-*.so"):
         if made.stem == f"{name}-{digest(made.read_bytes())}":
             return made
@@ -297,9 +298,11 @@ def processor() -> str:
     return "\n".join([platform.machine(), *sorted(set(told))])
 
 
-def writable(folder: Path) -> Path:
-    """This folder, or one for this process alone where it cannot be written."""
-    with suppress(OSError):
+def writable() -> Path:
+    """Where compiled files are kept: with the user's caches, or for this process alone where there
+    is no folder for those, or none that can be written."""
+    with suppress(OSError, ConfigError):
+        folder = user_cache() / "kernels"
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder

@@ -100,6 +100,7 @@ def add_errors(api: FastAPI, service: Service) -> None:
             "see /docs for what each takes.",
             status=error.status_code,
         )
+        request.scope["foretoken"].facts["error"] = refusal.code or refusal.kind
         return JSONResponse(refusal.to_dict(), error.status_code, error.headers)
 
     @api.exception_handler(ClientDisconnect)
@@ -181,7 +182,11 @@ def add_state(api: FastAPI, service: Service) -> None:
             "created": service.created,
             "owned_by": "foretoken",
             "max_model_len": longest,
-            "foretoken": {"method": service.session.method, **promise.to_dict()},
+            "foretoken": {
+                "method": service.session.method,
+                "max_tokens": service.settings.max_tokens_limit,  # of a text; null: no limit
+                **promise.to_dict(),
+            },
         }
 
     @api.get("/v1/models", summary="The model that is served.")

@@ -64,7 +64,14 @@ def text_of(content: str | list[Part] | None, where: str) -> str:
         return content or ""
     for part in content:
         if part.type != "text" or part.text is None:
-            raise unsupported(f"{where} of type {part.type!r}", "parts of type text are there")
+            what = "has no text" if part.type == "text" else f"is of type {part.type[:40]!r}"
+            raise Refusal(
+                f"a part of {where} {what}.",
+                "contents are texts, or parts of type text with a text.",
+                'write it as {"type": "text", "text": "..."}, or leave it out.',
+                param=where,
+                code="unsupported_parameter",
+            )
     return "".join(part.text or "" for part in content)
 
 
@@ -155,15 +162,23 @@ def prediction_of(asked: Asked) -> str | None:
     return text_of(asked.prediction.content, "prediction.content") or None
 
 
-def most_tokens(asked: Asked, prompt: int, longest: int | None, limit: int | None) -> int:
-    """New tokens that a text may have: what was asked for, or the default of its kind."""
-    wanted = asked.max_tokens
-    if isinstance(asked, ChatRequest):
-        wanted = asked.max_completion_tokens or wanted
+def most_tokens(
+    asked: Asked, prompt: int, longest: int | None, usual: int | None, limit: int | None
+) -> int:
+    """New tokens that a text may have: what was asked for, or the default of its kind.
+
+    A chat that names no length may go on to the end of the context; where memory is bounded, for
+    as long as several like it have a place beside each other: it would be written alone, and
+    without guesses, if all that memory holds were kept for it.
+    """
+    wanted = asked.max_completion_tokens or asked.max_tokens
     if wanted is None and isinstance(asked, CompletionRequest):
         wanted = COMPLETION_TOKENS if limit is None else min(COMPLETION_TOKENS, limit)
     if wanted is None:
-        room = SamplingParams().max_new_tokens if longest is None else longest + 1 - prompt
+        least = SamplingParams().max_new_tokens
+        room = least if longest is None else longest + 1 - prompt
+        if usual is not None:
+            room = min(room, max(usual - prompt, least))
         wanted = max(room if limit is None else min(room, limit), 1)
     if limit is not None and wanted > limit:
         raise Refusal(
@@ -196,7 +211,8 @@ def rows_of(
     prompts. Takes the tokenizer's time, and waits for the model where that is stepping: to be
     called in a thread that may wait."""
     target, tokenizer = session.target, session.tokenizer
-    longest = shorter(target.max_length, session.engine.waiting.longest)
+    waiting = session.engine.waiting
+    longest = shorter(target.max_length, waiting.longest)
     options = {**sampling_of(asked), **who}
     if "prediction" in options:  # read once for all texts, as far as the longest of them can go
         options["prediction"] = session.foretelling.expected(options["prediction"], longest)
@@ -212,7 +228,7 @@ def rows_of(
         check_reading(asked, getattr(tokenizer, "chat_template", None), len(ids))
         first = number * asked.texts
         seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
-        most = most_tokens(asked, len(ids), longest, limit)
+        most = most_tokens(asked, len(ids), longest, waiting.usual, limit)
         rows += session.rows([ids] * asked.texts, most, seed=seeds, **options)
     return rows
 

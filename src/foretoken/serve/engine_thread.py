@@ -144,6 +144,7 @@ class EngineThread:
         for row in (*self.engine.running, *self.engine.filling, *self.engine.waiting):
             if row.finish is None:
                 row.fail(error)
+        self.engine.waiting.ends = True
         try:
             self.scheduler.drop(())  # sweeps, as nobody leads
         except Exception as again:  # this thread has to tell them all the same

@@ -48,6 +48,7 @@ class Gate:
         try:
             refusal = self.refused(scope, account)
             if refusal is not None:
+                account.facts["error"] = refusal.code or refusal.kind
                 await answer_with(refusal, noting)
                 return
             counted = Counted(receive, self.service.settings.max_body)

@@ -27,8 +27,9 @@ class NotedText(RowText):
         stops: Sequence[str] = (),
         stop_ids: Mapping[int, str] | None = None,
         least: int = 0,
+        before: Sequence[int] = (),
     ) -> None:
-        super().__init__(decode, stops, stop_ids, least)
+        super().__init__(decode, stops, stop_ids, least, before)
         self.ends: list[int] = []  # characters decided once each token of the text was read
         self._at = 0  # the first token that is not told to its end
         self._begun = False  # and whether some of it is

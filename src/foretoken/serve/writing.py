@@ -13,7 +13,7 @@ from typing import Any
 
 from foretoken.engine.record import Recorder, Stats, StepTrace, trace_of
 from foretoken.engine.session import Session
-from foretoken.engine.text import RowText, decoder
+from foretoken.engine.text import RowText, reader_of
 from foretoken.serve.estimate import Estimate, PlainSteps
 from foretoken.serve.logprobs import Chosen, chosen_tokens
 from foretoken.serve.noted_text import NotedText, Segment
@@ -87,12 +87,9 @@ class Writing:
         """What reads the row's tokens: as little as is needed for what is wanted."""
         text = row.ended
         if self.wants.tokens:
-            decode = decoder(self.session.tokenizer)
-            if isinstance(text, RowText):
-                return NotedText(decode, text.stops, text.stop_ids, text.least)
-            return NotedText(decode)
+            return reader_of(row, self.session.tokenizer, NotedText)
         if text is None and self.wants.pieces:
-            return RowText(decoder(self.session.tokenizer))
+            return reader_of(row, self.session.tokenizer, RowText)
         return text
 
     @property

@@ -9,8 +9,13 @@ from foretoken.bench.progress import Bar
 from foretoken.bench.rows import RowSpec
 from foretoken.bench.run import settled_heap
 from foretoken.bench.tasks import Task, single
+from foretoken.bench.tune.config import TuneConfig
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn, digest, in_turn
 from foretoken.bench.tune.race import Clock, Race
+from foretoken.bench.tune.results import row_record
+from foretoken.bench.tune.search import Search
+from foretoken.bench.tune.words import COLUMNS, cells
+from foretoken.bench.words import MISSING
 from foretoken.errors import ConfigError
 from foretoken.types import SamplingParams
 
@@ -186,3 +191,17 @@ def test_a_prompt_that_plain_cannot_write_is_passed_over() -> None:
 def test_a_race_ends_where_everybody_failed() -> None:
     _, run = race(60.0, speeds={"plain": 10.0, "fast": 20.0}, broken="fast")
     assert run.run(["fast"], 1.0) == [] and "fast" in run.dropped
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drawn_texts_are_not_held_against_plains(temperature) -> None:
+    _, run = race(60.0, speeds={"plain": 10.0, "suffix": 20.0})
+    run.run(["plain", "suffix"], 1.0)
+    specs = {label: RowSpec(label, label) for label in run.rows}
+    search = Search(None, run.prompts, run.params, run.clock, run.bar, specs)
+    search.race = run
+    row = row_record(search, "suffix", TuneConfig(target="x", temperature=temperature))
+    count = run.records["suffix"].texts
+    assert count and row["same_text"] == (None if temperature else {"equal": count, "of": count})
+    shown = cells("suffix", row, "suffix")[COLUMNS.index("text as plain")]
+    assert shown == (MISSING if temperature else f"{count}/{count}")

@@ -23,6 +23,7 @@ from foretoken.bench.tune.candidates import candidates
 from foretoken.bench.tune.config import TuneConfig
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.bench.tune.race import Clock
+from foretoken.bench.tune.report import NAMES
 from foretoken.bench.tune.run import run_tune
 from foretoken.bench.tune.search import Search
 from foretoken.cli.measure import show_results
@@ -80,8 +81,13 @@ def test_the_choice_is_shown_in_a_narrow_terminal(finished, monkeypatch, capsys)
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "80")
     assert Console().is_terminal and Console().width == 80
-    show_results(results, out, as_json=False)
-    assert results["chosen"] in capsys.readouterr().out
+    notes = out / "notes.md"
+    notes.write_text("a shopping list")
+    show_results(results, [out / name for name in NAMES], as_json=False)
+    notes.unlink()
+    shown = capsys.readouterr().out
+    assert results["chosen"] in shown and "page.html" in shown
+    assert "shopping" not in shown, "only what was written is shown"
 
 
 def test_a_draft_of_another_vocabulary_is_noted_and_left_out(

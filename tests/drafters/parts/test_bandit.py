@@ -109,7 +109,10 @@ def test_an_arm_that_is_chosen_again_need_not_wait_so_long() -> None:
 
 def test_a_pause_of_the_machine_is_nobodys_loss() -> None:
     bandit, text = Bandit(1), paces(1)
-    ran(bandit, text, 0, 4, 1000.0)
+    bandit.update(0, [text], [4], 1000.0, forced=True, speed=1.5)
+    assert bandit.all[0].steps == text[0].steps == 0 and bandit.purse == PURSE
+    assert bandit.choose([text], 1.5) == (0, inf), "its trial is still to come"
+    ran(bandit, text, 0, 4, 1000.0)  # once more: the arm is as slow as that
     assert bandit.all[0].spent == text[0].spent == PAUSE
 
 

@@ -25,7 +25,8 @@ GUIDE = {
     "the choice": "the fastest; where a simpler candidate is as good (not told apart, and less "
     "than 2 % behind), that one.",
     "accepted length": "emitted tokens per target forward. 1 is plain decoding.",
-    "text as plain": "texts whose tokens are exactly those that plain decoding wrote.",
+    "text as plain": "texts whose tokens are exactly those that plain decoding wrote; not counted "
+    "where they are drawn, at temperatures above 0.",
 }
 
 

@@ -13,17 +13,20 @@ from foretoken.bench.tune import words
 from foretoken.bench.tune.page import html, pictures_of
 from foretoken.engine.tuned import NAME, Tuned
 
+NAMES = ("results.json", "report.md", "page.html")  # beside the configuration
+
 
 def write_reports(results: Mapping[str, Any], tuned: Tuned, out: Path) -> dict[str, Path]:
     """Write everything, each file whole or not at all; the configuration first."""
     written = {"tuned": replace(out / NAME, tuned.to_json())}
-    written["json"] = replace(out / "results.json", json.dumps(results, indent=1) + "\n")
+    data, report, page = (out / name for name in NAMES)
+    written["json"] = replace(data, json.dumps(results, indent=1) + "\n")
     pictures = pictures_of(results)
     for name, picture in pictures.items():
         written[name] = replace(out / "plots" / f"{name}.svg", standalone(picture))
     links = {name: f"plots/{name}.svg" for name in pictures}
-    written["markdown"] = replace(out / "report.md", markdown(results, links))
-    written["html"] = replace(out / "page.html", html(results, pictures))
+    written["markdown"] = replace(report, markdown(results, links))
+    written["html"] = replace(page, html(results, pictures))
     return written
 
 

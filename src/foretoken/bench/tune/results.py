@@ -44,7 +44,7 @@ def results_of(search: Search, config: TuneConfig, tasks: Sequence[Task]) -> dic
         "chosen": chosen,
         "fastest": search.choice.fastest,
         "unsure": list(search.choice.unsure),
-        "rows": {label: row_record(search, label) for label in search.specs},
+        "rows": {label: row_record(search, label, config) for label in search.specs},
         "rounds": [
             *rounds(search.race, "candidates"),
             *(rounds(search.sized, "sizes") if search.sized else []),
@@ -59,7 +59,7 @@ def results_of(search: Search, config: TuneConfig, tasks: Sequence[Task]) -> dic
     }
 
 
-def row_record(search: Search, label: str) -> dict[str, Any]:
+def row_record(search: Search, label: str, config: TuneConfig) -> dict[str, Any]:
     """One candidate: what it was measured at, or why it was not."""
     spec = search.specs[label]
     records = [race.records[label] for race in races(search) if label in race.records]
@@ -75,12 +75,15 @@ def row_record(search: Search, label: str) -> dict[str, Any]:
         return found
     over = over_plain(search.gains_of(label))
     forwards, texts = sum(r.forwards for r in records), sum(r.texts for r in records)
+    same = None  # drawn texts differ from plain's, however lossless a method is
+    if config.temperature == 0:
+        same = {"equal": sum(r.same for r in records), "of": texts}
     notes = [race.rows[label].note for race in races(search) if label in race.rows]
     return found | {
         "speedup": {} if label == PLAIN else {PLAIN: over},
         "tokens_per_second": plain_rate(search) * over["value"],
         "accepted_length": sum(r.tokens for r in records) / forwards if forwards else None,
-        "same_text": {"equal": sum(r.same for r in records), "of": texts},
+        "same_text": same,
         "note": notes[-1] if notes else "",
     }
 

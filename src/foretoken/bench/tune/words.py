@@ -59,7 +59,7 @@ def cells(label: str, row: Mapping[str, Any], chosen: str) -> list[str]:
         times(row["speedup"].get(PLAIN)),
         f"{row['tokens_per_second']:.1f}",
         number(row["accepted_length"]),
-        f"{same['equal']}/{same['of']}",
+        MISSING if same is None else f"{same['equal']}/{same['of']}",
         str(row["prompts"]),
     ]
 

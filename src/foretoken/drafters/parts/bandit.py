@@ -21,7 +21,8 @@ EXPLORED = 0.01  # share of time that trials may lose
 PURSE = 4.0  # plain steps that the first trials may lose, and the most that is saved up
 GUESS = 0.5  # plain steps that a trial of a new arm is expected to lose
 RESTS = 8  # steps in which an arm that would not draft is not asked again
-PAUSE = 8.0  # plain steps that a step counts as at most: a longer one was disturbed
+PAUSE = 8.0  # plain steps that a step counts as at most: one so long was disturbed, or the arm is
+# as slow as that, which its next step tells
 
 
 def paces(arms: int) -> list[Pace]:
@@ -38,6 +39,7 @@ class Bandit:
         self.waited = [0] * arms
         self.every = [FIRST] * arms
         self.resting = [0] * arms  # steps left
+        self.paused = [False] * arms  # whether the last step was as long as a pause
         self.arms = set(range(arms))  # that may be chosen at all
         self.purse = PURSE
 
@@ -110,6 +112,10 @@ class Bandit:
         self.purse = min(self.purse + EXPLORED * spent, PURSE)
         if arm is None:
             return
+        surprising = spent >= PAUSE and not self.paused[arm]
+        self.paused[arm] = spent >= PAUSE
+        if surprising:
+            return  # a pause of the machine is nobody's loss
         if forced:
             self.purse += min(sum(emitted) / len(emitted) - speed * spent, 0.0)
         self.all[arm].update(sum(emitted) / len(emitted), spent)

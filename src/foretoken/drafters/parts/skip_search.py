@@ -28,6 +28,7 @@ REHEARSAL = 5.0  # seconds of trying before there are texts
 FEW = 4  # tries that tell how long they take: the first forwards of a kind take longer
 FAMILIAR = 0.25  # share of a drawn text that the target itself must have guessed
 OWN = 32  # rounds between tries on a text that must repeat: there the clock may not choose
+SURPRISE = 2.0  # times the mean of the tries so far: a longer one was disturbed
 
 
 @dataclass(slots=True)
@@ -150,7 +151,10 @@ class SkipSearch:
         )
         self.cost.passes += 1
         self.cost.tokens += config.window
-        self.cost.seconds += perf_counter() - began
+        spent = perf_counter() - began
+        if self.tries > FEW:  # a pause of the machine says nothing of the next try
+            spent = min(spent, SURPRISE * self.cost.seconds / (self.cost.passes - 1))
+        self.cost.seconds += spent
 
     @property
     def promise(self) -> float:

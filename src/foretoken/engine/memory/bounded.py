@@ -20,6 +20,7 @@ from foretoken.lm.runtime.prefixes import Prefixes
 from foretoken.types import DecodeState, Rows
 
 FEW = 4  # nodes: rows with smaller trees write less than one row fewer with what that leaves
+SEVERAL = 4  # rows that have a place at once, with few nodes, where none names its length
 
 
 class Room:
@@ -51,9 +52,9 @@ class Room:
         found = most(lambda size: self.fits(rows, context, size - 1, sampled), 1, self.nodes + 1)
         return found - 1 if found else None
 
-    def longest(self, sampled: bool = False) -> int:
-        """Tokens of the longest row that fits alone, without guesses."""
-        return most(lambda tokens: self.fits(1, tokens, 0, sampled), 1, 1 << 24)
+    def longest(self, sampled: bool = False, rows: int = 1, nodes: int = 0) -> int:
+        """Tokens of the longest row that fits: alone and without guesses, or as asked for."""
+        return most(lambda tokens: self.fits(rows, tokens, nodes, sampled), 1, 1 << 24)
 
     def refusal(self, row: DecodeState) -> CapabilityError | None:
         """Why a row can never have a place; None where it can."""
@@ -88,9 +89,10 @@ def draws(rows: Iterable[DecodeState]) -> bool:
 class Bounded(Waiting):
     """Rows wait until what they need is free; `caches` are told which size they may have."""
 
-    def __init__(self, room: Room, caches: Iterable[Any]) -> None:
+    def __init__(self, room: Room, caches: Iterable[Any], rows: int = SEVERAL) -> None:
         super().__init__()
         self.room, self.caches = room, tuple(caches)
+        self.several = min(SEVERAL, rows)  # of the most that are decoded together
         self.granted = Need(0, 0)  # what caches have room for
         self.wishes: dict[Prefixes, int] = {}  # bytes that may be kept of texts, memory allowing
         self.seen: tuple[int, ...] = ()  # uids of the rows that trees were cut for
@@ -109,7 +111,11 @@ class Bounded(Waiting):
 
     @property
     def longest(self) -> int | None:
-        return self.room.longest()
+        return self.room.longest(sampled=True)
+
+    @property
+    def usual(self) -> int | None:
+        return self.room.longest(sampled=True, rows=self.several, nodes=min(FEW, self.room.nodes))
 
     def look(self) -> None:
         """Share what is left among what is kept of texts that are over, when that has changed."""
@@ -120,10 +126,13 @@ class Bounded(Waiting):
 
     def spare(self) -> None:
         """Have what is kept of texts, and then of freed blocks, fit into what nothing else may
-        take."""
-        granted, wanted = self.granted, sum(self.wishes.values())
-        taken = self.room.layout.plan(granted).generation
-        free = max(self.room.left - taken, 0)
+        take. Of rows that write, the states that a head was told are kept until they are over."""
+        granted, wanted, layout = self.granted, sum(self.wishes.values()), self.room.layout
+        heard = layout.target.states(granted.rows * granted.context, layout.taps) if wanted else 0
+        free = max(self.room.left - layout.plan(granted).generation - heard, 0)
+        if heard and not free:
+            for _, lm in self.caches:
+                lm.forget_states()
         for prefixes, wish in self.wishes.items():
             prefixes.allow(min(wish, free * wish // wanted))
         use_large_blocks_again(self, free >= wanted + self.room.passing(granted))

@@ -62,7 +62,7 @@ class Budget:
         for lm in models.values():
             lm.borrowing.kernels.spare_memory()
             lm.grant(1, LEAST)
-        engine.waiting = Bounded(room, models.items())
+        engine.waiting = Bounded(room, models.items(), engine.max_rows)
         collect()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from foretoken.lm.runtime.batch_forward import BatchForward
 from foretoken.lm.runtime.captured import Captured, end_of
 from foretoken.lm.runtime.family import Family
-from foretoken.lm.runtime.heap import give_back
+from foretoken.lm.runtime.heap import give_back, sparing
 from foretoken.lm.runtime.layer_cache import SlotLayerCache
 from foretoken.lm.runtime.output_head import OutputHead
 from foretoken.lm.runtime.packing import (
@@ -98,8 +98,6 @@ class CachedLM(BatchForward):
         found = self.borrowing.refresh(full, self.structure.check)
         if full or found.weights or found.patched:
             self.shared.changes += 1
-            for memory in self._rows.values():
-                memory.stale = True
             if self.prefixes is not None:
                 self.prefixes.clear()
         if found.patched and self.graphs is not None:
@@ -143,9 +141,7 @@ class CachedLM(BatchForward):
         for i, row in enumerate(rows):
             known = row.uid in self._rows
             memory = self._entered(row)
-            assert not known or not memory.cached or self.missing(row), (
-                "a row that is already cached"
-            )
+            assert not known or not memory.cached or self.missing(row), "it is cached already"
             if not known and self.prefixes is not None:
                 begun[i] = self._resume(self.prefixes, row, memory, taps, last)
         parts = self._fill(rows, taps, limit, last)
@@ -204,10 +200,15 @@ class CachedLM(BatchForward):
     def _entered(self, row: DecodeState) -> Memory:
         """What is kept of a row, which is known from now on."""
         if row.uid not in self._rows:
-            self._rows[row.uid] = Memory(slot=len(self._slots))
+            self._rows[row.uid] = Memory(len(self._slots), weights=self.shared)
             self._slots.append(row.uid)
             self.cache.used = len(self._slots)
         return self._rows[row.uid]
+
+    def forget_states(self) -> None:
+        """Keep none of the rows that there are, for whoever begins alike."""
+        for memory in self._rows.values():
+            memory.fed.clear()
 
     def missing(self, row: DecodeState) -> int:
         """Committed tokens that are not cached yet, the last one aside."""
@@ -325,6 +326,7 @@ class CachedLM(BatchForward):
         """CapabilityError where the cache says another next token than a forward without it, as
         behaviour that sets in late (windows, scalings) may have it. Closes the row's open tree."""
         memory = self._memory(row)
+        self.refresh()  # nobody may have looked since the row began
         if memory.stale:
             return  # its first columns are of other weights: a fresh forward would say others
         memory.forget()
@@ -371,9 +373,8 @@ class CachedLM(BatchForward):
                 feeds.append(committed_feed(memory, rows[i].tokens, stop))
             wanted = [last is None or feed.cached > stops[i] - last
                       for i, feed in zip(due, feeds, strict=True)]  # fmt: skip
-            ran = self._run(feeds, taps if any(wanted) else ())
-            if self.cache.exact and sum(len(feed.tokens) for feed in feeds) > NARROW:
-                give_back()
+            with sparing(self.cache.exact and sum(len(feed.tokens) for feed in feeds) > NARROW):
+                ran = self._run(feeds, taps if any(wanted) else ())
             for i, score, keep in zip(due, ran, wanted, strict=True):
                 if keep and score.hidden is not None:
                     parts[i].append(score.hidden)
@@ -394,4 +395,5 @@ class CachedLM(BatchForward):
                 self._fill([row])
             missing = () if memory.tokens else row.tokens[memory.cached : -1]
             feeds.append(tree_feed(memory, missing, new, above))
-        return self._run(feeds, taps)
+        with sparing(self.cache.exact and sum(map(len, tokens)) > NARROW):
+            return self._run(feeds, taps)

@@ -7,6 +7,8 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -60,6 +62,21 @@ def give_back() -> None:
     library = c_library()
     if library is not None:
         library.malloc_trim(0)
+
+
+@contextmanager
+def sparing(memory: bool) -> Iterator[None]:
+    """Return free pages before and after what is done here: what was freed in small pieces, such as
+    the logits of guesses one by one, else lies beside what is made in large ones.
+    """
+    if not memory:
+        yield
+        return
+    give_back()
+    try:
+        yield
+    finally:
+        give_back()
 
 
 def collect() -> None:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from foretoken.lm.runtime.sharing import Shared
 from foretoken.trees.masks import ancestors, depths, prefixes
 from foretoken.types import Taps
 
@@ -31,7 +32,16 @@ class Memory:
     # hidden states of its first tokens as they were fed, where prefixes are kept, and their taps
     fed: list[Float[Tensor, "S L H"]] = field(default_factory=list)
     taps: Taps = ()
-    stale: bool = False  # weights were changed since its first columns were made
+    weights: Shared | None = None  # whoever counts how often those that it is read by were changed
+    made: int = field(init=False, default=0)  # how often they had been before its first column
+
+    def __post_init__(self) -> None:
+        self.made = 0 if self.weights is None else self.weights.changes
+
+    @property
+    def stale(self) -> bool:
+        """Whether weights were changed since its first columns were made."""
+        return self.weights is not None and self.weights.changes != self.made
 
     def take(self, count: int) -> Float[Tensor, "n H"] | None:
         """What stands for the embeddings of `count` tokens that are about to be fed."""

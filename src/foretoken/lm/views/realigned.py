@@ -72,6 +72,7 @@ class Realigned(TargetView):
         self.aligned.free(rows)
 
     def self_check(self, row: DecodeState) -> None:
+        self.lm.refresh()  # the change is told once: to whoever has more to forget
         self.aligned.self_check(row)
 
     def layer_cache(self, layer: int) -> LayerCache:

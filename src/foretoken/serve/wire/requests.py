@@ -115,6 +115,7 @@ class Asked(BaseModel):
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     n: int | None = Field(default=None, ge=1, le=MOST_TEXTS)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -168,6 +169,5 @@ class ChatRequest(Asked):
     """A conversation to be answered."""
 
     messages: Annotated[Several[Message], Field(min_length=1)]
-    max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)

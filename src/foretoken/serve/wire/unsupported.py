@@ -41,6 +41,10 @@ REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 REFUSED_IN_CHATS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "chat_template": (unless(""), "messages are read by the model's own template"),
+    "echo": (unless(), "an answer begins behind its messages; /v1/completions has echo"),
+}
+REFUSED_IN_COMPLETIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "top_logprobs": (unless(), "a completion takes their number as logprobs"),
 }
 IGNORED = frozenset(
     "store metadata service_tier parallel_tool_calls safety_identifier prompt_cache_key "
@@ -57,7 +61,8 @@ def check_fields(asked: Asked) -> None:
     known = set(type(asked).model_fields)
     # A name that is so much longer than any of ours is like none of them.
     longest = max(map(len, known)) * (2 / ALIKE - 1)
-    refused = {**REFUSED, **REFUSED_IN_CHATS} if isinstance(asked, ChatRequest) else REFUSED
+    chat = isinstance(asked, ChatRequest)
+    refused = {**REFUSED, **(REFUSED_IN_CHATS if chat else REFUSED_IN_COMPLETIONS)}
     reading, looked_at = reading_of(asked), 0
     for name, value in (asked.model_extra or {}).items():
         if name in refused:

@@ -29,6 +29,7 @@ class Guesses(Capture):
     mix: float = 0.0  # share of the target's own tokens in what the draft model reads
 
     def record(self, session: Session, row: DecodeState, text: Sequence[int]) -> Tensors:
+        text = text[: room(session, row)]  # a guess at the last place is read, too
         tree = chain(row.tokens[-1], text)
         n, coins = len(text), row.coins
         session.target.prefill([row])
@@ -37,7 +38,7 @@ class Guesses(Capture):
         p = row.warp.laws(row.tokens, tree, score.logits)
         logits, before = _read(session.draft, row, text)
         q = row.warp.laws(row.tokens, tree, logits)
-        laws = torch.stack([q[i] for i in range(n)])  # [n, V]
+        laws = torch.stack([q[i] for i in range(n)]) if n else logits[:0]  # [n, V]
         guesses = [coins.draw(law) for law in laws]
         chances = [min(1.0, float(p[i][y]) / float(laws[i][y])) for i, y in enumerate(guesses)]
         own = [coins.flip(self.mix) for _ in range(n)]
@@ -46,7 +47,7 @@ class Guesses(Capture):
         outcomes = [float(coins.flip(chance)) for chance in chances]
         best = [float(y == int(p[i].argmax())) for i, y in enumerate(guesses)]
         found = {
-            "input_ids": torch.tensor(guesses),
+            "input_ids": torch.tensor(guesses, dtype=torch.long),
             "accept": torch.tensor(chances),  # the true chance
             "outcome": torch.tensor(outcomes),  # a log's view of it
             "best": torch.tensor(best),
@@ -56,6 +57,15 @@ class Guesses(Capture):
         }
         chosen = torch.tensor([i for i in range(n) if not own[i]], dtype=torch.long)
         return {name: values[chosen] for name, values in found.items()}
+
+
+def room(session: Session, row: DecodeState) -> int | None:
+    """Tokens that both models have positions for behind a row; None: as many as there are.
+
+    The last one that an engine writes needs none, as it is never fed.
+    """
+    known = [lm.max_length for lm in (session.target, session.draft) if lm.max_length is not None]
+    return max(0, min(known) - len(row.tokens)) if known else None
 
 
 def _read(draft: Any, row: DecodeState, text: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -41,10 +41,14 @@ class Texts(Capture):
         whole = make_row([*row.tokens, *text], row.params, row.coins, target.vocab_size)
         taps = (*read, FinalNorm())
         [states] = target.prefill([whole], taps)
-        [last] = target.grow([whole], [whole.tokens[-1:]], [[-1]], taps)
+        assert states is not None, "they were asked for"
+        last = states[-1:]  # stands in where no position is left: no head learns from it
+        if target.max_length is None or len(whole.tokens) <= target.max_length:
+            [score] = target.grow([whole], [whole.tokens[-1:]], [[-1]], taps)
+            assert score.hidden is not None, "as were these"
+            last = score.hidden
         target.free([whole])
-        assert states is not None and last.hidden is not None, "both were asked for"
-        states = torch.cat([states, last.hidden])
+        states = torch.cat([states, last])
         laws = target.unembed(states[before - 1 : -1, -1])
         found = {
             "input_ids": torch.tensor(whole.tokens),

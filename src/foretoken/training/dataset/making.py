@@ -243,7 +243,7 @@ def make_data(
     plan = {"target": source, "given": told_of(given), "text": read.name, **asdict(config)}
     if fresh:  # behind whatever could be wrong with what was asked for
         clear(folder, LEFT_BY_RUNS)
-    same_plan(folder, plan, given)
+    same_plan(folder, plan, given, read)
     held_out = read.held_out(config.held_out, config.seed)
     with Progress(console=Console(stderr=True), disable=not show) as bar:
         count = -(-len(read.windows) // config.shard)
@@ -329,7 +329,19 @@ def check_shards(folder: Path, given: int, plan: dict[str, Any]) -> None:
         )
 
 
-def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any] = ()) -> None:
+def same_text(before: dict[str, Any], read: Read, given: int) -> bool:
+    """Whether ordinary text is that of a folder, whatever number of chats comes with it.
+
+    Once its name was of these, too: of as many as there were then.
+    """
+    told = before.get("given")
+    count = told["count"] if isinstance(told, dict) else told or 0
+    others = given - len(read.prompts)  # that were given by themselves, which come first
+    once = digest([read.windows, read.prompts[: max(0, count - others)]])
+    return before["text"] in (read.name, once)
+
+
+def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any], read: Read) -> None:
     """Refuse to go on in a folder of another target or other options; more chats are welcome."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PLAN
@@ -338,15 +350,14 @@ def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any] = ()) -> 
         found = json.loads(path.read_text(encoding="utf-8"))
         # An option that is younger than the folder had its default.
         before = {"text": None, **json.loads(json.dumps(asdict(DataConfig()))), **found}
+        alike = {
+            "given": same_prompts(before["given"], given, plan["shard"]),
+            "text": same_text(before, read, len(given)),
+        }
         other = sorted(
             name
             for name in asked
-            if name not in FREE
-            and not (
-                same_prompts(before[name], given, plan["shard"])
-                if name == "given"
-                else asked[name] == before[name]
-            )
+            if name not in FREE and not alike.get(name, asked[name] == before[name])
         )
         if other:
             raise ConfigError(

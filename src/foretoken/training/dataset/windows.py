@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from foretoken.coins import SeededCoins
@@ -21,6 +23,8 @@ from foretoken.trees.build import chain
 from foretoken.types import Draft, Draw, SamplingParams
 
 LEAST = 8  # tokens of a window; shorter rests are left out
+PATIENCE = 10_000  # records without use in a row, after which one without an end is left
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -44,14 +48,12 @@ class Read:
         """Read a source up to the limits."""
         before = len(self.windows), len(self.prompts)
         records = 0
-        for one in read_source(source):
-            room = config.text_tokens - self.tokens
-            if (room < LEAST) if one.text is not None else len(self.prompts) >= config.chats:
-                break
+        for one in self.wanted(config, source):
             records += 1
             if one.text is None:
                 self.prompts += self.fresh(prompts_of(one, session))
             else:
+                room = config.text_tokens - self.tokens
                 longest = min(config.text_window, session.target.max_length or config.text_window)
                 self.windows += self.fresh(cut(ids_of(one, session)[:room], longest))
         if not records:
@@ -64,6 +66,25 @@ class Read:
         tokens = sum(map(len, windows))
         told = {"records": records, "windows": len(windows), "tokens": tokens}
         self.sources.append({"source": source, **told, "prompts": len(prompts)})
+
+    def wanted(self, config: Any, source: str) -> Iterator[Record]:
+        """Records until there is room for none; those of a kind that is full are passed over."""
+        passed = idle = 0
+        streamed = not Path(source).exists()  # of the hub: it may be huge, and all of one kind
+        room = config.text_tokens - self.tokens
+        for one in read_source(source):
+            no_text, no_chats = room < LEAST, len(self.prompts) >= config.chats
+            if (no_text and no_chats) or (streamed and idle >= PATIENCE):
+                break
+            full = no_chats if one.text is None else no_text
+            if full:
+                passed, idle = passed + 1, idle + 1
+                continue
+            yield one
+            idle, room = 0, config.text_tokens - self.tokens
+        if passed:
+            said = "%s: passed over %d records that text_tokens or chats have no room for"
+            LOG.info(said, source, passed)
 
     def fresh(self, some: Sequence[list[int]]) -> Iterator[list[int]]:
         """Those that were not there yet."""
@@ -79,8 +100,10 @@ class Read:
 
     @property
     def name(self) -> str | None:
-        """What tells it from other text; None where nothing was read."""
-        return digest([self.windows, self.prompts]) if self.sources else None
+        """What tells its text from other text, whatever chats came with it; None where nothing was
+        read.
+        """
+        return digest(self.windows) if self.sources else None
 
     def held_out(self, share: float, seed: int) -> set[int]:
         """The numbers of the windows that no draft is trained on: one of two or more."""

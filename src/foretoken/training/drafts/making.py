@@ -52,7 +52,9 @@ class DraftConfig(Learning):
 
 
 def fits_heads(shape: tuple[int, int] | None) -> bool:
-    return shape is None or (shape[0] >= 64 and shape[0] % 64 == 0 and shape[1] >= 1)
+    if shape is None:
+        return True
+    return len(shape) == 2 and shape[0] >= 64 and shape[0] % 64 == 0 and shape[1] >= 1
 
 
 def run(order: Order) -> dict[str, Any]:
