@@ -141,7 +141,7 @@ class CachedLM(BatchForward):
         for i, row in enumerate(rows):
             known = row.uid in self._rows
             memory = self._entered(row)
-            assert not known or not memory.cached or self.missing(row), "it is cached already"
+            assert not known or not memory.cached or self.missing(row), "it was already cached"
             if not known and self.prefixes is not None:
                 begun[i] = self._resume(self.prefixes, row, memory, taps, last)
         parts = self._fill(rows, taps, limit, last)
