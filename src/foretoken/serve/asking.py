@@ -212,7 +212,7 @@ def rows_of(
     called in a thread that may wait."""
     target, tokenizer = session.target, session.tokenizer
     waiting = session.engine.waiting
-    longest = shorter(target.max_length, waiting.longest)
+    longest, usual = shorter(target.max_length, waiting.longest), waiting.usual
     options = {**sampling_of(asked), **who}
     if "prediction" in options:  # read once for all texts, as far as the longest of them can go
         options["prediction"] = session.foretelling.expected(options["prediction"], longest)
@@ -228,7 +228,7 @@ def rows_of(
         check_reading(asked, getattr(tokenizer, "chat_template", None), len(ids))
         first = number * asked.texts
         seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
-        most = most_tokens(asked, len(ids), longest, waiting.usual, limit)
+        most = most_tokens(asked, len(ids), longest, usual, limit)
         rows += session.rows([ids] * asked.texts, most, seed=seeds, **options)
     return rows
 
