@@ -20,6 +20,7 @@ from transformers.generation.logits_process import (
 
 from foretoken.coins import SeededCoins
 from foretoken.errors import ConfigError
+from foretoken.row import make_row, place_processors
 from foretoken.trees.build import from_paths
 from foretoken.types import SamplingParams
 from foretoken.warp import Warp, best_on_device, best_tokens, cuts
@@ -227,6 +228,29 @@ def test_processors_are_not_asked_what_follows_an_end() -> None:
     for node in range(len(tree)):
         assert laws[node].sum() == pytest.approx(1.0)
     assert sorted(asked) == [[0], [0, 1], [0, 2]]
+
+
+@pytest.mark.gpu
+def test_processors_are_called_where_their_own_tensors_are() -> None:
+    """Of a target on the CPU whose draft is elsewhere, and the other way round."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    logits = torch.randn(4, dtype=torch.float64)
+    for own, other in (("cpu", "cuda"), ("cuda", "cpu")):
+        table = torch.linspace(0.0, 2.0, 4, dtype=torch.float64, device=own)
+
+        def shifted(
+            ids: torch.Tensor, scores: torch.Tensor, table: torch.Tensor = table
+        ) -> torch.Tensor:
+            return scores + table[ids[:, -1:]] * table
+
+        params = SamplingParams(temperature=1.0, processors=shifted)
+        row = make_row([2], params, SeededCoins(0), 4)
+        place_processors(row, torch.device(own))
+        expected = row.warp.law(row.tokens, logits.to(own))
+        found = row.warp.law(row.tokens, logits.to(other))
+        assert found.device.type == other
+        torch.testing.assert_close(found.cpu(), expected.cpu())
 
 
 def test_the_best_of_nan_is_refused_where_torch_looks_for_it_as_well() -> None:

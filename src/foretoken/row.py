@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from foretoken.coins import Coins, SeededCoins
 from foretoken.types import DecodeState, Finish, Rows, SamplingParams
@@ -32,6 +34,12 @@ def make_row(
     return row_class(
         list(prompt), len(prompt), params, coins, warp, ended, longest=longest, fresh=fresh
     )
+
+
+def place_processors(row: DecodeState, device: Any) -> None:
+    """Have a row's processors called on the target's device (None: it has none), draft or not."""
+    if row.params.processors and device is not None:
+        row.params = row.warp.params = replace(row.params, device=device)
 
 
 def rewind(rows: Rows, used: Sequence[int]) -> None:

@@ -15,13 +15,15 @@ from foretoken.audit.greedy import compare_greedy, first_difference
 from foretoken.audit.law import PROMPT, engine_law, merged_law, own_law, total_variation
 from foretoken.audit.report import AuditReport, AuditRow
 from foretoken.controllers.fixed import Fixed
+from foretoken.controllers.steady import Size
 from foretoken.drafters.nothing import Nothing
+from foretoken.drafters.prompt_lookup import PromptLookup
 from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.methods import METHODS, VERIFIERS, resolve
 from foretoken.row import make_row
-from foretoken.types import Draw, Memory, SamplingParams, Shape
+from foretoken.types import Budget, Draw, Memory, SamplingParams, Shape
 from foretoken.verifiers.point import Point
 
 
@@ -108,6 +110,26 @@ def of_row(entry) -> set[str]:
     return {
         entry.name for _, subject, _ in jobs if subject.replace(",", " ").split()[0] == entry.name
     }
+
+
+class GreedyOnly(PromptLookup):
+    """Drafts nothing for sampled text."""
+
+    def propose_one(self, row, budget):
+        return super().propose_one(row, budget if row.warp.greedy else Budget(0, 0))
+
+
+def test_sampled_text_that_nothing_was_drafted_for_is_not_judged(monkeypatch) -> None:
+    def built(entry, vocab, *parts, view=None):
+        return Engine(TableLM.random(vocab, seed=21), GreedyOnly(), Point(), Fixed(Size(depth=2)))
+
+    monkeypatch.setattr(checks, "table_engine", built)
+    settings = ("temperature 1", "temperature 0")
+    judged = partial(checks.method_law, METHODS["prompt-lookup"], "point", "fixed")
+    good, detail, _ = judged(settings=settings)
+    assert not good and "nothing was drafted at temperatures above 0" in detail
+    good, detail, _ = judged(settings=settings[1:])
+    assert good, detail
 
 
 def test_a_failed_row_fails_the_report() -> None:

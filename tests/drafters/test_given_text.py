@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -181,6 +182,24 @@ def test_nobody_guesses_in_plain_decoding() -> None:
     truth = text_of()
     [row], recorder = run(engine_of("plain", "fixed"), truth)
     assert row.new_tokens == truth and recorder.stats[row.uid].drafted == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "used"),
+    [("plain", False), ("pearl", False), ("mcsd-target-init", False), ("chain", True)],
+)
+def test_a_prediction_that_is_not_used_is_told_of_once(
+    method: str, used: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth, engine = text_of(), engine_of(method, "fixed")
+    with caplog.at_level(logging.WARNING, "foretoken"):
+        run(engine, None)
+        assert not caplog.records
+        for _ in range(2):
+            [row], recorder = run(engine, truth)
+            assert (recorder.stats[row.uid].accepted_prediction > 0) == used
+    assert [record.name for record in caplog.records] == ["foretoken.engine.engine"] * (not used)
+    assert used or "a prediction was passed" in caplog.text
 
 
 def test_given_text_is_a_chain_for_rules_that_read_chains() -> None:

@@ -14,6 +14,7 @@ from foretoken.engine import beam_session
 from foretoken.engine.assemble import assemble
 from foretoken.engine.beam import decode
 from foretoken.engine.beam_session import BeamSession
+from foretoken.engine.scheduling import held
 from foretoken.engine.session import Session
 from foretoken.errors import CapabilityError, ConfigError, PairingError
 from foretoken.lm.table import TableLM
@@ -151,6 +152,46 @@ def test_stop_strings_of_the_config_are_refused_as_asked_ones_are(tiny_pair, byt
         pytest.raises(ConfigError, match="stop_strings"),
     ):
         beams.generate(PROMPT, 4)
+
+
+def test_a_model_set_to_training_mode_ends_its_beams(make_llama):
+    target = make_llama(61)
+
+    def switch(ids, scores):
+        target.train()
+        return scores
+
+    hot = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1}
+    with foretoken.load(target, "beam-sampling", kernels="dense", num_beams=2) as beams:
+        with pytest.raises(ConfigError, match="training mode"):
+            beams.generate([5, 9, 2], processors=switch, **hot)
+        target.eval()
+        assert beams.generate([5, 9, 2], **hot).sequences
+
+
+def test_beams_that_wait_for_their_turn_see_a_session_closed(make_llama, monkeypatch):
+    beams = foretoken.load(make_llama(61), "beam-sampling", kernels="dense", num_beams=2)
+    checked, told, make_rows = threading.Event(), [], beams.beam_rows
+
+    def noted(*given, **options):
+        rows = make_rows(*given, **options)
+        checked.set()
+        return rows
+
+    def wait():
+        try:
+            beams.generate([5, 9, 2], 8, temperature=1.0, seed=1)
+        except ConfigError as error:
+            told.append(str(error))
+
+    monkeypatch.setattr(beams, "beam_rows", noted)
+    thread = threading.Thread(target=wait)
+    with held(beams.scheduler.turns):
+        thread.start()
+        assert checked.wait(30)
+        beams.close()
+    thread.join(30)
+    assert len(told) == 1 and "closed" in told[0]
 
 
 def test_a_task_that_is_cancelled_ends_its_beams(spec, monkeypatch):

@@ -189,6 +189,20 @@ def test_a_sampling_config_samples(model, session):
     )
 
 
+def test_a_nucleus_of_nothing_keeps_the_best_token(model, session, byte_tokenizer):
+    """generate takes it; named in a request of ours, it is refused."""
+    ids = ids_of(byte_tokenizer)
+    options = {"do_sample": True, "top_p": 0.0, "max_new_tokens": 8}
+    expected = by_generate(model, ids, **options)
+    faster = foretoken.custom_generate("prompt-lookup", kernels="dense")
+    assert by_generate(model, ids, custom_generate=faster, **options) == expected
+    model.generation_config.do_sample, model.generation_config.top_p = True, 0.0
+    for seed in range(3):
+        assert session.generate(PROMPT, 8, seed=seed).tokens == expected
+    with pytest.raises(ConfigError, match="top_p"):
+        session.generate(PROMPT, 8, top_p=0.0)
+
+
 def test_explicit_options_win(model, session, byte_tokenizer):
     ids = ids_of(byte_tokenizer)
     plain = session.generate(PROMPT, LENGTH).tokens

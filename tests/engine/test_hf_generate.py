@@ -55,6 +55,18 @@ def test_greedy_ids_are_those_of_generate(tiny_pair, byte_tokenizer, faster, tex
     assert torch.equal(ours, alone) and ours.dtype == alone.dtype
 
 
+@pytest.mark.parametrize(
+    "penalty", [{"encoder_repetition_penalty": 1.5}, {"encoder_no_repeat_ngram_size": 2}], ids=str
+)
+def test_each_of_several_texts_is_held_to_its_own_prompt(tiny_pair, byte_tokenizer, chain, penalty):
+    """generate tells these processors of the prompts before it repeats them."""
+    inputs = encoded(byte_tokenizer, PROMPTS[::2])
+    options = {"do_sample": True, "top_k": 1, "num_return_sequences": 2, "max_new_tokens": 16}
+    alone = tiny_pair[0].generate(**inputs, **options, **penalty)
+    ours = tiny_pair[0].generate(**inputs, **options, **penalty, custom_generate=chain)
+    assert torch.equal(ours, alone)
+
+
 class EndsWith(StoppingCriteria):
     """Stops after a token; remembers every length it was asked about."""
 

@@ -153,6 +153,38 @@ def test_nothing_is_warned_of_where_nothing_is_ignored(tiny_pair, byte_tokenizer
         )
 
 
+def test_a_method_of_another_law_says_so_once(tiny_pair, byte_tokenizer, chain):
+    lossy = foretoken.custom_generate(
+        "mcsd-target-init", tiny_pair[1], kernels="dense", controller="fixed"
+    )
+    assert repr(lossy).endswith(", LOSSY)") and "LOSSY" not in repr(chain)
+    inputs = encoded(byte_tokenizer, PROMPTS[:1])
+    options = {"do_sample": False, "max_new_tokens": 4, "custom_generate": lossy}
+    with pytest.warns(UserWarning, match="LOSSY") as told:
+        tiny_pair[0].generate(**inputs, **options)
+    assert [one.filename for one in told if "LOSSY" in str(one.message)] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny_pair[0].generate(**inputs, **options)
+    assert repr(lossy).endswith(", LOSSY)")
+
+
+def test_what_was_learnt_is_kept_and_a_text_is_not_lost_where_it_cannot_be(
+    tiny_pair, byte_tokenizer, tmp_path
+):
+    kept = tmp_path / "learnt"
+    faster = foretoken.custom_generate("token-recycling", memory=str(kept), kernels="dense")
+    inputs = encoded(byte_tokenizer, PROMPTS[:1])
+    options = {"do_sample": False, "max_new_tokens": 6, "custom_generate": faster}
+    first = tiny_pair[0].generate(**inputs, **options)
+    assert kept.is_file()
+    kept.unlink()
+    kept.mkdir()  # where no file can be written
+    with pytest.warns(UserWarning, match="saving recycled tokens") as told:
+        assert torch.equal(tiny_pair[0].generate(**inputs, **options), first)
+    assert [one.filename for one in told if "saving" in str(one.message)] == [__file__]
+
+
 class Fails:
     """Raises at one of its calls."""
 

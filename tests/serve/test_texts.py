@@ -260,6 +260,8 @@ def test_a_long_answer_is_written_beside_the_event_loop(served, monkeypatch, pat
         asked |= {"messages": CHAT, "logprobs": True, "top_logprobs": 3}
     else:
         asked |= {"prompt": PROMPT, "logprobs": 3, "echo": False}
+    served.post(path, json=asked)  # both below start from what this keeps of the prompt
+    threads.clear()
     told = []
     for long in (answering.LONG_ANSWER, 2 * 12 * 4):
         monkeypatch.setattr(answering, "LONG_ANSWER", long)

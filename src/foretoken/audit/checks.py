@@ -6,7 +6,7 @@ models handed in as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -158,16 +158,25 @@ def method_law(
     }
     worst = max(gaps, key=lambda name: gaps[name].variation)
     value = gaps[worst].variation
-    drafted = sum(gap.law.drafted for gap in gaps.values())
     outcomes = sum(gap.law.outcomes for gap in gaps.values())
     detail = f"TV {value:.1e} over {len(gaps)} settings, {outcomes} outcomes"
     if value > exact.BOUND:
         detail = f"TV {value:.3g} at {worst}"
-    elif entry.name != "plain" and drafted == 0.0:
-        detail = "nothing was drafted, so nothing was shown"
+    elif entry.name != "plain" and (silent := undrafted(gaps)):
+        detail = f"nothing was drafted at {' and '.join(silent)}, so nothing was shown"
         value = float("inf")
     values = {name: gap.variation for name, gap in gaps.items()}
     return value <= exact.BOUND, detail, values
+
+
+def undrafted(gaps: Mapping[str, exact.Gap]) -> list[str]:
+    """Which of greedy and sampled text, where settings ask for it, nothing was drafted for."""
+    drafted: dict[str, float] = {}
+    for name, gap in gaps.items():
+        sampled = exact.SETTINGS[name]["temperature"] > 0.0
+        kind = "temperatures above 0" if sampled else "temperature 0"
+        drafted[kind] = drafted.get(kind, 0.0) + gap.law.drafted
+    return [kind for kind, expected in drafted.items() if expected == 0.0]
 
 
 DRAWN_SHAPES = ((2, 1), (1, 2), (3,))  # every drawn node multiplies the outcomes

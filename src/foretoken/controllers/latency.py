@@ -42,7 +42,8 @@ class Fit:
         self.profiled, self.recent = np.zeros((size, size + 1)), np.zeros((size, size + 1))
         self.coefficients: list[float] = [0.0] * size
         self.drift = 1.0
-        self.waiting = 0  # steps that are not in the coefficients yet
+        # steps that are not in the coefficients yet: features, seconds, and their weight
+        self.waiting: list[tuple[Features, float, float]] = []
 
     def seconds(self, features: Features) -> float:
         """The prediction."""
@@ -60,17 +61,18 @@ class Fit:
         ratio = seconds / max(self.seconds(features), 1e-9)
         ratio = min(max(ratio, 1.0 / SURPRISE), SURPRISE)
         weight = min(1.0, TRUST / max(abs(ratio - 1.0), 1e-9))
-        self.recent *= FADE
-        self.recent += weight * equation(features, max(seconds, 1e-9) / self.drift)
+        self.waiting.append((features, max(seconds, 1e-9) / self.drift, weight))
         self.drift *= ratio**DRIFT
-        self.waiting += 1
-        if self.waiting < REFIT:
+        if len(self.waiting) < REFIT:
             return False
         self.solve()
         return True
 
     def solve(self) -> None:
         """The coefficients of least squared errors; those that come out negative are left out."""
+        for features, seconds, weight in self.waiting:
+            self.recent = FADE * self.recent + weight * equation(features, seconds)
+        self.waiting.clear()
         known = self.profiled + self.recent
         squares, right = known[:, :-1], known[:, -1]
         squares = squares + RIDGE * float(squares.diagonal().max()) * np.eye(len(squares))
@@ -84,7 +86,6 @@ class Fit:
         self.coefficients = [0.0] * len(squares)
         for place, value in zip(kept, found.tolist(), strict=True):
             self.coefficients[place] = max(value, 0.0)
-        self.waiting = 0
 
 
 def equation(features: Features, seconds: float) -> Array:

@@ -147,18 +147,20 @@ class Allotment:
     goodput: float
 
 
-Gain = tuple[float, int, int]
+Gain = tuple[float, int, int, float]
 
 
 def gains(offers: Sequence[Sequence[float]]) -> list[Gain]:
     """The nodes of all rows, best first: by how much each makes its row's steps fewer (negative, to
-    be sorted by), its place in the row's offers and the row.
+    be sorted by), its place in the row's offers, the row, and the logarithm of what it makes of the
+    row's tokens.
     """
     order = []
     for at, own in enumerate(offers):
         tokens = 1.0
         for place, value in enumerate(own):
-            order.append((-value / tokens, place, at))
+            gain = value / tokens
+            order.append((-gain, place, at, log(1.0 + gain)))
             tokens += value
     order.sort()
     return order
@@ -194,7 +196,7 @@ def allot(
         if goodput > best:
             best, kept, depth = goodput, within[:taken], level
     chosen = [0] * count
-    for _, _, at in kept:
+    for _, _, at, _ in kept:
         chosen[at] += 1
     return Allotment(chosen, best / count)
 
@@ -216,10 +218,10 @@ def best_prefix(
     enough = count * seconds.least / (most + seconds.least)
     best, best_at, won, nodes, asked = -inf, 0, 0.0, 0.0, 0
     scoring, levels, row, node = seconds.scoring, seconds.levels, seconds.row, seconds.node
-    for taken, (gain, place, _) in enumerate(order, 1):
+    for taken, (gain, place, _, more) in enumerate(order, 1):
         if -gain <= enough:
             break
-        won += share * log(1.0 - gain)
+        won += share * more
         nodes += share
         asked += place == 0
         if deepest[place] > depth:
@@ -243,12 +245,12 @@ def cut(
     order = gains([[own[node] for node in at] for own, at in zip(promises, places, strict=True)])
     count = len(promises)
     best, best_at, won = -count * log(scoring[0] + drafting), 0, 0.0
-    for taken, (gain, _, _) in enumerate(order, 1):
-        won += log(1.0 - gain)
+    for taken, (_, _, _, more) in enumerate(order, 1):
+        won += more
         goodput = won - count * log(scoring[taken] + drafting)
         if goodput > best:
             best, best_at = goodput, taken
     kept: list[list[int]] = [[0] for _ in promises]
-    for _, place, at in order[:best_at]:
+    for _, place, at, _ in order[:best_at]:
         kept[at].append(places[at][place] + 1)
     return [sorted(nodes) for nodes in kept]

@@ -22,6 +22,7 @@ from foretoken.contract import Controller
 from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_candidates, check_scoring, promise_of
 from foretoken.lm.runtime.branches import BranchingLM, feed, prune
+from foretoken.row import place_processors
 from foretoken.trees.forest import Beam, BeamRow, Cut, Layer, Written
 from foretoken.types import Traits
 from foretoken.verifiers.beams import Beams, LayerVerdict
@@ -109,6 +110,7 @@ def decode(
             with Uninterrupted(), torch.inference_mode():
                 while waiting and len(running) < (max_rows or engine.max_rows):
                     row = waiting.popleft()
+                    place_processors(row.state, getattr(engine.target, "device", None))
                     running.append(row)
                     engine.target.prefill([row.state])
                     engine.drafter.start(row)

@@ -82,7 +82,9 @@ class BeamResult:
     """What one prompt became: at most num_beams different texts, the best first."""
 
     sequences: list[list[int]]  # new tokens, the one that ended the text included
-    scores: list[float]  # mean log-likelihood per token under the target, untempered
+    # mean log-likelihood per token, under the target's law behind penalties, bias, processors and
+    # grammar, untempered
+    scores: list[float]
     texts: list[str]  # without end tokens; empty ones where there is no tokenizer
     finish_reasons: list[str]  # "stop", "length" or "context", as in Result
     stats: BeamStats
@@ -202,8 +204,10 @@ class BeamSession(Session):
             raise unwatched(f"the generation config's stop_strings={list(stop)!r}", self.method)
         stats = {row.state.uid: BeamStats() for row in rows}
         with held(self.scheduler.turns), closing(decode(rows, self.engine)) as records:
+            self.scheduler.check_models()  # others had their turn since the rows were checked
             before = perf_counter()
             for record in records:
+                self.scheduler.check_models()
                 now = perf_counter()
                 for row, done in zip(record.rows, record.rounds, strict=True):
                     stats[row.state.uid].add(done, record)

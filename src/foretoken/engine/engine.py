@@ -21,12 +21,12 @@ from foretoken.engine.admission import Waiting
 from foretoken.engine.alike import Alike, half_of
 from foretoken.engine.batch_costs import batch_costs
 from foretoken.engine.interrupts import Uninterrupted
-from foretoken.engine.promise import Promise, check_parts, promise_of
+from foretoken.engine.promise import UNHEEDED, Promise, check_parts, heeds, promise_of
 from foretoken.engine.step import Parts, advance
 from foretoken.engine.tolerant import blamed
 from foretoken.errors import ForetokenError
-from foretoken.row import rewind
-from foretoken.types import DecodeState, Draw, Finish, Rows, Step
+from foretoken.row import place_processors, rewind
+from foretoken.types import DecodeState, Finish, Rows, Step
 
 Listener = Callable[[Step], None]
 LOG = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class Engine(Parts):
     fed_for: float = 0.0  # seconds of prompts that no step was charged yet
     unverified: int = 0  # tokens of a text that the target had no memory to check itself at
     given: GivenText | None = None  # around the drafter, once a request says what comes next
+    unheeded: bool = False  # a prediction came that is not used, and that was told
 
     def __post_init__(self) -> None:
         check_parts(self.target, self.drafter, self.verifier, self.controller)
@@ -56,6 +57,11 @@ class Engine(Parts):
     def promise(self) -> Promise:
         """The law that texts of this engine follow."""
         return promise_of(self.drafter, self.verifier, self.target)
+
+    @property
+    def heeds(self) -> bool:
+        """Whether what requests say themselves of their texts is guessed."""
+        return heeds(self.drafter, self.verifier, self.promise)
 
     @property
     def most_held(self) -> int:
@@ -77,6 +83,10 @@ class Engine(Parts):
 
     def submit(self, row: DecodeState) -> None:
         """Add a row; it joins the batch at the next step that has room."""
+        place_processors(row, getattr(self.target, "device", None))
+        if row.prediction is not None and not (self.unheeded or self.heeds):
+            self.unheeded = True
+            LOG.warning(UNHEEDED)
         self.waiting.add(row)
 
     def cancel(self, row: DecodeState) -> None:
@@ -283,12 +293,8 @@ class Engine(Parts):
         return advance(rows, self)
 
     def with_given(self) -> Parts:
-        """The parts of a step in which requests say themselves what comes next.
-
-        Nobody guesses in plain decoding, and a law that is not kept is not bent further.
-        """
-        fits = Draw.POINT in self.verifier.exact_for and self.promise.lossless
-        if not fits or getattr(self.drafter, "silent", False):
+        """The parts of a step in which requests say themselves what comes next."""
+        if not self.heeds:
             return self
         if self.given is None or self.given.inner is not self.drafter:
             self.given = GivenText(self.drafter)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import CapabilityError, ConfigError
-from foretoken.types import DecodeState
+from foretoken.types import DecodeState, SamplingParams
 
 # Warpers our own Warp repeats bit for bit, in transformers' order; attribute -> sampling option.
 WARPERS = {
@@ -35,11 +35,12 @@ STATEFUL = frozenset(
     }
 )
 BY_ROW = frozenset({"PrefixConstrainedLogitsProcessor"})  # asks for the number of the row
-# What processors know of each row of a batch, and how it is told of one row alone.
+# What processors know of each row of a batch, or of each prompt that several rows share, and how it
+# is told of one place alone.
 BY_BATCH: dict[str, Callable[[Any, int], Any]] = {
-    "prompt_ignore_length": lambda lengths, row: int(lengths[row]),
-    "encoder_input_ids": lambda ids, row: ids[row : row + 1],
-    "generated_ngrams": lambda ngrams, row: ngrams[row : row + 1],
+    "prompt_ignore_length": lambda lengths, at: int(lengths[at]),
+    "encoder_input_ids": lambda ids, at: ids[at : at + 1],
+    "generated_ngrams": lambda ngrams, at: ngrams[at : at + 1],
 }
 UNDERSTOOD = frozenset(
     {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache"}
@@ -51,26 +52,39 @@ def split_processors(processors: Any, do_sample: bool) -> tuple[dict[str, Any], 
     options: dict[str, Any] = {"temperature": 1.0 if do_sample else 0.0}
     kept, order = list(processors), list(WARPERS)
     while do_sample and kept and type(kept[-1]).__name__ in order:
-        warper = kept[-1]
+        warper, name = kept[-1], type(kept[-1]).__name__
+        value = getattr(warper, WARPERS[name])
         if (
             getattr(warper, "filter_value", -torch.inf) != -torch.inf
             or getattr(warper, "min_tokens_to_keep", 1) != 1
+            or not takes(WARPERS[name], value)
         ):
             break
-        name = type(warper).__name__
-        options[WARPERS[name]] = getattr(warper, WARPERS[name])
+        options[WARPERS[name]] = value
         order = order[: order.index(name)]  # only what comes before it may stand before it
         kept.pop()
     return options, type(processors)(kept) if kept else None
 
 
-def for_row(processors: Any, row: int) -> Any:
-    """The processors of one row: what they know of each row of the batch becomes this row's."""
+def takes(option: str, value: Any) -> bool:
+    """Whether we have this value of an option, too: generate's nucleus may be of nothing."""
+    try:
+        SamplingParams(**{option: value})
+    except ConfigError:
+        return False
+    return True
+
+
+def for_row(processors: Any, row: int, rows: int) -> Any:
+    """The processors of one of so many rows: what they know of the batch becomes this row's.
+
+    Rows of one prompt stand together, and what is known by prompt has fewer entries than rows.
+    """
     own = []
     for processor in processors:
         known = {
-            name: of_row(value, row)
-            for name, of_row in BY_BATCH.items()
+            name: told(value, row * len(value) // rows)
+            for name, told in BY_BATCH.items()
             if isinstance(value := getattr(processor, name, None), Tensor | list)
         }
         if known:

@@ -9,9 +9,10 @@ row: what depends on the rest of the batch is refused.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from foretoken.coins import SeededCoins, seed_from_torch
+from foretoken.contract import Remembers
 from foretoken.engine.assemble import check_options
 from foretoken.engine.borrowed_model import BorrowedModel
 from foretoken.engine.engine import Engine, decode
@@ -37,12 +39,14 @@ from foretoken.engine.hf_arguments import (
 from foretoken.engine.hf_lengths import check_lengths
 from foretoken.engine.models import check_request, engine_over
 from foretoken.engine.prepare import teach_costs
+from foretoken.engine.promise import promise_of_row
 from foretoken.engine.requests import row_seeds, stop_texts
 from foretoken.engine.scheduling import held, turns_of
 from foretoken.engine.text import RowText, decoder, silent_stops
-from foretoken.errors import ConfigError
+from foretoken.errors import CheckpointError, ConfigError
 from foretoken.lm.views.view import innermost, keeper
 from foretoken.methods import default_method
+from foretoken.methods import method as method_row
 from foretoken.row import make_row
 from foretoken.types import DecodeState, Finish, SamplingParams, Step
 
@@ -109,12 +113,23 @@ class Inside:
     kernels: str
     _kept: tuple[list[BorrowedModel], Engine] | None = None
     _used: Any = field(default_factory=Lock)  # held by the call that decodes with what is kept
+    _told: bool = False  # that its texts follow another law, if they do
 
     def __repr__(self) -> str:
         draft = "" if self.draft is None else f", draft={type(self.draft).__name__}"
         chosen = {name: value for name, value in self.parts.items() if value is not None}
         options = "".join(f", {name}={value!r}" for name, value in chosen.items())
-        return f"custom_generate(method={self.method!r}{draft}{options})"
+        lossy = "" if self.lossless else ", LOSSY"
+        return f"custom_generate(method={self.method!r}{draft}{options}{lossy})"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether its texts follow the target's own law; before a call, as its parts say."""
+        if (kept := self._kept) is not None:
+            return kept[1].promise.lossless
+        row = method_row(self.method)
+        rule = self.parts["verifier"] or row.verifier
+        return promise_of_row(replace(row, verifier=rule)).lossless
 
     # generate looks at this signature: a parameter named like one of its own keyword arguments
     # would take that argument away from it, so everything else stays in `model_kwargs`.
@@ -147,6 +162,7 @@ class Inside:
             )
             cache = cache_to_fill(model_kwargs, generation_config, len(rows))
             self._run(rows, engine, input_ids, cache)
+            save_learnt(engine.drafter)
         sequences = joined(input_ids, rows, generation_config)
         if generation_config.return_dict_in_generate:
             from foretoken.lm.output import decoder_only_output
@@ -186,6 +202,9 @@ class Inside:
         made: Engine = engine
         if alone:
             self._kept = [BorrowedModel(lm) for lm in lms], made
+        if not (self._told or made.promise.lossless):
+            self._told = True
+            warnings.warn(str(made.promise), UserWarning, stacklevel=5)  # the line of generate
         return made
 
     def _rows(
@@ -207,7 +226,7 @@ class Inside:
                 seed = seed_from_torch()
             params = SamplingParams(
                 max_new_tokens=max(limit - width, 1),
-                processors=WithPadding(for_row(rest, i), ids[:pad]) if rest else None,
+                processors=WithPadding(for_row(rest, i, len(padding)), ids[:pad]) if rest else None,
                 eos=eos,
                 seed=seed,
                 **options,
@@ -233,6 +252,19 @@ class Inside:
                         self.streamer.put(torch.tensor([token]))
         if self.streamer is not None:
             self.streamer.end()
+
+
+def save_learnt(drafter: Any) -> None:
+    """Keep what a drafter has learnt, where its options name a file: no session does at its end.
+
+    The texts are written by now, and are not lost where the file cannot be.
+    """
+    if not isinstance(drafter, Remembers):
+        return
+    try:
+        drafter.save()
+    except CheckpointError as problem:
+        warnings.warn(str(problem), UserWarning, stacklevel=5)  # the line of generate
 
 
 @contextmanager

@@ -66,6 +66,11 @@ class OverlapEngine(Engine):
         how: str = self.drafter.model.config.overlap  # type: ignore[attr-defined]
         return how
 
+    @property
+    def heeds(self) -> bool:
+        """Nothing is given: what is drafted lies behind tokens that are not judged yet."""
+        return False
+
     def advance(self, rows: Rows) -> Step:
         """One round: pending tokens are scored while the drafter goes on behind them."""
         began = perf_counter()

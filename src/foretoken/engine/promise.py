@@ -11,6 +11,11 @@ from foretoken.methods import VERIFIERS, Method, resolve
 from foretoken.types import Draw, Shape
 
 TARGETS = "the target's own law"
+UNHEEDED = (
+    "a prediction was passed to a method that does not use it. Predictions are guessed by lossless "
+    "methods other than plain and pearl; by others the text is written without. Leave it out, or "
+    "use a method such as chain or prompt-lookup."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,15 @@ def promise_of(drafter: Any, rule: Any, target: Any = None) -> Promise:
         return Promise(False, law, rule.why)
     name = rule.__name__ if isinstance(rule, type) else type(rule).__name__
     return Promise(True, law, f"the rule {name} keeps it for these drafts")
+
+
+def heeds(drafter: Any, rule: Any, promise: Promise) -> bool:
+    """Whether predictions and forced tokens are put before the target with these parts.
+
+    Nobody guesses in plain decoding, and a law that is not kept is not bent further.
+    """
+    fits: bool = Draw.POINT in rule.exact_for and promise.lossless
+    return fits and not getattr(drafter, "silent", False)
 
 
 def promise_of_row(row: Method) -> Promise:

@@ -118,7 +118,7 @@ def of_row(options: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
     if rows == 1 or not isinstance(processors, list) or not callable(processors):
         return dict(options)
     refuse_processors(processors, rows)
-    return {**options, "processors": for_row(processors, row)}
+    return {**options, "processors": for_row(processors, row, rows)}
 
 
 def sampling_params(

@@ -64,7 +64,9 @@ class Beam:
 
     node: int  # of its last token, in the row's forest
     weight: float  # log of its share when it was drawn (joint law: `warp.joint`)
-    log_likelihood: float  # of its new tokens, under the target's own untempered law
+    # of its new tokens, under the target's law behind penalties, bias, processors and grammar,
+    # untempered
+    log_likelihood: float
 
 
 @dataclass(frozen=True, slots=True)

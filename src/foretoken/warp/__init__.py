@@ -175,9 +175,10 @@ class Warp:
         return scores
 
     def _user_processed(self, tokens: list[int], scores: Tensor) -> Tensor:
-        ids = torch.tensor([tokens], dtype=torch.long, device=scores.device)
+        where = self.params.device or scores.device  # a draft's scores may lie elsewhere
+        ids = torch.tensor([tokens], dtype=torch.long, device=where)
         try:
-            processed: Any = self.params.processors(ids, scores.clone())
+            processed: Any = self.params.processors(ids, scores.to(where, copy=True))
             if not isinstance(processed, Tensor) or processed.shape != scores.shape:
                 wrong = isinstance(processed, Tensor)
                 given = tuple(processed.shape) if wrong else type(processed).__name__
@@ -189,7 +190,7 @@ class Warp:
         except BaseException as error:  # SystemExit as well: it is this row's, and nobody else's
             self.failure = error
             raise
-        return processed
+        return processed.to(scores.device)
 
     def _history(self, tokens: Sequence[int]) -> tuple[set[int], Counter[int]]:
         """Tokens seen (prompt and text), and counts of generated ones where an option asks.

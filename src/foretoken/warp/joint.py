@@ -17,7 +17,9 @@ class Joint:
     """The law of the next (text, token) pair and what it was made from."""
 
     law: Float[Tensor, "mV"]  # pair `i * V + token` is `token` after text i; sums to one
-    log_p: Float[Tensor, "m V"]  # of each text's next token, before temperature and cuts
+    # of each text's next token, behind penalties, bias, processors and grammar, before temperature
+    # and cuts
+    log_p: Float[Tensor, "m V"]
 
 
 def joint_law(
