@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -259,3 +260,24 @@ def test_the_best_of_nan_is_refused_where_torch_looks_for_it_as_well() -> None:
     scores[1, 2] = float("nan")
     with pytest.raises(ConfigError, match="no numbers"):
         best_on_device(scores)
+
+
+class Counting(TorchFunctionMode):
+    """Counts what is asked of torch."""
+
+    calls = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_bias_of_many_tokens_is_placed_at_once() -> None:
+    vocab = 3000
+    bias = {token: token / 8 - 5 for token in range(0, vocab, 2)}
+    banned = frozenset(range(0, vocab, 3))
+    with Counting() as counting:
+        warp = Warp(SamplingParams(logit_bias=bias, banned_tokens=banned), 1, vocab)
+    assert counting.calls < 50
+    wanted = [-math.inf if t in banned else bias.get(t, 0.0) for t in range(vocab)]
+    assert warp.biased(torch.zeros(vocab)).tolist() == wanted

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foretoken.bench.identity import row_contents
+from foretoken.bench.identity import contents, row_contents
 from foretoken.bench.interpreters import Interpreter
 from foretoken.bench.journal import Cell, Journal
 from foretoken.bench.rows import row_of
@@ -43,3 +43,14 @@ def test_cells_of_an_engine_of_another_version_are_named(tmp_path) -> None:
     )  # fmt: skip
     with pytest.raises(ConfigError, match="vllm:plain was begun with another vllm"):
         journal.same(spec.label, row_contents(spec, engines("3")))
+
+
+def test_what_lies_in_the_home_directory_is_a_rows_content(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x").write_text("learnt")
+    named = row_of("token-recycling", {"memory": "~/x"})
+    found = row_contents(named, {})
+    assert found == {"memory": contents(tmp_path / "x")}
+    (tmp_path / "x").write_text("learnt more")
+    assert row_contents(named, {}) != found
+    assert row_contents(row_of("token-recycling", {"memory": "~nobody-here/x"}), {}) == {}

@@ -1,9 +1,14 @@
 """Settings of peers: the fastest that runs, tried with as many texts at once as will be written."""
 
 import copy
+import shutil
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from foretoken import minis
+from foretoken.bench.models import Models
 from foretoken.bench.own import Outcome
 from foretoken.bench.peers import ASSISTED_SETTINGS, Assisted
 from foretoken.bench.rows import RowSpec
@@ -79,3 +84,41 @@ def test_what_a_schedule_made_of_a_setting_stays_with_its_row(tiny_pair):
     rows[0].write([1, 2, 3], SamplingParams(max_new_tokens=2))
     counts = [row.own.num_assistant_tokens for row in rows]
     assert counts[0] != counts[1] == 6
+
+
+@pytest.fixture
+def wider(tmp_path):
+    """A draft with eight rows more than its target, which is the same model."""
+    mini = minis.path("text-draft")
+    model = AutoModelForCausalLM.from_pretrained(mini, dtype=torch.float32)
+    model.resize_token_embeddings(model.config.vocab_size + 8, mean_resizing=False)
+    model.save_pretrained(tmp_path / "wider")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(mini / name, tmp_path / "wider" / name)
+    return tmp_path / "wider"
+
+
+def test_a_draft_of_another_width_assists_through_both_tokenizers(wider):
+    models = Models(minis.path("text-draft"), wider)
+    assisted, plain = (models.row(RowSpec(name, name)) for name in ("hf:assisted", "hf:plain"))
+    handed = assisted.extra()
+    assert handed["tokenizer"] is models.tokenizer
+    assert handed["assistant_tokenizer"].get_vocab() == models.tokenizer.get_vocab()
+    assisted.apply(ASSISTED_SETTINGS[1])
+    prompt = models.tokenizer("The owner of the house on the hill said that the cat is in the")
+    params = SamplingParams(max_new_tokens=6, eos=models.eos)
+    found = assisted.write(prompt["input_ids"], params)
+    assert found.tokens == plain.write(prompt["input_ids"], params).tokens
+
+
+def test_a_draft_of_another_width_without_a_tokenizer_cannot_assist(wider):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (wider / name).unlink()
+    models = Models(minis.path("text-draft"), wider)
+    with pytest.raises(CapabilityError, match="the draft has no tokenizer"):
+        models.row(RowSpec("hf:assisted", "hf:assisted"))
+
+
+def test_a_draft_of_the_same_width_is_handed_no_tokenizer(pair_folders):
+    row = Models(*pair_folders).row(RowSpec("hf:assisted", "hf:assisted"))
+    assert set(row.extra()) == {"assistant_model"}

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import foretoken
 from foretoken import shipped
+from foretoken.audit.fixtures import random_head
 from foretoken.cli import app
 from foretoken.cli.chat import Chat, conversation, interruptible
 from foretoken.cli.colour import consoles
@@ -142,7 +143,7 @@ def test_a_base_model_gets_lines_that_begin_with_who_speaks(byte_tokenizer):
         ([], "without messages"),
         ("hi", "a str was passed"),
         ([{"role": "user"}], "message 0 of a chat has the fields role"),
-        ([*HELLO, {"role": "user", "content": ""}], "message 1"),
+        ([*HELLO, {"role": "assistant", "content": ""}], "message 1"),
         ([{"role": "pope", "content": "hi"}], "no popes"),
     ],
 )
@@ -219,6 +220,23 @@ def test_what_greedy_text_does_not_use_is_told(flags):
     told = runner.invoke(app, asked).stderr
     assert "--top-p, --seed change nothing" in told
     assert "change nothing" not in runner.invoke(app, [*asked, "--temperature", "1"]).stderr
+
+
+def test_a_draft_that_the_method_does_not_read_is_told(flags, byte_tokenizer):
+    asked = ["generate", "hi", *flags, "--max-new-tokens", "3"]
+    head = random_head("medusa", len(byte_tokenizer), 64)
+    for how, method in (
+        (["--method", "suffix"], "suffix"),
+        (["--set", f"draft_head={head}"], "medusa"),
+    ):
+        ran = runner.invoke(app, [*asked, *how])
+        assert ran.exit_code == 0, ran.output
+        told = f"--draft {flags[3]} is not read: method {method} takes no draft model"
+        assert ran.stderr.count(told) == 1 and "--method chain" in ran.stderr, ran.stderr
+    assert "is not read" not in runner.invoke(app, asked).stderr
+    shipped_pair = ["generate", "hi", "--max-new-tokens", "3", "--method", "suffix"]
+    ran = runner.invoke(app, shipped_pair)
+    assert ran.exit_code == 0 and "is not read" not in ran.stderr, "nobody passed a draft"
 
 
 def test_a_chat_without_a_template_says_how_turns_are_told(flags):

@@ -265,6 +265,37 @@ def test_options_of_texts_that_are_written_already_are_refused(pair_folders, tmp
     refused(run("train", "acceptance", *given, *asked), "target and draft say")
 
 
+def test_a_head_for_a_target_of_ones_own_says_that_its_texts_are_toys(pair_folders, tmp_path):
+    target, draft = pair_folders
+    (tmp_path / "passages.txt").write_text("\n\n".join(f"the cat {n} is in" for n in range(12)))
+    how = ["train", "acceptance", "--target", target, "--draft", draft, "-q"]
+    for option in ("prompts=1", "new_tokens=24", "steps=20"):
+        how += ["--set", option]
+    ran = run(*how, "--out", tmp_path / "toys")
+    assert ran.exit_code == 0, ran.output
+    assert ran.stderr.count("toy families") == 1 and "--data FILE" in ran.stderr, ran.stderr
+    ran = run(*how, "--out", tmp_path / "own", "--data", tmp_path / "passages.txt")
+    assert ran.exit_code == 0 and "toy families" not in ran.stderr, ran.output
+
+
+def test_a_replay_takes_the_method_that_its_list_names(pair_folders, tmp_path):
+    """`method` is an option of its own here; where a model is loaded it is a flag."""
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(f'{{"prompt": "the {n} train in the rain"}}\n' for n in range(6)))
+    how = ["train", "online", "--target", pair_folders[0], "--draft", pair_folders[1]]
+    how += ["--data", data, "--out", tmp_path / "out", "--json"]
+    for option in ("method=tree", "depth=3", "new_tokens=8", "share=1.0", "interval=2"):
+        how += ["--set", option]
+    ran = run(*how)
+    assert ran.exit_code == 0, ran.output
+    notes = json.loads(ran.stdout)
+    assert notes["settings"]["method"] == "tree" and notes["learning"]["requests"] == 6
+    for wrong in ("metod=tree", "method"):
+        found = parts(run(*how, "--set", wrong))
+        assert "`foretoken train online --list`" in found["do"]
+    assert "did you mean method" in parts(run(*how, "--set", "metod=tree"))["do"]
+
+
 def test_an_audit_report_is_a_file(tmp_path):
     refused(run("audit", "--methods", "plain", "--out", tmp_path), "is a folder", "audit.json")
 

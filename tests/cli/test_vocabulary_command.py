@@ -15,6 +15,7 @@ from foretoken.lm.load import load_model
 from foretoken.training import reduced_vocabulary
 
 VOCAB = 265
+SHIPPED_VOCAB = 4096
 
 
 def run(*words):
@@ -82,11 +83,23 @@ def test_texts_of_another_tokenizer_are_not_counted(models, tmp_path):
     assert "other of another vocabulary (300 tokens)" in told
 
 
-def test_into_the_drafts_folder_and_from_what_the_target_writes(models, tmp_path):
-    ran = run("vocabulary", *models, "--prompts", 4, "--size", 100, "--out", tmp_path)
+def test_into_the_drafts_folder_and_from_what_the_target_writes(tmp_path):
+    """The shipped target alone: the prompts at hand are of its own families."""
+    ran = run("vocabulary", "--prompts", 4, "--size", 100, "--out", tmp_path)
     assert ran.exit_code == 0, ran.output
     assert "chosen" in ran.stdout and "tokens/s" in ran.stdout
-    assert len(read(tmp_path / NAME, VOCAB)) == 100
+    assert len(read(tmp_path / NAME, SHIPPED_VOCAB)) == 100
+
+
+def test_a_target_of_ones_own_is_not_counted_on_toy_prompts(models, tmp_path):
+    """Every later load would take the list silently, and guess little of real text."""
+    for flags in ([], ["--prompts", 4]):
+        ran = run("vocabulary", *models, *flags, "--size", 100, "--out", tmp_path)
+        told = " ".join(ran.stderr.split())
+        assert ran.exit_code == 2 and ran.stdout == "", ran.output
+        assert "toy families" in told and "then pass --data DIR" in told
+        assert f"`foretoken train data --target {models[1]} --out DIR`" in told
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_file_it_only_tells(models, tmp_path):
@@ -116,10 +129,10 @@ def test_what_it_refuses(models, tmp_path, flags, said):
     assert said in told and "possible here:" in told and "what to do:" in told
 
 
-def test_a_size_that_cannot_be_is_refused_before_the_target_writes(models, monkeypatch):
+def test_a_size_that_cannot_be_is_refused_before_the_target_writes(monkeypatch):
     monkeypatch.setattr(reduced_vocabulary, "written_by", None)
-    ran = run("vocabulary", *models, "--size", 266)
-    assert ran.exit_code == 2 and "265 in all" in " ".join(ran.stderr.split())
+    ran = run("vocabulary", "--size", SHIPPED_VOCAB + 1)
+    assert ran.exit_code == 2 and "4096 in all" in " ".join(ran.stderr.split())
 
 
 def test_a_folder_of_one_text_and_a_broken_line_are_refused(models, tmp_path):
@@ -138,8 +151,9 @@ def test_a_draft_with_other_ids_is_refused_before_any_text(pair_folders, tmp_pat
     model = load_model(pair_folders[1])
     model.resize_token_embeddings(VOCAB + 8)
     model.save_pretrained(wider)
-    out = tmp_path / "words.json"
-    ran = run("vocabulary", "--target", target, "--draft", wider, "--out", out)
+    out, unread = tmp_path / "words.json", tmp_path / "none.txt"
+    given = ["--target", target, "--draft", wider, "--data", unread]
+    ran = run("vocabulary", *given, "--out", out)
     told = " ".join(ran.output.split())
     assert ran.exit_code == 2 and "its width is not the target's" in told, told
     assert not out.exists()

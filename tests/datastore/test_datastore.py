@@ -288,3 +288,13 @@ def test_ids_need_as_many_bytes_as_the_vocabulary(tmp_path):
     assert made(tmp_path / "small", [[1] * 99]).size == 100 * 6
     assert made(tmp_path / "large", [[1] * 99], 65_536).size == 100 * 8
     assert store_module.token_type(65_535).itemsize == 2
+
+
+def test_a_folder_may_lie_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Datastore.build("~/built", Vocabulary.of_ids(4), texts(1))
+    made("~/made", texts(1))
+    for name in ("built", "made"):
+        assert (tmp_path / name / MANIFEST).is_file()
+        assert Datastore(f"~/{name}").folder == Datastore.to_fill(f"~/{name}").folder
+        assert Datastore(f"~/{name}").folder == tmp_path / name

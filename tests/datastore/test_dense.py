@@ -156,3 +156,13 @@ def test_shapes_that_cannot_be_are_refused(stored):
             stored(texts(), **wrong)
     with pytest.raises(ConfigError, match="three tokens"):
         stored([[1, 2]])
+
+
+def test_a_folder_may_lie_in_the_home_directory(stored, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    contents = stored(texts()).contents
+    write("~/home", contents)
+    assert KeyStore("~/home").folder == tmp_path / "home"
+    assert KeyStore("~/home").size == len(contents.keys)
+    with pytest.raises(ConfigError, match="something is there already"):
+        write("~/home", contents)

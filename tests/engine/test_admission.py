@@ -7,6 +7,10 @@ import pytest
 
 from foretoken.coins import SeededCoins
 from foretoken.engine.admission import LOOKED, PATIENCE, Waiting
+from foretoken.engine.memory.bounded import Bounded, Room
+from foretoken.engine.memory.layout import layout_of
+from foretoken.engine.memory.plan import Need
+from foretoken.errors import CapabilityError
 from foretoken.row import make_row
 from foretoken.types import SamplingParams
 
@@ -154,3 +158,13 @@ def test_of_a_few_rows_all_are_looked_at_in_every_step():
         row.fail(ValueError())
         assert waiting.ended() == [row]
         waiting.remove([row])
+
+
+def test_of_very_many_rows_one_that_never_fits_is_found_in_the_next_step(pair_folders):
+    layout = layout_of(pair_folders[0], "tree", pair_folders[1], kernels="inplace")
+    waiting = Bounded(Room(layout, layout.plan(Need(2, 90, 4)).total, 12, False), [])
+    rows = [a_row() for _ in range(8 * LOOKED)]
+    for row in rows:
+        row.limit = (1 << 20 if row is rows[-1] else 40), "length"
+        waiting.add(row)
+    assert waiting.ended() == rows[-1:] and isinstance(rows[-1].error, CapabilityError)

@@ -104,3 +104,14 @@ def test_parts_of_text_are_one_text_and_others_are_refused_by_name(session, chat
     shown = [{"type": "image", "url": "x.png"}, *parts]
     with pytest.raises(ConfigError, match="'image'"):
         session.generate([{"role": "user", "content": shown}], 4)
+
+
+def test_what_is_empty_is_answered_and_not_continued(chatty):
+    for role in ("user", "tool"):
+        text = f"<turn>user: on the cat<eos><turn>{role}: <eos><turn>assistant: "
+        assert chat_ids([*HELLO, {"role": role, "content": ""}], chatty) == ids_of(chatty, text)
+    with pytest.raises(ConfigError, match="the last one, is an empty one"):
+        chat_ids([*HELLO, {"role": "assistant", "content": ""}], chatty)
+    called = {"role": "assistant", "content": None, "tool_calls": []}
+    with pytest.raises(ConfigError, match="no content"):
+        chat_ids([*HELLO, called, *HELLO], chatty)

@@ -6,13 +6,23 @@ import json
 
 import pytest
 import torch
+from transformers import Gemma2Config
 
 from foretoken.engine.assemble import assemble
 from foretoken.engine.loading import load
 from foretoken.engine.memory.amounts import amount, enough, told
 from foretoken.engine.memory.keeping import most_guessed
 from foretoken.engine.memory.layout import largest_draft, layout_of
-from foretoken.engine.memory.plan import CACHE, GUESSING, JUDGING, STEP, WEIGHTS, Layout, Need
+from foretoken.engine.memory.plan import (
+    CACHE,
+    CHECK,
+    GUESSING,
+    JUDGING,
+    STEP,
+    WEIGHTS,
+    Layout,
+    Need,
+)
 from foretoken.engine.memory.solver import (
     SIZES,
     Point,
@@ -339,3 +349,15 @@ def test_batches_are_priced_with_drafts_of_all_their_rows(pair_folders):
     plain, *_ = frontier(layout, dataclasses.replace(NEED, rows=4), costs, (0.7, 0.1), (1, 4))
     # the least of it and of what larger batches took: what disturbs a measurement makes it longer
     assert plain.seconds == pytest.approx(min(costs.target.values()) + costs.overhead)
+
+
+def test_a_check_is_planned_with_its_scores_where_the_models_own_attention_makes_them(make_llama):
+    """The text is read once without its cache: as many columns as tokens ask."""
+    config = Gemma2Config(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    need = Need(1, 4096)
+    assert Layout(footprint(config)).plan(need).of(CHECK) >= 4 * 4096**2 * 4
+    parts = Layout(footprint(make_llama(97).config)).plan(need).parts
+    assert {part.name for part in parts if part.kind == CHECK} == {"target's logits", "activations"}

@@ -154,3 +154,13 @@ def test_an_unwritable_folder_is_refused(tmp_path):
 def test_an_unknown_head_is_refused_with_the_nearest_one(tmp_path):
     with pytest.raises(ConfigError, match="did you mean exits"):
         store.load(tmp_path, "exit")
+
+
+def test_a_head_in_the_home_directory_is_found_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store.save(tmp_path / "head", "exits", head(name="exits"), {"loss": 0.5})
+    assert store.card_of("~/head").notes == {"loss": 0.5}
+    loaded, card = store.load("~/head", "exits")
+    assert card.kind == "exits" and same(loaded, head(name="exits"))
+    with pytest.raises(CheckpointError, match=r"there is no head\.json"):
+        store.card_of("~nobody-here/head")

@@ -170,3 +170,14 @@ def tied() -> Any:
     model.config.tie_word_embeddings = True
     model.lm_head.weight = model.model.embed_tokens.weight
     return model
+
+
+def sharing_keys(layers: int = 4) -> Any:
+    """A Gemma 4 whose last two layers read the keys and values of the one before them."""
+    config = hf.Gemma4TextConfig(
+        **COMMON | {"num_hidden_layers": layers}, head_dim=16, global_head_dim=16,
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=97,
+        layer_types=["full_attention"] * layers, num_kv_shared_layers=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return hf.AutoModelForCausalLM.from_config(config).eval()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from families import CHAINS, FURTHER, REQUIRED
+from families import CHAINS, FURTHER, REQUIRED, sharing_keys
 from play import (
     VOCAB,
     closeness,
@@ -220,6 +220,21 @@ def test_the_normed_tap_is_what_the_head_reads(family, make_tiny):
         assert closeness(logits, score.logits) < CLOSE
         assert not torch.allclose(score.hidden[:, 0], score.hidden[:, 1])
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_taps_are_of_all_tokens_where_the_last_layers_read_the_keys_of_others():
+    """Gemma 4 runs those for the last tokens alone where it is told how many logits are wanted."""
+    model = sharing_keys(8)
+    lm = open_lm(model, kernels="dense", compile="off")
+    row = row_of(random_tokens(random.Random(3), 12))
+    [seen] = lm.prefill([row], (Layer(0), Layer(-1), FinalNorm()))
+    right, body = [], model.model
+    for module in (body.layers[0], body.layers[-1], body.norm):
+        module.register_forward_hook(lambda *given: right.append(given[-1][0]))
+    with torch.no_grad():
+        body(torch.tensor([row.tokens[:-1]]), use_cache=False)
+    assert seen.shape == (11, 3, 64)
+    assert closeness(seen, torch.stack(right, dim=1)) < CLOSE
 
 
 def test_taps_of_a_one_token_prompt_are_empty(make_tiny):

@@ -10,7 +10,7 @@ from torch import nn
 
 from foretoken.coins import SeededCoins
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError
-from foretoken.lm.draft_vocabulary import NAME, OutputRows, chosen_rows, read, write
+from foretoken.lm.draft_vocabulary import NAME, OutputRows, check_asked, chosen_rows, read, write
 from foretoken.lm.few_rows import with_few_rows
 from foretoken.lm.opening import open_draft, open_lm
 from foretoken.row import make_row
@@ -75,6 +75,16 @@ def test_what_is_asked_decides_over_what_the_directory_says(tmp_path):
     assert chosen_rows(tmp_path / NAME, "elsewhere", VOCAB).tokens.tolist() == [1, 2]
     assert chosen_rows(tmp_path, "elsewhere", VOCAB).tokens.tolist() == [1, 2]
     assert chosen_rows(None, tmp_path / "none", VOCAB) is None
+
+
+def test_a_file_in_the_home_directory_is_found_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / NAME, [1, 2], VOCAB)
+    write(tmp_path / "draft" / NAME, [3], VOCAB)
+    check_asked(f"~/{NAME}")
+    assert chosen_rows(f"~/{NAME}", "elsewhere", VOCAB).tokens.tolist() == [1, 2]
+    assert chosen_rows("~", "elsewhere", VOCAB).tokens.tolist() == [1, 2]
+    assert chosen_rows(None, "~/draft", VOCAB).tokens.tolist() == [3]
 
 
 @pytest.mark.parametrize("asked", [[], [97], [-1], ["a"], [True], 5, {"a": 1}])

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from families import CHAINS, FURTHER, REQUIRED, SCALED, few, slowly
+from families import CHAINS, FURTHER, REQUIRED, SCALED, few, sharing_keys, slowly
 from play import (
     closeness,
     fresh_tree,
@@ -17,6 +17,7 @@ from play import (
     row_of,
 )
 
+import foretoken
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.family import decoder_layers
@@ -245,3 +246,13 @@ def test_a_row_that_moves_takes_its_early_layers_along(make_tiny):
     lm.free(rows[:1])
     (score,) = view.score(rows[1:], [point(tree)])
     assert closeness(score.logits, fresh_tree(model, rows[1].tokens, tree)) < CLOSE
+
+
+def test_layers_whose_keys_others_read_cannot_be_left_and_the_default_does_without():
+    """The last layers of Gemma 3n and Gemma 4 fail where the one that they read was not run."""
+    model = sharing_keys()
+    options = {"kernels": "dense", "compile": "off"}
+    with pytest.raises(CapabilityError, match="cannot be left early: KeyError"):
+        foretoken.load(model, "layerskip", exit_layer=3, **options)
+    with foretoken.load(model, **options) as session:
+        assert len(session.generate([1, 2, 3], max_new_tokens=8).tokens) == 8

@@ -12,6 +12,8 @@ from torch import nn
 
 from foretoken.errors import CapabilityError
 from foretoken.lm.draft_vocabulary import OutputRows
+from foretoken.lm.kernels import choosing
+from foretoken.lm.kernels.linears import DENSE, PACKED, can_pack
 from foretoken.lm.opening import open_lm
 from foretoken.lm.views.early_exit_scoring import Readout
 from foretoken.lm.views.few_unembedded import FewUnembedded
@@ -111,3 +113,20 @@ def test_a_layer_with_more_behind_it_is_refused_when_it_comes(lm):
     lm.model.forward = more
     with pytest.raises(CapabilityError, match="does more"):
         lm.unembed(states)
+
+
+@pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
+def test_rows_can_be_read_where_other_weights_are_kept_packed_alone(monkeypatch):
+    """kernels='lean' frees dense weights, here by a table made up, but never the output layer's."""
+    table = {rows: {DENSE: 9.0, PACKED: 1.0} for rows in choosing.JUDGED}
+    monkeypatch.setattr(choosing, "_measured", {})
+    monkeypatch.setattr(choosing, "measure", lambda *_: table)
+    with open_lm(tiny("llama"), kernels="lean", compile="off") as lm:
+        freed = [product.module for product in choosing.installed(lm.model) if product.freed]
+        assert freed and lm.model.lm_head not in freed
+        states, logits = said(lm)
+        few = FewUnembedded(lm, OutputRows.of_tokens(range(40), lm.vocab_size))
+        assert closeness(few.unembed(states)[:, :40], lm.unembed(states)[:, :40]) < 2e-5
+        with torch.inference_mode():
+            two = logits.topk(2)
+            assert closeness(Readout(lm).some(states, two.indices), two.values) < 2e-5

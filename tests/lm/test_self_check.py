@@ -143,6 +143,20 @@ def test_a_check_for_which_there_is_no_memory_ends_no_text_and_is_not_tried_at_e
     assert all(later > 2 * sooner for sooner, later in pairwise(tried)), tried
 
 
+def test_a_check_that_a_budget_does_not_afford_is_left_out_and_told(caplog, monkeypatch):
+    lm = open_lm(tiny("llama"), kernels="dense")
+    engine = assemble("plain", lm)
+    monkeypatch.setattr(engine.waiting, "affords", lambda *_, **__: False)
+    monkeypatch.setattr(lm, "self_check", lambda row: pytest.fail("checked all the same"))
+    row = make_row([3, 4, 5], SamplingParams(max_new_tokens=150), SeededCoins(0), lm.vocab_size)
+    with caplog.at_level("WARNING"):
+        for _ in decode([row], engine):
+            pass
+    assert row.finish.reason == "length" and row.error is None
+    assert "could not be checked: its budget has no room" in caplog.text
+    assert lm.verified == 32 and engine.unverified > 64
+
+
 @pytest.mark.parametrize("who", ["the owner", "another session", "nobody"])
 @pytest.mark.parametrize("view", [lambda lm: lm, realigned])
 def test_a_text_whose_weights_changed_under_way_is_not_checked_and_not_kept(view, who):

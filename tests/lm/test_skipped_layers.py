@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from families import FURTHER, REQUIRED, SCALED, few, slowly
+from families import FURTHER, REQUIRED, SCALED, few, sharing_keys, slowly
 from play import closeness, fresh, fresh_tree, point, random_chain, random_tokens, row_of
 
 from foretoken.errors import CapabilityError
@@ -132,3 +132,5 @@ def test_models_without_such_parts_are_refused(make_tiny):
         skipped_layers(open_lm(make_tiny(next(iter(SCALED))), kernels="dense"))
     with pytest.raises(CapabilityError, match="three or more"):
         skipped_layers(TableLM.random(4, layers=2))
+    with pytest.raises(CapabilityError, match="cannot be left out: KeyError"):
+        skipped_layers(open_lm(sharing_keys(), kernels="dense", compile="off"))

@@ -276,6 +276,7 @@ def test_a_written_model_that_differs_is_refused(tiny, file, tmp_path) -> None:
     ("variables", "wanted"),
     [
         ({"FORETOKEN_MODELS": "/a/b"}, "/a/b"),
+        ({"FORETOKEN_MODELS": "~/b", "HOME": "/h"}, "/h/b"),
         ({"XDG_CACHE_HOME": "/c"}, "/c/foretoken/models"),
         ({"XDG_CACHE_HOME": "relative", "HOME": "/h"}, "/h/.cache/foretoken/models"),
         ({"HOME": "/h"}, "/h/.cache/foretoken/models"),

@@ -7,7 +7,7 @@ import openai
 import pytest
 from live_server import wait_for
 
-from foretoken.serve.asking import prompts_of, rows_of
+from foretoken.serve.asking import AT_ONCE, prompts_of, rows_of
 from foretoken.serve.service import PREPARERS
 from foretoken.serve.wire.errors import internal, stopping
 from foretoken.serve.wire.requests import CompletionRequest
@@ -54,3 +54,31 @@ def test_no_prompt_is_read_for_a_client_that_left(served) -> None:
     answers = iter([False, False, True])
     rows = rows_of(served.session, asked, prompts_of(asked), {}, None, lambda: next(answers))
     assert len(rows) == 4
+
+
+def test_no_further_texts_are_prepared_for_a_client_that_left(served) -> None:
+    fields = {**SHORT, "n": AT_ONCE + 5, "seed": 3, "temperature": 1}
+    asked = CompletionRequest.model_validate_json(json.dumps(fields))
+    prompts = prompts_of(asked)
+    answers = iter([False, True])
+    rows = rows_of(served.session, asked, prompts, {}, None, lambda: next(answers))
+    assert len(rows) == AT_ONCE
+    whole = rows_of(served.session, asked, prompts, {}, None)
+    assert [row.params.seed for row in whole] == list(range(3, AT_ONCE + 8))
+
+
+def test_a_model_that_cannot_be_used_is_a_fault_of_the_server(make_session, running) -> None:
+    """And no mistake of the request, whose own mistakes are told as such meanwhile."""
+    path = "/v1/completions"
+    with make_session("plain") as session, running(session) as server:
+        model = session.target.model
+        model.train()
+        try:
+            told = server.post(path, json=SHORT)
+            wrong = server.post(path, json={**SHORT, "prompt": ""})
+        finally:
+            model.eval()
+        assert told.status_code == 500 and told.json()["error"]["code"] == "internal_error"
+        assert wrong.status_code == 400
+        assert server.metric("engine_errors_total") == 1
+        assert server.post(path, json=SHORT).status_code == 200

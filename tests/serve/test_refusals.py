@@ -7,12 +7,13 @@ import openai
 import pytest
 from pydantic import ValidationError
 
+from foretoken.cli.serve import keys
 from foretoken.engine.requests import SAMPLING
 from foretoken.errors import ConfigError
 from foretoken.serve import Settings, app
 from foretoken.serve.wire.errors import Refusal
 from foretoken.serve.wire.requests import ChatRequest, CompletionRequest
-from foretoken.serve.wire.unsupported import LOOKED_AT, check_fields
+from foretoken.serve.wire.unsupported import LOOKED_AT, check_fields, check_reading, words_of
 
 GOOD = {"prompt": "a", "max_tokens": 2}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -41,6 +42,8 @@ WRONG = [
     ({**GOOD, "seed": 10**40}, "seed"),
     ({**GOOD, "stop": [""]}, None),
     ({**GOOD, "stop": ["a"] * 99}, "stop"),
+    ({**GOOD, "stop": "a" * 1025}, "stop"),
+    ({**GOOD, "stop": ["a", "b" * 1025]}, "stop"),
     ({**GOOD, "logit_bias": {"x": 1}}, "logit_bias"),
     ({**GOOD, "logit_bias": {"99999": 1}}, None),
     ({**GOOD, "logit_bias": [1]}, "logit_bias"),
@@ -59,6 +62,12 @@ WRONG = [
     ({**GOOD, "structured_outputs": {"grammar": "start: x"}}, "structured_outputs"),
     ({**GOOD, "allowed_token_ids": [5]}, "allowed_token_ids"),
     ({**GOOD, "bad_words": ["a"]}, "bad_words"),
+    ({**GOOD, "prompt_logprobs": 0}, "prompt_logprobs"),
+    ({**GOOD, "return_token_ids": True}, "return_token_ids"),
+    ({**GOOD, "return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+    ({**GOOD, "logprob_token_ids": [5]}, "logprob_token_ids"),
+    ({**GOOD, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+    ({**GOOD, "cache_salt": "mine"}, "cache_salt"),
     ({**GOOD, "prompt": [5, 6, 7], "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
     ({**GOOD, "stop": "a", "include_stop_str_in_output": True}, "include_stop_str_in_output"),
     ({**GOOD, "add_special_tokens": False}, "add_special_tokens"),
@@ -67,7 +76,8 @@ WRONG = [
 WRONG_CHATS = [
     ({}, "messages"),
     ({"messages": []}, "messages"),
-    ({"messages": [{"role": "user"}]}, None),
+    ({"messages": [{"role": "user"}]}, "messages"),
+    ({"messages": [*CHAT["messages"], {"role": "assistant", "content": ""}]}, "messages"),
     ({"messages": ["hi"]}, "messages"),
     ({"messages": [{"content": "hi"}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
@@ -96,6 +106,13 @@ NEUTRAL = [  # what is done anyway
                               "continue_final_message": False, "echo": False}),
     ("/v1/chat/completions", {**OWN_TURN, "add_generation_prompt": False,
                               "continue_final_message": True}),
+    ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": ""}]}),
+    ("/v1/chat/completions", {**CHAT, "messages": [*CHAT["messages"],
+                                                   {"role": "tool", "content": ""}]}),
+    ("/v1/completions", {**GOOD, "prompt_logprobs": None, "return_token_ids": False,
+                         "logprob_token_ids": [], "stop": "x" * 1024, "cache_salt": None,
+                         "stream_options": {"continuous_usage_stats": False}}),
+    ("/v1/chat/completions", {**CHAT, "reasoning_effort": "high", "documents": [{"text": "a"}]}),
 ]  # fmt: skip
 LONG_AND_WRONG = [  # of each, what makes a body of megabytes
     (CompletionRequest, {"prompt": [None] * 50_000}),
@@ -165,6 +182,48 @@ def test_as_many_unknown_names_are_compared_as_anybody_means() -> None:
     check_fields(asked(LOOKED_AT))
 
 
+def chat_asking(**fields) -> ChatRequest:
+    return ChatRequest.model_validate_json(json.dumps({**CHAT, **fields}))
+
+
+EFFORT = "{{ messages }}{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}"
+THINKING = "{{ messages }}{% if enable_thinking %}<think>{% endif %}"
+DOCUMENTS = "{{ messages }}{% for one in documents %}{{ one.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "refused", "taken"),
+    [
+        (EFFORT, "reasoning_effort", ["high", "none"], ["medium", None]),
+        (THINKING, "reasoning_effort", ["none"], ["high", "medium"]),
+        (DOCUMENTS, "documents", [[{"text": "a"}]], [[], None]),
+        ("{{ messages }}", "reasoning_effort", [], ["high", "none"]),
+    ],
+)
+def test_variables_of_the_template_are_refused_wherever_they_are_passed(
+    template, name, refused, taken
+) -> None:
+    for value in refused:
+        with pytest.raises(Refusal) as error:
+            check_reading(chat_asking(**{name: value}), template, 5)
+        assert error.value.param == name and error.value.status == 400
+    for value in taken:
+        check_reading(chat_asking(**{name: value}), template, 5)
+
+
+def test_the_words_of_a_template_are_found_once_for_all_names() -> None:
+    """A pattern for each of so many names held a thread for seconds."""
+    template = f"{THINKING} of this test alone"
+    odd = {f"no_such_{n}": n for n in range(50_000)}
+    before = words_of.cache_info().misses
+    check_reading(chat_asking(chat_template_kwargs=odd), template, 5)
+    with pytest.raises(Refusal) as error:
+        asked = chat_asking(chat_template_kwargs={**odd, "enable_thinking": False})
+        check_reading(asked, template, 5)
+    assert error.value.param == "chat_template_kwargs.enable_thinking"
+    assert words_of.cache_info().misses == before + 1
+
+
 @pytest.mark.parametrize("part", [{"type": "image_url"}, {"type": "x" * 100_000}, {"type": "text"}])
 def test_a_part_that_is_no_text_is_refused_by_its_place(served, part) -> None:
     """And is not repeated in full, however long its type is."""
@@ -230,6 +289,16 @@ def test_only_who_has_a_key_is_answered(make_session, running) -> None:
             server.client("wrong").models.list()
         assert server.client("one").models.list().data
         assert server.get("/health").status_code == 200
+
+
+def test_blanks_around_a_key_are_none_of_it_and_no_key_is_none_by_mistake() -> None:
+    assert Settings(api_keys=("abc ", "\tde\n")).api_keys == ("abc", "de")
+    with pytest.raises(ConfigError, match="empty"):
+        Settings(api_keys=(" ",))
+    assert keys("") == [] and keys("one, two ,") == ["one", "two"]
+    for listed in (",", " ", " , "):
+        with pytest.raises(ConfigError, match="holds no key"):
+            keys(listed)
 
 
 def test_a_body_may_have_so_many_bytes(make_session, running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -68,11 +69,13 @@ def row_contents(spec: RowSpec, engines: Mapping[str, Interpreter]) -> dict[str,
     engine, the versions of its packages as well: that of one row says nothing of the others.
     """
     versions = engines[spec.engine].versions if spec.engine else {}
-    named = {key: value for key, value in spec.options.items() if isinstance(value, str | Path)}
+    named = {
+        key: Path(os.path.expanduser(value))
+        for key, value in spec.options.items()
+        if isinstance(value, str | Path)
+    }
     found = {
-        key: contents(Path(value))
-        for key, value in named.items()
-        if key not in WORDS and Path(value).exists()
+        key: contents(path) for key, path in named.items() if key not in WORDS and path.exists()
     }
     return found | dict(versions)
 

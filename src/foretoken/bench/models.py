@@ -11,6 +11,7 @@ import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from foretoken.bench.interpreters import Interpreter
 from foretoken.bench.limit import weight_bytes
 from foretoken.bench.other_engines import EngineRow, Handed, gguf_path
 from foretoken.bench.own import BeamsRow, OwnRow, Row, Waiting
-from foretoken.bench.peers import PeerRow
+from foretoken.bench.peers import Assisted, PeerRow
 from foretoken.bench.rows import OF_DRAFT, RowSpec
 from foretoken.bench.tuning import TunedRow
 from foretoken.engine.assemble import assemble, check_options
@@ -111,8 +112,7 @@ class Models:
         if spec.engine is not None:
             return self._engine_row(spec, spec.engine)
         if spec.peer:
-            draft = self.clean("draft") if spec.needs_draft else None
-            return peers.FORMS[spec.method](spec, self.clean("target"), draft)
+            return self._peer_row(spec)
         options = spec.model_options
         target = self.own("target", {k: v for k, v in options.items() if k != OF_DRAFT})
         draft_lm = None
@@ -131,6 +131,20 @@ class Models:
         if self.device.type == "cuda":
             engine.target = Waiting(engine.target)  # type: ignore[assignment]
         return OwnRow(spec, engine)
+
+    def _peer_row(self, spec: RowSpec) -> PeerRow:
+        """A form of `generate`, over models that nothing of ours has touched."""
+        draft = self.clean("draft") if spec.needs_draft else None
+        row = peers.FORMS[spec.method](spec, self.clean("target"), draft)
+        if isinstance(row, Assisted) and row.through_text:
+            row.read_with(self.tokenizer, self._draft_tokenizer)
+        return row
+
+    @cached_property
+    def _draft_tokenizer(self) -> Any:
+        """Read once: transformers keeps what it prunes of a draft by the tokenizer's identity."""
+        trusted = bool(self._loading.get("trust_remote_code"))
+        return load_tokenizer(self.sources["draft"], None, trusted)
 
     def _draft_of(self, spec: RowSpec) -> str:
         """The role of the draft that a row guesses with: the bench's, or one that it names."""

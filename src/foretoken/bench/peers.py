@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from foretoken.bench.own import Outcome, finish_device
 from foretoken.bench.rows import RowSpec
 from foretoken.bench.tuning import TunedRow
+from foretoken.errors import CapabilityError
 from foretoken.types import SamplingParams
 
 # (drafted tokens, schedule, confidence below which drafting stops); the last is the default
@@ -163,6 +164,26 @@ class Assisted(PeerRow):
 
     settings = ASSISTED_SETTINGS
     own: Any = None  # the draft's generation config with this row's setting
+    tokenizers: tuple[Any, Any] | None = None  # of target and draft, where widths differ
+
+    @property
+    def through_text(self) -> bool:
+        """Whether guesses go through text: `generate` takes them as ids at equal widths only."""
+        assert self.draft is not None
+        return width(self.model) != width(self.draft)
+
+    def read_with(self, target: Any, draft: Any) -> None:
+        """The tokenizers that guesses go through; CapabilityError where one is missing."""
+        assert self.draft is not None
+        if target is None or draft is None:
+            raise CapabilityError(
+                f"the row {self.spec.label} with a target of {width(self.model)} tokens and a "
+                f"draft of {width(self.draft)}.",
+                "where the widths differ, transformers' generate hands guesses on as text, and "
+                f"the {'target' if target is None else 'draft'} has no tokenizer.",
+                "save a tokenizer beside that model, or leave the row out.",
+            )
+        self.tokenizers = target, draft
 
     def apply(self, setting: Mapping[str, Any]) -> None:
         super().apply(setting)
@@ -184,7 +205,10 @@ class Assisted(PeerRow):
             self.own, draft.generation_config = draft.generation_config, shared
 
     def extra(self) -> dict[str, Any]:
-        return {"assistant_model": self.draft}
+        found: dict[str, Any] = {"assistant_model": self.draft}
+        if self.tokenizers is not None:
+            found["tokenizer"], found["assistant_tokenizer"] = self.tokenizers
+        return found
 
 
 class Lookup(PeerRow):
@@ -216,6 +240,11 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
         "min_p": params.min_p or None,
         "repetition_penalty": params.repetition_penalty,
     }
+
+
+def width(model: PreTrainedModel) -> int:
+    """Rows of a model's output, as `generate` counts them."""
+    return int(model.config.get_text_config().vocab_size)
 
 
 def _until_end(tokens: list[int], eos: frozenset[int]) -> list[int]:

@@ -32,6 +32,7 @@ from foretoken.bench.rows import RowSpec, default_methods, left_out, parse_metho
 from foretoken.bench.scoring import scoring_costs
 from foretoken.bench.tasks import Task
 from foretoken.bench.tuning import TunedRow
+from foretoken.bench.warned import tell, unlike_configured, warned
 from foretoken.errors import ForetokenError, check_values
 from foretoken.lm.draft_vocabulary import check_asked
 from foretoken.types import SamplingParams
@@ -135,14 +136,12 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         params = SamplingParams(max_new_tokens=cap, eos=models.eos)
         return plain.write(ids, params).tokens
 
+    target = models.own("target")
+    warnings += tell(unlike_configured(target.model, config), config.quiet)
     prompts, skipped = timed_prompts(
-        tasks,
-        models.tokenizer,
-        journal,
-        answer,
-        max_new_tokens=config.max_new_tokens,
-        max_length=models.own("target").max_length,
-    )
+        tasks, models.tokenizer, journal, answer,
+        max_new_tokens=config.max_new_tokens, max_length=target.max_length,
+    )  # fmt: skip
     models.interpreters, models.requests = engines, config.requests
     models.room = max(len(prompt.ids) + prompt.max_new_tokens for prompt in prompts)
     known = len(journal.cells)
@@ -183,18 +182,6 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     write_reports(results, out)
     journal.finish()
     return results
-
-
-def warned(started: dict[str, Any], missing: list[str], quiet: bool) -> list[str]:
-    """What a reader has to know before any number; told at once, and again in the reports."""
-    found = [*missing] if memory.measurable() else [*missing, memory.MISSING]
-    if busy := environment.busy(started):
-        found.append(busy)
-    for text in found:
-        Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False).print(
-            f"warning: {text}", style="yellow", markup=False
-        )
-    return found
 
 
 def prepare(

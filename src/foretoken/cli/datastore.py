@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,7 +120,7 @@ def info(
     from foretoken.datastore.dense import HEADER, KeyStore
     from foretoken.datastore.store import Datastore
 
-    if (folder / HEADER).exists():
+    if Path(os.path.expanduser(folder), HEADER).exists():
         keys = KeyStore(folder)
         if check:
             keys.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,10 @@ from foretoken.errors import ConfigError
 if TYPE_CHECKING:
     from foretoken.engine.session import Session
 
+LOG = logging.getLogger(__name__)
 DEFAULT_TARGET, DEFAULT_DRAFT = "text-target", "text-draft"
+# What has an option of its own where a model is loaded, and is no field of a method.
+RESERVED = ("target", "method", "draft", "device", "dtype", "tokenizer", "tuned")
 
 Target = Annotated[
     str,
@@ -132,6 +136,12 @@ def pair(target: str, draft: str | None) -> tuple[str | Path, str | Path | None]
     return source(target), None if draft is None else source(draft)
 
 
+def only_toys(target: str, data: Path | None) -> bool:
+    """Whether the only prompts there are were made for the shipped minis, and not for this target:
+    what it writes after them is not what it will be asked for."""
+    return data is None and target != DEFAULT_TARGET
+
+
 def named_target(context: typer.Context, target: str, tuned: Path | None) -> str | None:
     """The target that was passed, or the default one; None where a tuned file names it."""
     source = context.get_parameter_source("target")
@@ -145,10 +155,17 @@ FIELDS = {  # of an option: whose they are, one of them, and what lists them
 }
 
 
-def settings(given: list[str] | None, option: str = "--set") -> dict[str, Any]:
-    """`key=value` pairs with numbers, truth values and shapes read as such."""
-    taken = ("target", "method", "draft", "device", "dtype", "tokenizer", "tuned")
-    of, example, lists = FIELDS.get(option, FIELDS["--set"])
+def settings(
+    given: list[str] | None,
+    option: str = "--set",
+    taken: tuple[str, ...] = RESERVED,
+    fields: tuple[str, str, str] | None = None,
+) -> dict[str, Any]:
+    """`key=value` pairs with numbers, truth values and shapes read as such.
+
+    Keys of `taken` are refused; `fields` says what the others are, as a row of FIELDS does.
+    """
+    of, example, lists = fields or FIELDS.get(option, FIELDS["--set"])
     found: dict[str, Any] = {}
     for item in given or []:
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -186,7 +203,21 @@ def open_session(*, quiet: bool = False, **options: Any) -> Session:
     with stage(f"loading {options['target'] or options.get('tuned')}", quiet):
         session = load(**loading)
         session.prepare()
+    tell_unread(options.get("draft"), session.method)
     return session
+
+
+def tell_unread(draft: str | None, method: str) -> None:
+    """Say that the draft that was passed is not read, whatever it was that chose the method.
+
+    The shipped draft of the shipped target was not passed: whoever looks up asked for no draft.
+    """
+    from foretoken.methods import method as method_row
+    from foretoken.methods import needs_draft
+
+    if draft is not None and not needs_draft(method_row(method)):
+        LOG.warning("--draft %s is not read: method %s takes no draft model; leave it out, or use "
+                    "a method that takes one, such as --method chain", draft, method)  # fmt: skip
 
 
 def to_load(
@@ -208,7 +239,9 @@ def to_load(
     config = settings(given)
     if method is not None:
         method_row(method)  # an unknown name is refused before torch is imported
-    whole, small = (None, draft) if target is None else pair(target, draft)
+    # The shipped draft comes with the shipped target, but not beside a file that names its own.
+    alone = target is None or tuned is not None
+    whole, small = (target, draft) if alone else pair(target, draft)
     asked = {"target": whole, "method": method, "draft": small, "tuned": tuned}
     # What has a flag of its own may be set either way, as in Python.
     plain = {"generation_config": False if no_generation_config else None}

@@ -330,8 +330,15 @@ def name_of(target: str | None, tuned: Path | None) -> str:
 
 
 def keys(listed: str) -> list[str]:
-    """Keys of the environment, between commas."""
-    return [key.strip() for key in listed.split(",") if key.strip()]
+    """Keys of the environment, between commas; ConfigError where it is set and holds none."""
+    found = [key.strip() for key in listed.split(",") if key.strip()]
+    if listed and not found:  # somebody meant to keep others out
+        raise ConfigError(
+            f"{KEY} is set, and holds no key.",
+            "it holds keys between commas; without any, everybody may ask.",
+            f"write a key into {KEY}, or unset it.",
+        )
+    return found
 
 
 def size(option: str, text: str) -> int:

@@ -36,7 +36,8 @@ def train(
         Path | None,
         typer.Option(
             help="Texts that `train data` made, for drafts and for heads; or, for heads, data and "
-            "online, prompts: a text file of passages, or .jsonl with a prompt each."
+            "online, prompts: a text file of passages, or .jsonl with a prompt each. Without it "
+            "heads learn from texts of the shipped minis' toy families, whatever the target."
         ),
     ] = None,
     text: Annotated[
@@ -77,15 +78,14 @@ def train(
         return
     require_extra()
     check_name(name, (*RECIPES, *HEADS))
-    from foretoken.training.config import configured, options
+    from foretoken.training.config import options
     from foretoken.training.heads import trainable
 
     cls = resolve(RECIPES[name].config if name in RECIPES else trainable(name).config)
     if list_:
         tell([asdict(option) for option in options(cls)], json_)
         return
-    given = o.settings(set_)
-    config = configured(cls, given, f"`foretoken train {name}`")
+    given, config = configuration(name, cls, set_)
     if out is None:
         raise ConfigError(
             f"`foretoken train {name}` was asked for without a folder.",
@@ -105,6 +105,20 @@ def train(
         name, config, out, target=target, draft=draft, data=data, fresh=fresh, json_=json_,
         device=device, dtype=dtype,
     )  # fmt: skip
+
+
+def configuration(name: str, cls: Any, set_: list[str] | None) -> tuple[dict[str, Any], Any]:
+    """What --set says, and the options it makes; `method` and the like are options here, too."""
+    from foretoken.training.config import configured
+
+    training = f"`foretoken train {name}`"
+    lists = f"`foretoken train {name} --list`"
+    given = o.settings(set_, taken=(), fields=(f"what {training} takes", "seed=1", lists))
+    try:
+        return given, configured(cls, given, training)
+    except ConfigError as error:
+        do = f"{error.do} {lists} tells what each option means."
+        raise ConfigError(error.asked, error.possible, do) from error
 
 
 def check_name(name: str, known: Sequence[str]) -> None:
@@ -184,6 +198,9 @@ def train_head(
     session = o.open_session(
         target=target, draft=draft, method=method, given=given, quiet=hushed(json_), **loading
     )  # fmt: skip
+    if o.only_toys(target, data):
+        LOG.warning("the head %s for %s learns from texts of the shipped minis' toy families; "
+                    "--data FILE takes the target's own prompts", name, target)  # fmt: skip
     some = partial(prompts, data, seed=config.seed)
     if data is not None and data.is_dir():
         some = partial(chats, data, session, window=getattr(config, "window", None))
@@ -223,7 +240,7 @@ def cook_recipe(
             else "leave it out, or pass --set writer=draft: it then writes in the target's place.",
         )
     given: tuple[str, ...] = ()
-    row, own = RECIPES[name], data is not None or target == o.DEFAULT_TARGET
+    row, own = RECIPES[name], not o.only_toys(target, data)
     texts = row.needs_texts or (row.reads_texts and data is not None and data.is_dir())
     if own and not texts:
         given = tuple(prompts(data, "all", config.chats, seed=config.seed))  # it splits them itself

@@ -19,7 +19,8 @@ WRITTEN = 96  # tokens that the target writes after each prompt, where no texts 
 
 
 @app.command(
-    epilog="Example: `foretoken vocabulary --target ./model --draft ./small --out ./small`"
+    epilog="Example: `foretoken vocabulary --target ./model --draft ./small --data ./texts "
+    "--out ./small`"
 )
 def vocabulary(
     target: o.Target = o.DEFAULT_TARGET,
@@ -28,7 +29,7 @@ def vocabulary(
         Path | None,
         typer.Option(
             help="Texts of the target: a text file, .jsonl, or a folder of `foretoken train "
-            "data`; default: it writes some."
+            "data`. Needed for all but the shipped target, which writes some."
         ),
     ] = None,
     prompts: Annotated[
@@ -52,12 +53,7 @@ def vocabulary(
     several sizes, and the one with the most expected tokens per second is taken.
     """
     asked = sized(size)
-    if data is not None and prompts is not None:
-        raise ConfigError(
-            f"--prompts {prompts} was passed with --data.",
-            "the target writes nothing where there are texts of it.",
-            "leave one of the two out.",
-        )
+    check_texts(target, data, prompts)
     whole, small = o.pair(target, draft)
     if small is None:
         raise ConfigError(
@@ -100,6 +96,25 @@ def vocabulary(
     if place is not None:
         write(place, order[:chosen], vocab)
     show(rows, chosen, vocab, place, json_)
+
+
+def check_texts(target: str, data: Path | None, prompts: int | None) -> None:
+    """Refuse texts that are asked for twice, and a target of other texts than the shipped prompts:
+    every later load would take a list that was counted on them."""
+    if data is not None and prompts is not None:
+        raise ConfigError(
+            f"--prompts {prompts} was passed with --data.",
+            "the target writes nothing where there are texts of it.",
+            "leave one of the two out.",
+        )
+    if o.only_toys(target, data):
+        raise ConfigError(
+            f"a draft vocabulary for {target} was asked for without its texts.",
+            "the prompts at hand are of the shipped minis' toy families: a draft that scores the "
+            "words of these alone guesses little of any other text.",
+            f"run `foretoken train data --target {target} --out DIR`, then pass --data DIR; a file "
+            "of its texts will do, too.",
+        )
 
 
 def check_same_ids(draft: Any, model: Any, width: int, source: Any) -> None:

@@ -56,7 +56,7 @@ class KeyStore:
     """Nearest states and what followed them."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(os.path.expanduser(folder))
         self.contents = read(self.folder)
 
     @property
@@ -147,6 +147,7 @@ def fill(folder: Path, contents: Contents) -> None:
 
 def refuse_existing(folder: Path) -> None:
     """Nothing is built over."""
+    folder = Path(os.path.expanduser(folder))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"keys in {folder} were to be made.",

@@ -27,7 +27,7 @@ def writing(folder: Path) -> Iterator[None]:
 @contextmanager
 def whole(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes its place when the block ends well and is gone when not."""
-    place = folder.absolute()
+    place = Path(os.path.expanduser(folder)).absolute()
     part = place.with_name(f".{place.name}.part")
     made = [parent for parent in place.parents if not parent.exists()]
     done = False

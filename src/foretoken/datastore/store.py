@@ -44,7 +44,7 @@ class Datastore:
 
     def __init__(self, folder: str | Path) -> None:
         """Open; what is missing, empty, damaged or of another format is refused."""
-        self.folder = Path(folder)
+        self.folder = Path(os.path.expanduser(folder))
         self._open()
         if not self.segments:
             raise ConfigError(
@@ -57,14 +57,14 @@ class Datastore:
     def to_fill(cls, folder: str | Path) -> Datastore:
         """Open for `add`; an empty one is welcome."""
         store = cls.__new__(cls)
-        store.folder = Path(folder)
+        store.folder = Path(os.path.expanduser(folder))
         store._open()
         return store
 
     @classmethod
     def create(cls, folder: str | Path, vocabulary: Vocabulary) -> Datastore:
         """An empty datastore in a new or empty folder, or in place of an empty one."""
-        folder = Path(folder)
+        folder = Path(os.path.expanduser(folder))
         refuse_existing(folder)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class Datastore:
         cls, folder: str | Path, vocabulary: Vocabulary, documents: Iterable[Sequence[int]]
     ) -> Datastore:
         """A new datastore of documents; its folder is there when it is whole, and not before."""
-        folder = Path(folder)
+        folder = Path(os.path.expanduser(folder))
         refuse_existing(folder)
         with whole(folder) as part:
             if not cls.create(part, vocabulary).add(documents):

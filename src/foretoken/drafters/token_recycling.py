@@ -13,6 +13,7 @@ matrix keeps how sure the target was, and the likeliest nodes are drafted as far
 from __future__ import annotations
 
 import math
+import os
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -67,8 +68,9 @@ class TokenRecycling(LookUp):
         check_values(settings, ("keep", settings.keep >= 1, "1 or more followers per token"))
         self.known = Adjacency(target.vocab_size, settings.keep)
         self.scratch: Adjacency | None = None  # of all rows that are rehearsed, once there is one
-        if settings.memory is not None and Path(settings.memory).exists():
-            self.known.load(settings.memory)
+        self.place = None if settings.memory is None else os.path.expanduser(settings.memory)
+        if self.place is not None and Path(self.place).exists():
+            self.known.load(self.place)
         template = None if settings.free else Template(settings.template or PAPER)
         self.shapes = RankShapes(template, self.known.keep)
         self.grows = settings.template is None and not settings.free
@@ -76,7 +78,7 @@ class TokenRecycling(LookUp):
 
     def save(self, path: str | Path | None = None) -> None:
         """Write the matrix to `path`, or to the configured file; without either, do nothing."""
-        path = path if path is not None else self.config.memory
+        path = self.place if path is None else os.path.expanduser(path)
         if path is not None:
             self.known.save(path)
 

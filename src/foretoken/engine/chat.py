@@ -93,16 +93,23 @@ def as_text(content: Any, number: int) -> Any:
 def _message(one: Any, number: int, last: bool) -> dict[str, Any]:
     """A message with a role and a content, or a refusal that names it.
 
-    Only the last one has to say something: an answer may have been empty, as a system prompt may.
+    A content may be empty, as that of a system prompt or the result of a tool; only an answer that
+    is to be continued has to have begun.
     """
     if isinstance(one, Mapping) and isinstance(one.get("role"), str):
         content = as_text(one.get("content"), number)
-        if content or (content == "" and not last):
+        if last and content == "" and one["role"] == "assistant":
+            raise ConfigError(
+                f"message {number} of a chat, the last one, is an empty one of the assistant's.",
+                "a last message of the assistant's is continued, and this one has not begun.",
+                "leave it out, and the message before it is answered; or write how it begins.",
+            )
+        if content or content == "":
             return {**one, "content": content}
     keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
     keys = keys[:MOST_TOLD]
     raise ConfigError(
         f"message {number} of a chat has the fields {keys or 'none'}, and no role or no content.",
-        "a message has a role (a text such as user) and a content; the last one's is not empty.",
+        "a message has a role (a text such as user) and a content.",
         f"write it as in {EXAMPLE}.",
     )

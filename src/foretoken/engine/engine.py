@@ -123,7 +123,7 @@ class Engine(Parts):
         for listener in self.listeners:
             listener(step)
         self.sweep()
-        if step.times.context > 2 * max(self.target.verified, self.unverified):
+        if self.running and step.times.context > 2 * max(self.target.verified, self.unverified):
             self.check_lengths()
         return step, True
 
@@ -302,10 +302,10 @@ class Engine(Parts):
 
     def check_lengths(self) -> None:
         """Have the target check itself where a row is twice as long as any that was checked."""
-        row = max(self.running, key=lambda row: len(row.tokens), default=None)
-        if row is None:
-            return
+        row = max(self.running, key=lambda row: len(row.tokens))
         try:
+            if not self.waiting.affords(len(row.tokens), 1, len(self.running)):
+                raise MemoryError("its budget has no room for a forward without a cache")
             self.target.self_check(row)
         except ForetokenError as error:
             row.fail(error)

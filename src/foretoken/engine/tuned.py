@@ -7,6 +7,8 @@ made for another target is refused: its sizes and its draft follow what was meas
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import Any
 
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import CheckpointError, ConfigError
-from foretoken.methods import METHODS
+from foretoken.methods import METHODS, needs_draft
 
 NAME = "tuned.json"
 FORMAT = 1
 SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")  # of a target's config
 DO = "name a file that `foretoken tune` wrote, or the folder it is in; or tune again."
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +47,34 @@ class Tuned:
         """What `load` is to be called with: what was asked for, and this for all the rest.
 
         The options belong to the method: they are left out where another one is asked for. So is
-        the precision for a loaded model, which has its own.
+        the precision for a loaded model, which has its own. Method and options are left aside
+        where what was brought to guess with is nothing to them: the default for it is taken.
         """
         given = {name: value for name, value in asked.items() if value is not None}
-        found: dict[str, Any] = {"target": self.target, "method": self.method, "draft": self.draft}
-        if given.get("method", self.method) == self.method:
-            found |= self.options
+        found: dict[str, Any] = {"target": self.target}
+        if idle := self.idle(given):
+            LOG.warning("the tuned method %s and its options are left aside: it takes no %s, and "
+                        "one was passed", self.method, idle)  # fmt: skip
+        else:
+            found |= {"method": self.method, "draft": self.draft}
+            if given.get("method", self.method) == self.method:
+                found |= self.options
         if isinstance(given.get("target", self.target), str | Path):
             found["dtype"] = self.dtype
         return found | given
+
+    def idle(self, given: Mapping[str, Any]) -> str | None:
+        """The draft or head among what was asked for that this method cannot use.
+
+        None where it uses it, and where a method was asked for: that one is checked by `load`. A
+        head wins over a draft, as where there is no file.
+        """
+        row = METHODS[self.method]
+        if "method" in given:
+            return None
+        if "draft_head" in given:
+            return None if "draft_head" in row.needs else "draft_head"
+        return "draft" if "draft" in given and not needs_draft(row) else None
 
     def check_target(self, found: Mapping[str, Any]) -> None:
         """Raise where `found`, the identity of a target, is not the one this was made for.
@@ -94,7 +116,7 @@ def told(found: Mapping[str, Any]) -> str:
 
 def read_tuned(where: str | Path) -> Tuned:
     """The configuration in a file, or in the folder that holds it under its usual name."""
-    path = Path(where)
+    path = Path(os.path.expanduser(where))
     path = path / NAME if path.is_dir() else path
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

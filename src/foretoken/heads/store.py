@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,7 +177,7 @@ def broken(folder: str | Path, kind: str, why: str) -> CheckpointError:
 
 def _place(folder: str | Path) -> Path:
     """A folder, or that of a shipped head by its name."""
-    return Path(str(resolve_shipped(folder)))
+    return Path(os.path.expanduser(str(resolve_shipped(folder))))
 
 
 def _is_public(folder: Path) -> bool:

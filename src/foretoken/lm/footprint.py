@@ -100,6 +100,11 @@ class Footprint:
         """Of one layer: as they are, masked and as shares; nothing where one kernel does it all."""
         return 3 * rows * self.heads * width * columns * 4 if self.scored else 0
 
+    def fresh_scores(self, tokens: int) -> int:
+        """Of a text without cache, with a mask of full layers and one of windowed ones."""
+        masks = 2 * tokens * tokens * self.element if self.scored else 0
+        return self.scores(1, tokens, tokens) + masks
+
     def attention(self, rows: int, width: int, columns: int) -> int:
         """Keys and values repeated for every query head of one layer, where many tokens ask."""
         if self.in_c or self.fold == 1 or self.fold * width <= MOST_FOLDED:

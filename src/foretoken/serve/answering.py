@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from foretoken.errors import ForetokenError
 from foretoken.serve.answer import LEFT, Answer
 from foretoken.serve.service import Service
-from foretoken.serve.wire.errors import TIMEOUT, Refusal, refusal_of
+from foretoken.serve.wire.errors import TIMEOUT, Refusal
 from foretoken.serve.wire.words import DONE, event, words_for
 
 UNREAD = 60.0  # seconds that a message waits for a client that does not read
@@ -94,7 +94,7 @@ class Answering(Response):
             try:
                 job.result()
             except ForetokenError as error:
-                raise refusal_of(error) from error
+                raise service.blame(error) from error
         if answer.refusal is not None and not answer.writings:
             raise answer.refusal
 

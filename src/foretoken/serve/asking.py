@@ -27,6 +27,7 @@ from foretoken.serve.wire.unsupported import check_reading, unsupported
 from foretoken.types import DecodeState
 
 COMPLETION_TOKENS = 16
+AT_ONCE = 32  # texts of a prompt that are checked before the next look whether all is over
 ROLES = {"developer": "system"}  # newer names of roles that templates know
 ANY_OBJECT = {"json": {"type": "object"}}
 # How another server's matcher is chosen and how it spaces JSON, which has one spelling here.
@@ -41,7 +42,9 @@ SAME = (  # options of a session that are fields by the same name
 def prompts_of(asked: Asked) -> list[Any]:
     """The prompts of a request as a session takes them: texts, ids, or one chat."""
     if isinstance(asked, ChatRequest):
-        return [[message_of(one, number) for number, one in enumerate(asked.messages)]]
+        told = [message_of(one, number) for number, one in enumerate(asked.messages)]
+        check_last(asked.messages[-1], told[-1])
+        return [told]
     assert isinstance(asked, CompletionRequest)
     prompt = asked.prompt
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
@@ -56,6 +59,20 @@ def message_of(message: Message, number: int) -> dict[str, str]:
             raise unsupported(f"messages.{number}.{name}", "messages are made of text here")
     content = text_of(message.content, f"messages.{number}.content")
     return {"role": ROLES.get(message.role, message.role), "content": content}
+
+
+def check_last(message: Message, told: Mapping[str, str]) -> None:
+    """Refuse a last message that was left without a content, or has none to be continued."""
+    absent = message.content is None or message.content == []
+    if told["content"] or not (absent or told["role"] == "assistant"):
+        return
+    raise Refusal(
+        "the last message has no content." if absent else "the last message, an answer, is empty.",
+        "a last message of the assistant's is continued, from at least one character; any other "
+        "one is answered, and has a content, be it an empty one.",
+        "write its content, or leave it out.",
+        param="messages",
+    )
 
 
 def text_of(content: str | list[Part] | None, where: str) -> str:
@@ -208,8 +225,8 @@ def rows_of(
     over: Callable[[], bool] = lambda: False,
 ) -> list[DecodeState]:
     """Checked rows, all texts of the first prompt first; fewer where it is `over` between two
-    prompts. Takes the tokenizer's time, and waits for the model where that is stepping: to be
-    called in a thread that may wait."""
+    prompts, or many texts. Takes the tokenizer's time, and waits for the model where that is
+    stepping: to be called in a thread that may wait."""
     target, tokenizer = session.target, session.tokenizer
     waiting = session.engine.waiting
     longest, usual = shorter(target.max_length, waiting.longest), waiting.usual
@@ -229,7 +246,12 @@ def rows_of(
         first = number * asked.texts
         seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
         most = most_tokens(asked, len(ids), longest, usual, limit)
-        rows += session.rows([ids] * asked.texts, most, seed=seeds, **options)
+        for begin in range(0, asked.texts, AT_ONCE):
+            if begin and over():
+                return rows
+            part = None if seeds is None else seeds[begin : begin + AT_ONCE]
+            count = min(AT_ONCE, asked.texts - begin)
+            rows += session.rows([ids] * count, most, seed=part, **options)
     return rows
 
 

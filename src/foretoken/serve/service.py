@@ -15,7 +15,7 @@ from foretoken.engine.lengths import check_ahead
 from foretoken.engine.scheduling import held
 from foretoken.engine.session import Session
 from foretoken.engine.timings import timed_before
-from foretoken.errors import CapabilityError, ConfigError, ForetokenError
+from foretoken.errors import CapabilityError, ConfigError, ForetokenError, WrongLogits
 from foretoken.lm.kernels.teams import dismiss
 from foretoken.serve.answer import Account, Answer
 from foretoken.serve.engine_thread import EngineThread
@@ -183,12 +183,24 @@ class Service:
 
     def blame(self, error: BaseException) -> Refusal:
         """What a client is told of an exception; a fault of ours is logged under an id."""
-        if isinstance(error, ForetokenError):
+        if isinstance(error, ForetokenError) and not self.own_fault(error):
             return refusal_of(error)
         number = self.next_id()
         self.counts.engine_errors += 1
         LOG.error("error %s: %r", number, error, exc_info=error)
         return internal(number)
+
+    def own_fault(self, error: ForetokenError) -> bool:
+        """Whether no request is to blame: logits of a cache are wrong, or a model was closed or
+        set to training mode."""
+        if isinstance(error, WrongLogits):
+            return True
+        try:
+            for lm in self.session.models:
+                lm.check_usable()
+        except ForetokenError as unusable:
+            return str(error) == str(unusable)
+        return False
 
 
 def check_session(session: Session) -> None:

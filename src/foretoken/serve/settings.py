@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import whitespace
 
 from foretoken.errors import ConfigError, check_values
 
@@ -43,3 +44,6 @@ class Settings:
                 "a key is a text that clients send; without keys everybody may ask.",
                 "pass keys that are not empty, or none.",
             )
+        # As the header's is read, or a key with a blank at its end would never be the right one.
+        stripped = tuple(key.strip(whitespace) for key in self.api_keys)
+        object.__setattr__(self, "api_keys", stripped)

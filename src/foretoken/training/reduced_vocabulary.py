@@ -221,8 +221,7 @@ def no_texts(data: Path, why: str) -> ConfigError:
     return ConfigError(
         f"the tokens of {data} were to be counted.",
         f"{why}.",
-        "pass a text file, a .jsonl file, a folder of `foretoken train data`, or nothing: the "
-        "target writes then.",
+        "pass a text file, a .jsonl file, or a folder of `foretoken train data`.",
     )
 
 

@@ -226,10 +226,11 @@ class Warp:
                     "a bias is a finite number, or -inf to ban the token.",
                     "pass a large finite bias, such as 100, to force a token.",
                 )
-            bias[token] += value
+        biased = torch.tensor(list(params.logit_bias), dtype=torch.long)
+        bias[biased] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float64)
         for token in params.banned_tokens:
             self._check_token(token, "banned_tokens")
-            bias[token] = -math.inf
+        bias[torch.tensor(list(params.banned_tokens), dtype=torch.long)] = -math.inf
         if bool((bias == -math.inf).all()):
             raise ConfigError(
                 "every token of the vocabulary is banned.",

@@ -14,6 +14,7 @@ from foretoken.bench.tune.candidates import (
     sizes,
     untrained,
 )  # fmt: skip
+from foretoken.datastore.dense import HEADER
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.engine.assemble import check_options
@@ -96,6 +97,16 @@ def test_folders_without_a_datastore_are_refused(tmp_path, store) -> None:
         check_datastores((store, str(tmp_path)))
     with pytest.raises(CheckpointError, match="head"):
         candidates((), (), (str(tmp_path),))
+
+
+def test_datastores_in_the_home_directory_are_found_there(tmp_path, store, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / HEADER).write_text("{}")
+    check_datastores(("~/texts", "~/keys"))
+    labels = [spec.label for spec in candidates((), ("~/texts", "~/keys"))]
+    assert {"rest[datastore=texts]", "retrieval-dense[keys=keys]"} < set(labels)
+    assert not {"rest[datastore=keys]", "retrieval-dense[keys=texts]"} & set(labels)
 
 
 def test_names_are_short_and_tell_apart() -> None:

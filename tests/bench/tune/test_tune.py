@@ -1,6 +1,7 @@
 """A whole tuning on tiny models: what it writes, what takes it, what it refuses."""
 
 import json
+import logging
 import re
 import resource
 import shutil
@@ -24,8 +25,9 @@ from foretoken.bench.tune.config import TuneConfig
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn
 from foretoken.bench.tune.race import Clock
 from foretoken.bench.tune.report import NAMES
-from foretoken.bench.tune.run import run_tune
+from foretoken.bench.tune.run import FLAGS, run_tune
 from foretoken.bench.tune.search import Search
+from foretoken.bench.warned import unlike_configured
 from foretoken.cli.measure import show_results
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
@@ -178,6 +180,27 @@ def test_options_of_the_file_reach_the_session_and_explicit_ones_win(tuned, pair
         assert session.engine.target.model.dtype is torch.bfloat16
 
 
+def test_a_draft_that_the_files_method_cannot_use_takes_its_own_default(
+    tuned, pair_folders, caplog
+) -> None:
+    changes = {"method": "prompt-lookup", "draft": None, "options": {"max_ngram": 2}}
+    found = replace(read_tuned(tuned), **changes)
+    tuned.write_text(found.to_json())
+    with caplog.at_level(logging.WARNING, logger="foretoken"):
+        session = foretoken.load(tuned=tuned, draft=pair_folders[1])
+    with session:
+        assert session.method == "auto-draft" and session.draft is not None
+    assert "prompt-lookup and its options are left aside" in caplog.text
+    whole = found.completing({"draft_head": "./head", "draft": None})
+    assert not {"method", "draft", "max_ngram"} & whole.keys(), "load asks the head for its method"
+    headed = replace(found, method="medusa", options={"draft_head": "./mine"})
+    whole = headed.completing({"draft_head": "./head"})
+    assert (whole["method"], whole["draft_head"]) == ("medusa", "./head")
+    caplog.clear()
+    assert found.completing({"method": "prompt-lookup", "draft": "x"})["max_ngram"] == 2
+    assert caplog.text == "", "a method that was asked for is kept, and its options with it"
+
+
 def test_sources_and_a_datastore_go_through_the_file(tuned, byte_tokenizer, tmp_path) -> None:
     store = tmp_path / "texts"
     ids = byte_tokenizer(PROMPT * 3)["input_ids"]
@@ -328,3 +351,44 @@ def test_what_is_not_there_is_refused_before_any_work(pair_folders, tmp_path, ch
 def test_values_out_of_range_are_refused(changes, tmp_path) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):
         config("x", tmp_path, **changes)
+
+
+def test_options_of_the_generation_config_that_are_not_measured_are_named(make_llama) -> None:
+    model = make_llama(40)
+    own = model.generation_config
+    own.do_sample, own.temperature, own.top_k, own.top_p = True, 0.7, 20, 0.8
+    own.repetition_penalty = 1.1
+    [warning] = unlike_configured(model, TuneConfig(target="x", temperature=0.7), FLAGS)
+    for said in ("top_k 20", "top_p 0.8", "repetition_penalty 1.1", "TuneConfig"):
+        assert said in warning
+    assert "temperature" not in warning and "min_p" not in warning
+    [warning] = unlike_configured(model, TuneConfig(target="x"), FLAGS)
+    assert "pass --temperature 0.7;" in warning and "top_p 0.8" in warning
+    [warning] = unlike_configured(model, BenchConfig(target=model))
+    assert "pass --temperature 0.7 --top-k 20 --top-p 0.8;" in warning
+    assert "repetition_penalty cannot be asked for here" in warning
+
+    cuts = {"top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}
+    fitting = TuneConfig(target="x", temperature=0.7, **cuts)
+    assert unlike_configured(model, fitting, FLAGS) == []
+    params = fitting.params(4, frozenset())
+    assert {name: getattr(params, name) for name in cuts} == cuts
+    assert cuts.items() <= fitting.writing().items()
+
+
+def test_greedy_text_follows_the_penalty_of_a_generation_config(make_llama, tmp_path) -> None:
+    model = make_llama(40)
+    assert unlike_configured(model, TuneConfig(target="x"), FLAGS) == []
+    model.generation_config.repetition_penalty = 1.1
+    asked = BenchConfig(
+        target=model, methods="plain", out=tmp_path, repetitions=1, max_new_tokens=4,
+        scoring_nodes=(1, 2), quiet=True,
+    )  # fmt: skip
+    results = run_bench(asked, [single([5, 6, 7, 8], id="ids", family="raw")])
+    [warning] = [text for text in results["warnings"] if "generation config" in text]
+    assert "repetition_penalty 1.1" in warning and "top_p" not in warning
+    model.generation_config.no_repeat_ngram_size = 3
+    penalised = TuneConfig(target="x", repetition_penalty=1.1)
+    [warning] = unlike_configured(model, penalised, FLAGS)
+    assert "no_repeat_ngram_size cannot be asked for here" in warning
+    assert "repetition_penalty" not in warning

@@ -11,6 +11,7 @@ from foretoken.drafters.token_recycling import TokenRecycling
 from foretoken.engine.loading import load
 from foretoken.errors import CheckpointError
 from foretoken.lm.table import TableLM
+from foretoken.shipped import user_cache
 from foretoken.trees.guesses import Guesses
 from foretoken.types import Budget
 
@@ -125,6 +126,20 @@ def test_a_session_saves_what_its_method_learnt_and_nothing_else(tmp_path, make_
         session.using("token-recycling").save()
         session.using("plain").save()
     assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_session_keeps_its_memory_in_the_home_directory(tmp_path, make_llama, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(user_cache().parent))  # what was compiled stays there
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = make_llama(40)
+    with load(model, "token-recycling", memory="~/x", kernels="dense") as session:
+        session.generate([1, 2, 3], 8)
+        learnt = session.engine.drafter.known.ids
+    assert (tmp_path / "x").is_file()
+    with load(model, "token-recycling", memory="~/x", kernels="dense") as session:
+        assert session.engine.drafter.known.ids == learnt
+        session.engine.drafter.save("~/y")
+    assert (tmp_path / "y").is_file()
 
 
 def test_hints_fill_rows_that_were_never_scored():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,12 +130,12 @@ def named(paths: Sequence[str]) -> dict[str, str]:
 
 def has_texts(folder: str) -> bool:
     """Whether a datastore of texts is in a folder."""
-    return (Path(folder) / MANIFEST).exists()
+    return Path(os.path.expanduser(folder), MANIFEST).exists()
 
 
 def has_keys(folder: str) -> bool:
     """Whether a store of hidden states is in a folder."""
-    return (Path(folder) / HEADER).exists()
+    return Path(os.path.expanduser(folder), HEADER).exists()
 
 
 def check_datastores(folders: Sequence[str]) -> None:

@@ -32,9 +32,7 @@ def results_of(search: Search, config: TuneConfig, tasks: Sequence[Task]) -> dic
         "parameters": models.parameters,
         "dtype": models.dtype,
         "device": models.device.type,
-        "writing": {
-            name: getattr(config, name) for name in ("max_new_tokens", "temperature", "seed")
-        },
+        "writing": config.writing(),
         "prompts": {
             "digest": digest(tasks),
             "given": len(tasks),

@@ -9,7 +9,7 @@ from foretoken.bench import environment
 from foretoken.bench.files import writable
 from foretoken.bench.models import Models
 from foretoken.bench.progress import shown
-from foretoken.bench.run import settled_heap, warned
+from foretoken.bench.run import settled_heap
 from foretoken.bench.tasks import Task
 from foretoken.bench.tune.candidates import candidates, check_datastores
 from foretoken.bench.tune.config import TuneConfig
@@ -18,7 +18,10 @@ from foretoken.bench.tune.race import Clock
 from foretoken.bench.tune.report import write_reports
 from foretoken.bench.tune.results import results_of, tuned_of
 from foretoken.bench.tune.search import Search
+from foretoken.bench.warned import unlike_configured, warned
 from foretoken.lm.load import check_source
+
+FLAGS = ("temperature",)  # of the options of a text, those that `foretoken tune` takes
 
 
 def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -
         trust_remote_code=config.trust_remote_code,
     )
     target = models.own("target")
-    told = [*few(tasks), *sampled_by_default(target.model, config)]
+    told = [*few(tasks), *unlike_configured(target.model, config, FLAGS)]
     warnings = warned(started, told, config.quiet)
     most = target.max_length
     prompts = PromptsInTurn(tasks, models.tokenizer, config.max_new_tokens, most)
@@ -52,18 +55,6 @@ def run_tune(config: TuneConfig, tasks: Sequence[Task], *, spent: float = 0.0) -
     results |= {"environment": started, "warnings": warnings}
     write_reports(results, tuned_of(search, config, results), out)
     return results
-
-
-def sampled_by_default(model: Any, config: TuneConfig) -> list[str]:
-    """A warning where a greedy race says little of what the model's users will get."""
-    own = getattr(model, "generation_config", None)
-    if own is None or own.do_sample is not True or config.temperature:
-        return []
-    usual = own.temperature or 1.0
-    return [
-        f"this model's generation config samples, at temperature {usual:g}, which generate, chat "
-        f"and serve follow; measured here is greedy text: pass --temperature {usual:g}"
-    ]
 
 
 def few(tasks: Sequence[Task]) -> list[str]:

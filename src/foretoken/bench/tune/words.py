@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from foretoken.bench.tune.config import CUTS
 from foretoken.bench.tune.halving import PLAIN
 from foretoken.bench.tune.worth import SURE, UNSURE
 from foretoken.bench.words import MISSING, TIMES, number, times
@@ -121,13 +122,14 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
     }
     left_out = Counter(prompts["skipped"].values())
     skipped = "".join(f"; {count} left out: {why}" for why, count in left_out.items())
+    cuts = "".join(f", {name} {writing[name]:g}" for name in CUTS if name in writing)
     return {
         **models,
         "numbers": f"{results['dtype']} on {results['device']}",
         "prompts": f"{prompts['given']} given, of {', '.join(prompts['families'])}; "
         f"{prompts['digest'][:19]}{skipped}",
         "writing": f"at most {writing['max_new_tokens']} new tokens, temperature "
-        f"{writing['temperature']:g}, seed {writing['seed']}",
+        f"{writing['temperature']:g}, seed {writing['seed']}{cuts}",
         "time": f"{minutes['spent']:.1f} of {minutes['limit']:g} minutes",
         "processor": f"{place['cpu']}, {place['cores']} cores, {place['threads']} threads, "
         f"{place['cpu_capability']}",

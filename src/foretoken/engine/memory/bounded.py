@@ -105,6 +105,8 @@ class Bounded(Waiting):
         if why is not None:
             row.fail(why)
         super().add(row)
+        if why is not None:
+            self.ends = True  # now that it waits: a step that looked before would have unset it
 
     def refusal(self, row: DecodeState) -> CapabilityError | None:
         return self.room.refusal(row)

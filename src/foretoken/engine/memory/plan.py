@@ -223,6 +223,7 @@ class Layout:
             *self.guessing(need, guessed),
             Part(CHECK, "target's logits", logits, of),
             Part(CHECK, "activations", target.fresh(need.context), "of a text without cache"),
+            Part(CHECK, "scores", target.fresh_scores(need.context), "of one layer, and its masks"),
         ]
 
     def laws(self, need: Need) -> list[Part]:

@@ -86,9 +86,10 @@ def choose_kernels(
 
     auto: measured; the dense weight stays and a packed copy is added where it pays (memory for
     speed). inplace: measured, among kernels that need no second copy. lean: measured; one copy,
-    either the dense weight or the packed one alone. packed: packed copies at every row count, not
-    measured; `pad_lone` computes a lone row as several, for equal bits. dense: the model as it
-    was. `seconds` bounds the time spent measuring.
+    either the dense weight or the packed one alone, and of the output layer the dense one, whose
+    rows are read apart. packed: packed copies at every row count, not measured; `pad_lone` computes
+    a lone row as several, for equal bits. dense: the model as it was. `seconds` bounds the time
+    spent measuring.
     """
     if mode not in MODES:
         raise ConfigError(
@@ -108,7 +109,7 @@ def choose_kernels(
         why = "second copies were not wanted"
     elif mode == "auto" and groups and (why := no_room(groups)):
         warnings.warn(f"linear kernels: {why}", RuntimeWarning, stacklevel=2)
-    shared = tied_weights(model)
+    dense = tied_weights(model) | output_weight(model)
     for key, group in groups.items():
         if mode == "packed":
             install_packed(group, pad_lone)
@@ -117,7 +118,7 @@ def choose_kernels(
             if key not in _measured:
                 _measured[key] = measure(group, seconds / len(groups))
         if mode == "lean":
-            install_one_copy(group, _measured[key], shared)
+            install_one_copy(group, _measured[key], dense)
         else:
             allowed = NO_COPY if why else (DENSE, NATIVE, PACKED, PADDED, *NO_COPY)
             install_measured(group, _measured[key], allowed)
@@ -223,6 +224,14 @@ def tied_weights(model: nn.Module) -> set[int]:
     return twice
 
 
+def output_weight(model: Any) -> set[int]:
+    """That of the output layer, whose rows are read one by one (`few_rows`, early exits): a packed
+    weight has no rows, and unpacking one to read a few would take the memory of a second copy."""
+    found = getattr(model, "get_output_embeddings", lambda: None)()
+    weight = getattr(found, "weight", None)
+    return {weight.data_ptr()} if isinstance(weight, torch.Tensor) else set()
+
+
 def install_measured(
     group: Sequence[Site], table: dict[int, dict[int, float]], allowed: Sequence[int]
 ) -> None:
@@ -250,9 +259,12 @@ def install_packed(group: Sequence[Site], pad_lone: bool) -> None:
 
 
 def install_one_copy(
-    group: Sequence[Site], table: dict[int, dict[int, float]], shared: set[int]
+    group: Sequence[Site], table: dict[int, dict[int, float]], kept: set[int]
 ) -> None:
-    """Either the dense weight under kernels that need no copy, or the packed weight alone."""
+    """Either the dense weight under kernels that need no copy, or the packed weight alone.
+
+    Weights at the addresses in `kept` stay dense.
+    """
     judged = [rows for rows in JUDGED if rows in table] or [min(table)]
     without = sum(min(table[rows].get(k, float("inf")) for k in NO_COPY) for rows in judged)
     either = (PACKED, PADDED)
@@ -260,8 +272,8 @@ def install_one_copy(
     compiled = compiled_by_length(group[0].dtype)
     for product in group:
         assert isinstance(product, Product), "one copy is kept by a layer alone"
-        tied = product.module.weight.data_ptr() in shared
-        if packed < 0.97 * without and not tied:
+        free = product.module.weight.data_ptr() not in kept
+        if packed < 0.97 * without and free:
             product.pack_once()
             product.free()
             product.kernels, product.many = choose(table, either, compiled=compiled)

@@ -361,7 +361,7 @@ class BatchForward:
             arguments["position_ids"] = batch.positions
         headless = part is not None and not part.head
         if self._keep_accepted and not headless:
-            arguments["logits_to_keep"] = batch.kept
+            arguments["logits_to_keep"] = batch.places if taps or part else batch.kept
         if batch.embedded is None:
             arguments["input_ids"] = batch.ids
         else:

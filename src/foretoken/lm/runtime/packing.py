@@ -150,6 +150,15 @@ class Batch:
     positions: Int[Tensor, "B Q"]
     embedded: Float[Tensor, "B Q H"] | None = None
 
+    @property
+    def places(self) -> Int[Tensor, "n"]:
+        """Where logits are computed. Told their number, Gemma 4 runs its last layers for those
+        places alone; told the places, it gives hidden states of all tokens as other models do.
+
+        They lie on the CPU, which can index states on any device: layers may be on several.
+        """
+        return torch.arange(self.width - self.kept, self.width)
+
     def key_positions(self) -> Int[Tensor, "B K"]:
         """Logical position of every cache column."""
         device = self.ids.device

@@ -20,7 +20,7 @@ from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.packing import Memory, tree_feed
 from foretoken.lm.runtime.partial_forwards import Stage
-from foretoken.lm.runtime.probe import difference, probe_row, some_tokens
+from foretoken.lm.runtime.probe import RAISED, difference, probe_row, some_tokens
 from foretoken.lm.runtime.rounding import allowed
 from foretoken.lm.runtime.sharing import exclusive
 from foretoken.lm.views.layer_predictions import LayerPredictions
@@ -80,7 +80,16 @@ class EarlyExits(TargetView):
                 "cannot be split between two calls.",
                 "use method chain, prompt-lookup or plain.",
             )
-        if (error := probe(self)) > allowed(self.base.model.dtype):
+        try:
+            error = probe(self)
+        except RAISED as raised:  # as of layers that read keys of others, which were not run
+            said = str(raised).partition("\n")[0][:120]
+            raise CapabilityError(
+                f"early exits of {family.name} were asked for.",
+                f"this model's layers cannot be left early: {type(raised).__name__}: {said}.",
+                "use method chain, prompt-lookup or plain.",
+            ) from raised
+        if error > allowed(self.base.model.dtype):
             raise CapabilityError(
                 f"early exits of {family.name} were asked for.",
                 f"its layers run in two parts are off by {error:.0%} of the logits' spread.",

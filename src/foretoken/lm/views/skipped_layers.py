@@ -28,6 +28,7 @@ from foretoken.lm.runtime.partial_forwards import (
     replaced,
     returned_lengths,
 )
+from foretoken.lm.runtime.probe import RAISED, probe_row, some_tokens
 from foretoken.lm.runtime.sharing import exclusive
 from foretoken.lm.views.view import TargetView
 from foretoken.trees.masks import prefixes
@@ -72,6 +73,15 @@ class SkippedLayers(TargetView):
         self.units = len(self.parts)  # sublayers that may be left out
         # `guesses` can be asked: it feeds tokens far from their own columns
         self.searchable = not self.base.plan.ordered
+        try:
+            draft_once(self)
+        except RAISED as raised:  # as of layers that read keys of others, which were left out
+            said = str(raised).partition("\n")[0][:120]
+            raise CapabilityError(
+                f"drafting with skipped layers of {family.name} was asked for.",
+                f"this model's layers cannot be left out: {type(raised).__name__}: {said}.",
+                "use method chain, prompt-lookup or plain.",
+            ) from raised
 
     @exclusive
     def draft(
@@ -130,6 +140,17 @@ class SkippedLayers(TargetView):
                 forwards[self.parts[unit]] = adding_nothing(self.shapes[unit])
         parts = frozenset(Sublayer(1 + unit // 2, unit % 2) for unit in skipped)
         return Skipping(forwards, parts)
+
+
+@torch.inference_mode()
+def draft_once(view: SkippedLayers) -> None:
+    """A token behind a short text, without any sublayer that may be left out."""
+    row = probe_row(some_tokens(7, view.vocab_size, 0))
+    view.prefill([row])
+    try:
+        view.draft([row], [row.tokens[-1:]], [(-1,)], frozenset(range(view.units)))
+    finally:
+        view.free([row])
 
 
 def parts_of(layer: nn.Module, family: str) -> tuple[nn.Module, nn.Module]:

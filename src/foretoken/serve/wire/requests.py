@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 MOST_TEXTS = 128  # texts per prompt
 MOST_STOPS = 16
+LONGEST_STOP = 1024  # characters of a stop text, which is looked for at every step
 
 T = TypeVar("T")
 # Read up to the first wrong item: of a body of megabytes, millions of errors would be put together.
 Several = Annotated[list[T], Field(fail_fast=True)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Stop = Annotated[str, WithJsonSchema({"type": "string", "maxLength": LONGEST_STOP})]
 TOKEN_IDS: dict[str, Any] = {
     "propertyNames": {"pattern": "^[0-9]{1,12}$"}
 }  # as a JSON object can hold it
@@ -25,6 +27,14 @@ def numbers(value: Any) -> Any:
         for name, one in value.items():
             if isinstance(one, bool) or not isinstance(one, int | float) or not is_finite(one):
                 raise ValueError(f"the value of {name[:40]!r} is no finite number")
+    return value
+
+
+def short_stops(value: Any) -> Any:
+    """ValueError at the first stop text that is too long to be looked for at every step."""
+    for one in value[:MOST_STOPS] if isinstance(value, list) else [value]:
+        if isinstance(one, str) and len(one) > LONGEST_STOP:
+            raise ValueError(f"a stop of {len(one)} characters; it has at most {LONGEST_STOP}")
     return value
 
 
@@ -54,7 +64,7 @@ class Message(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream tells beside its text."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="allow")
     include_usage: bool | None = None
 
 
@@ -121,7 +131,10 @@ class Asked(BaseModel):
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(default=None, ge=0.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    stop: str | Annotated[Several[str], Field(max_length=MOST_STOPS)] | None = None
+    stop: Annotated[
+        Stop | Annotated[Several[Stop], Field(max_length=MOST_STOPS)] | None,
+        BeforeValidator(short_stops),
+    ] = None
     seed: Whole | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from foretoken.serve.wire.errors import Refusal
@@ -18,8 +19,9 @@ LOOKED_AT = 32  # unknown names of a request that are compared with ours; nobody
 
 
 def unless(*harmless: Any) -> Callable[[Any], bool]:
-    """Whether a value asks for something, beside nothing and these."""
-    return lambda value: value not in (None, False, [], {}, *harmless)
+    """Whether a value asks for something, beside nothing and these. Zero is no False: other
+    servers tell the one token that was chosen where `prompt_logprobs` is 0."""
+    return lambda value: not (value is None or value is False or value in ([], {}, *harmless))
 
 
 REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -33,31 +35,42 @@ REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "suffix": (unless(""), "texts are continued, and not filled in"),
     "guided_grammar": (unless(), "guided_json, guided_regex and guided_choice are there"),
     "stop_token_ids": (unless(), "a stop is a text here"),
-    "use_beam_search": (unless(), "one text is written at a time, by greedy choice or sampling"),
+    "use_beam_search": (unless(0), "one text is written at a time, by greedy choice or sampling"),
     "prompt_logprobs": (unless(), "the tokens of a prompt are not told"),
+    "logprob_token_ids": (unless(), "logarithms are told of the likeliest tokens"),
+    "return_token_ids": (unless(0), "answers are texts, and tell no token ids"),
+    "return_tokens_as_token_ids": (unless(0), "tokens are told by their texts"),
     "allowed_token_ids": (unless(), "guided_regex and guided_choice say what may be written"),
     "bad_words": (unless(), "logit_bias forbids tokens here"),
     "skip_special_tokens": (lambda value: value is False, "texts have no special tokens here"),
+    "cache_salt": (unless(""), "kept prefixes are told apart by API keys"),
 }
 REFUSED_IN_CHATS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "chat_template": (unless(""), "messages are read by the model's own template"),
-    "echo": (unless(), "an answer begins behind its messages; /v1/completions has echo"),
+    "echo": (unless(0), "an answer begins behind its messages; /v1/completions has echo"),
 }
 REFUSED_IN_COMPLETIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "top_logprobs": (unless(), "a completion takes their number as logprobs"),
+    "top_logprobs": (unless(0), "a completion takes their number as logprobs"),
 }
 IGNORED = frozenset(
     "store metadata service_tier parallel_tool_calls safety_identifier prompt_cache_key "
-    "prompt_cache_retention verbosity reasoning_effort logprobs top_logprobs best_of "
+    "prompt_cache_retention verbosity reasoning_effort documents logprobs top_logprobs best_of "
     "length_penalty spaces_between_special_tokens add_special_tokens "
     "add_generation_prompt continue_final_message chat_template chat_template_kwargs "
     "truncate_prompt_tokens include_stop_str_in_output".split()
 )
-THINKS = {"enable_thinking": True}  # what templates that know it do unless they are told otherwise
+# what templates that know it do unless they are told otherwise
+USUAL = {"enable_thinking": True, "reasoning_effort": "medium"}
+# fields that other servers hand to the template, and whether they ask for something
+VARIABLES = {"reasoning_effort": unless(""), "documents": unless()}
+NOT_TOLD = "the model's template is given nothing but messages"
 
 
 def check_fields(asked: Asked) -> None:
     """Refuse a request whose further fields cannot be ignored."""
+    options = asked.stream_options
+    if options is not None and (options.model_extra or {}).get("continuous_usage_stats"):
+        raise unsupported("stream_options.continuous_usage_stats", "usage is told at the end")
     known = set(type(asked).model_fields)
     # A name that is so much longer than any of ours is like none of them.
     longest = max(map(len, known)) * (2 / ALIKE - 1)
@@ -88,17 +101,31 @@ def check_reading(asked: Asked, template: Any, tokens: int) -> None:
     """Refuse what would have a prompt of so many tokens read in another way: variables that the
     chat template knows, or a cut."""
     extra = asked.model_extra or {}
-    told = extra.get("chat_template_kwargs")
-    if isinstance(asked, ChatRequest) and isinstance(told, dict):
-        for name, value in told.items():
-            if re.search(rf"\b{re.escape(name)}\b", str(template)) and THINKS.get(name) != value:
-                raise unsupported(
-                    f"chat_template_kwargs.{name[:40]}",
-                    "the model's template is given nothing but messages",
-                )
+    if isinstance(asked, ChatRequest):
+        check_variables(extra, words_of(str(template)))
     most = extra.get("truncate_prompt_tokens")
     if isinstance(most, int) and 0 <= most < tokens:
         raise unsupported("truncate_prompt_tokens", "prompts are read whole")
+
+
+def check_variables(extra: Mapping[str, Any], words: frozenset[str]) -> None:
+    """Refuse variables that a template of these words reads, but what they are without a wish."""
+    told = extra.get("chat_template_kwargs")
+    for name, value in (told if isinstance(told, dict) else {}).items():
+        if name in words and USUAL.get(name) != value:
+            raise unsupported(f"chat_template_kwargs.{name[:40]}", NOT_TOLD)
+    for name, asks in VARIABLES.items():
+        value = extra.get(name)
+        if name in words and asks(value) and USUAL.get(name) != value:
+            raise unsupported(name, NOT_TOLD)
+    if extra.get("reasoning_effort") == "none" and "enable_thinking" in words:
+        raise unsupported("reasoning_effort", NOT_TOLD)
+
+
+@lru_cache(maxsize=8)
+def words_of(template: str) -> frozenset[str]:
+    """All words of a chat template, found once: a request may name hundreds of thousands."""
+    return frozenset(re.findall(r"\w+", template))
 
 
 def reading_of(asked: Asked) -> dict[str, tuple[bool, str]]:
