@@ -120,7 +120,7 @@ class GreedyOnly(PromptLookup):
 
 
 def test_sampled_text_that_nothing_was_drafted_for_is_not_judged(monkeypatch) -> None:
-    def built(entry, vocab, *parts, view=None):
+    def built(entry, vocab, *parts, **others):
         return Engine(TableLM.random(vocab, seed=21), GreedyOnly(), Point(), Fixed(Size(depth=2)))
 
     monkeypatch.setattr(checks, "table_engine", built)

@@ -122,3 +122,16 @@ def test_a_draft_of_another_width_without_a_tokenizer_cannot_assist(wider):
 def test_a_draft_of_the_same_width_is_handed_no_tokenizer(pair_folders):
     row = Models(*pair_folders).row(RowSpec("hf:assisted", "hf:assisted"))
     assert set(row.extra()) == {"assistant_model"}
+
+
+def test_peers_write_with_the_options_of_the_bench_alone(make_llama):
+    """Else they would be compared over other texts, or none: stop strings ask for a tokenizer."""
+    model = make_llama(40)
+    prompt, params = [5, 6, 7, 5, 6, 7, 5, 6], SamplingParams(max_new_tokens=12)
+    plain, spec = RowSpec("plain", "plain"), RowSpec("hf:plain", "hf:plain")
+    wanted = Models(copy.deepcopy(model)).row(plain).write(prompt, params).tokens
+    model.generation_config.no_repeat_ngram_size = 1
+    model.generation_config.stop_strings = ["x"]
+    models = Models(model)
+    assert models.row(spec).write(prompt, params).tokens == wanted
+    assert models.own("target").model.generation_config.no_repeat_ngram_size == 1

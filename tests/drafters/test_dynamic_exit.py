@@ -106,6 +106,20 @@ def test_the_choice_is_the_best_of_all_exits_and_lengths():
         assert promised[known.exit, known.length] == pytest.approx(max(promised.values()))
 
 
+def test_the_exit_is_the_best_for_lengths_that_may_be_drafted():
+    """One token behind layer 1 is worth more than one behind layer 8; of several it is not."""
+    view = early_exits(TableLM.random(4, layers=32), (1, 8))
+    known = Counts(view, DynamicExit.Config())
+    known.learn(predicted([[int(n < 6), int(n < 9)] for n in range(10)]))
+    known.choose(FREE)
+    assert known.exit == 8 and known.length > 1
+    for budget in (Budget(1, 1), Budget(18, 1), Budget(1, 18)):
+        known.choose(budget)
+        assert (known.exit, known.length) == (1, 1)
+    known.choose(Budget(1, 1, Prices(0.0, (0.0, 0.01, 0.02, 0.03), 1.0)))
+    assert known.length == 1, "nor under prices of more nodes"
+
+
 def test_prices_choose_what_is_worth_most_above_them():
     """Against the definition, written out; and prices that nothing can pay end all drafting."""
     generator = torch.Generator().manual_seed(1)

@@ -167,6 +167,20 @@ def test_the_tree_widens_by_default_where_the_draft_stops_early(row):
     assert len(draft.tree) - 1 == 6
 
 
+def test_the_papers_setting_has_room_for_every_sibling(row):
+    """A chain of 25 tokens, each sure enough for three children."""
+    laws = torch.full((24, 24), 0.04 / 23)
+    laws[torch.arange(24), (torch.arange(24) + 1) % 24] = 0.96
+    table = TableLM(laws.log(), layers=6)
+    engine = assemble("swift", table, preset="paper", skip=())
+    one = row([1, 2, 3], 24, max_new_tokens=40)
+    table.prefill([one])
+    engine.drafter.start(one, None)
+    (draft,) = engine.drafter.propose([one], engine.controller.budgets([one]))
+    below = [len(children) for children in draft.tree.children() if children]
+    assert below == [3] * 25 and max(draft.tree.depths()) == 25
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_under_prices_length_and_width_are_what_pays(temperature, row):
     table = TableLM.random(24, scale=2.0, layers=6)
@@ -237,6 +251,16 @@ def test_a_search_gives_up_where_no_set_can_pay(row, run):
     assert "no draft of it can pay" in drafter.report()
     search.best = 0.9
     assert search.promise > 1.2
+
+
+def test_the_papers_search_goes_on_where_no_set_can_pay_yet(monkeypatch):
+    table = TableLM.random(8, layers=6)
+    config = assemble("swift", table, preset="paper").drafter.config
+    search = SkipSearch(TableSkippedLayers(table), config)
+    monkeypatch.setattr(search, "judge", lambda row, candidate: 0.1)
+    for _ in range(60):
+        search.step(None)
+    assert search.promise < 1.0 and not search.done
 
 
 def test_a_gaussian_process_finds_good_sets_sooner_than_chance():

@@ -5,6 +5,7 @@ from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.drafters.parts.text_source import TextSource
 from foretoken.drafters.retrieval import Retrieval
+from foretoken.engine.assemble import assemble
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.types import Budget, Draw
@@ -40,6 +41,17 @@ def test_what_followed_most_often_comes_first(stored, row):
     assert guess(drafter, row([9, 1, 2], VOCAB), nodes=1).tree.tokens == (2, 3)
     whole = guess(drafter, row([9, 1, 2], VOCAB)).tree
     assert sorted(whole.tokens[1:]) == [3, 4, 5, 6], "7 followed a shorter match only"
+
+
+def test_the_papers_setting_follows_no_match_of_a_single_token(stored, row):
+    drafter = stored([[5, 2, 7], [3, 4, 6]])
+    assert guess(drafter, row([9, 1, 2], VOCAB)).tree.tokens == (2, 7)
+    paper = assemble(
+        "rest", TableLM.random(VOCAB), datastore=drafter.config.datastore, preset="paper"
+    ).drafter
+    assert guess(paper, row([9, 1, 2], VOCAB)).tree.tokens == (2,)
+    assert guess(paper, row([9, 3, 4], VOCAB)).tree.tokens == (4, 6)
+    assert paper.config.occurrences == 5000
 
 
 def test_the_budget_is_kept(stored, row):

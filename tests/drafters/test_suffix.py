@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 
 from foretoken.drafters.suffix import SuffixDecoding
+from foretoken.engine.assemble import assemble
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import chain
@@ -114,6 +115,29 @@ def test_a_period_is_followed_as_far_as_the_match_reaches(row):
     assert len(tree_of(drafter, one)) - 1 == 24, "as long as the longest match told apart"
     drafter, one = started(row, list(range(10)) * 9, remember=0, factor=5.0)
     assert len(tree_of(drafter, one)) - 1 == 32, "never more than max_spec"
+
+
+def papers(row, tokens, vocab=50):
+    drafter = assemble("suffix", TableLM.random(2), preset="paper").drafter
+    one = row(tokens, vocab, max_new_tokens=500)
+    drafter.start(one, None)
+    return drafter, one
+
+
+def test_the_papers_setting_tells_longer_matches_apart(row):
+    assert len(tree_of(*papers(row, list(range(10)) * 20))) - 1 == 32, "max_spec"
+    drafter, one = started(row, list(range(10)) * 20, branching=False)
+    assert len(tree_of(drafter, one)) - 1 == 24
+
+
+def test_the_papers_setting_counts_every_occurrence(row):
+    """Of what followed a token, the first 60 times were 1 and the newest 32 were 2."""
+    text = [token for before in range(10, 70) for token in (before, 0, 1)]
+    text += [token for before in range(70, 102) for token in (before, 0, 2)]
+    text += [102, 0]
+    drafter, one = started(row, text, 120, branching=False)
+    assert tree_of(drafter, one).tokens == (0, 2)
+    assert tree_of(*papers(row, text, 120)).tokens == (0, 1)
 
 
 def priced(node, nodes=32):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import foretoken
+from foretoken.coins import SeededCoins
 from foretoken.engine import beam_session
 from foretoken.engine.assemble import assemble
 from foretoken.engine.beam import decode
@@ -18,7 +19,9 @@ from foretoken.engine.scheduling import held
 from foretoken.engine.session import Session
 from foretoken.errors import CapabilityError, ConfigError, PairingError
 from foretoken.lm.table import TableLM
-from foretoken.types import Caps
+from foretoken.row import make_row
+from foretoken.trees.forest import BeamRow
+from foretoken.types import Caps, SamplingParams
 
 PROMPT = "the cat is in the "
 HOT = {"temperature": 1.0, "max_new_tokens": 12}
@@ -127,6 +130,52 @@ def test_a_target_that_scores_chains_only_is_refused():
     chains.caps = Caps(tree="chain", why="it counts places")
     with pytest.raises(CapabilityError, match="counts places"):
         assemble("beam-sampling", chains)
+
+
+def test_at_temperature_0_the_one_beam_there_is_stands_whatever_min_width_says():
+    engine = assemble(
+        "dsbd", TableLM.random(5, seed=1), TableLM.random(5, seed=1),
+        num_beams=4, min_width=4, depth=3,
+    )  # fmt: skip
+    params = SamplingParams(max_new_tokens=16)
+    row = BeamRow(make_row([1, 2], params, SeededCoins(0), 5), 4)
+    rounds = [record.rounds[0] for record in decode([row], engine)]
+    assert [done.grown for done in rounds] == [4, 4, 4, 4]
+
+
+def test_fewer_draws_than_beams_that_must_stand_are_refused():
+    models = TableLM.random(5, seed=1), TableLM.random(5, seed=2)
+    with pytest.raises(ConfigError, match="samples=1 was asked for with min_width=2") as refused:
+        assemble("dsbd", *models, samples=1, min_width=2)
+    assert "samples=2 or more" in refused.value.do
+    assemble("dsbd", *models, samples=2, min_width=2)
+
+
+class Noting(list):
+    """Complete texts, and a note of every one that was ever among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.every = []
+
+    def append(self, text):
+        self.every.append(text)
+        super().append(text)
+
+
+def test_no_more_complete_texts_are_kept_than_are_shown():
+    law = torch.tensor([0.3, 0.2, 0.1, 0.06, 0.04, 0.3])
+    engine = assemble("beam-sampling", TableLM(law.log().expand(6, 6)), num_beams=4)
+    params = SamplingParams(max_new_tokens=300, temperature=1.0, eos=frozenset({5}))
+    rows = [BeamRow(make_row([1], params, SeededCoins(seed), 6), 4) for seed in range(4)]
+    for row in rows:
+        row.written = Noting()
+    for _ in decode(rows, engine):
+        assert all(len(row.written) <= 4 for row in rows)
+    assert sum(len(row.written.every) for row in rows) > 40
+    for row in rows:
+        best = sorted(row.written.every, key=lambda text: text.score, reverse=True)
+        assert list(row.written) == best[:4]
 
 
 def test_widths_are_within_the_vocabulary():

@@ -11,6 +11,7 @@ from transformers import Gemma2Config
 from foretoken.engine.assemble import assemble
 from foretoken.engine.loading import load
 from foretoken.engine.memory.amounts import amount, enough, told
+from foretoken.engine.memory.bounded import Bounded, Room
 from foretoken.engine.memory.keeping import most_guessed
 from foretoken.engine.memory.layout import largest_draft, layout_of
 from foretoken.engine.memory.plan import (
@@ -18,6 +19,7 @@ from foretoken.engine.memory.plan import (
     CHECK,
     GUESSING,
     JUDGING,
+    SCORES,
     STEP,
     WEIGHTS,
     Layout,
@@ -357,7 +359,14 @@ def test_a_check_is_planned_with_its_scores_where_the_models_own_attention_makes
         vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
-    need = Need(1, 4096)
-    assert Layout(footprint(config)).plan(need).of(CHECK) >= 4 * 4096**2 * 4
-    parts = Layout(footprint(make_llama(97).config)).plan(need).parts
-    assert {part.name for part in parts if part.kind == CHECK} == {"target's logits", "activations"}
+    need, scores = Need(1, 4096), 4 * 4096**2 * 4
+    plan = Layout(footprint(config)).plan(need)
+    assert plan.checked >= plan.of(CACHE, CHECK) + scores
+    assert plan.generation < scores
+    room = Room(Layout(footprint(config)), plan.total, nodes=0, steady=False)
+    waiting = Bounded(room, ())
+    assert waiting.affords(4096, 1) and not waiting.affords_check(4096), "it is left out"
+    room.budget = plan.weights + plan.checked
+    assert waiting.affords_check(4096)
+    ordinary = Layout(footprint(make_llama(97).config)).plan(need)
+    assert ordinary.of(SCORES) == 0 and ordinary.checked <= ordinary.generation

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import foretoken
+from foretoken.engine import admission
 from foretoken.engine.scheduling import Scheduler
 from foretoken.errors import ConfigError
 
@@ -302,6 +303,72 @@ def test_a_stream_collected_in_the_middle_of_a_forward_changes_no_text(chain, fo
         hook.remove()
     assert got == wanted
     assert beside.engine.idle and chain.target.rows_held == 0
+
+
+def test_a_stream_collected_while_rows_are_put_in_line_blocks_nobody(chain, monkeypatch) -> None:
+    """The collector runs where something is made, also under the lock of those that wait."""
+    stream = chain.stream(TEXTS[0], 50)
+    next(stream)
+    stream.itself = stream
+    kept, since, found = [stream], admission.Since, []
+    del stream
+
+    def collecting(*counts):
+        kept.clear()
+        gc.collect()
+        return since(*counts)
+
+    monkeypatch.setattr(admission, "Since", collecting)
+    write = threading.Thread(target=lambda: found.append(chain.generate(TEXTS[1], 4)), daemon=True)
+    write.start()
+    write.join(timeout=60)
+    assert found and len(found[0].tokens) == 4, "it waits for itself"
+    assert chain.engine.idle and chain.target.rows_held == 0
+
+
+def test_a_step_is_told_to_others_where_what_comes_behind_it_raises(chain) -> None:
+    wanted = chain.generate(TEXTS[1], 9).text
+    ours, theirs = chain.stream(TEXTS[0], 50), chain.stream(TEXTS[1], 9)
+    said = [next(theirs).text]
+    next(ours)
+
+    def raises(step):
+        if len(step.rows) == 2:
+            chain.engine.listeners.remove(raises)
+            raise Broken("from a listener")
+
+    chain.engine.listeners.append(raises)
+    with pytest.raises(Broken):
+        list(ours)
+    said += [piece.text for piece in theirs]
+    assert "".join(said) == wanted
+    assert chain.engine.made is None and chain.engine.idle and chain.target.rows_held == 0
+
+
+def test_a_row_on_its_way_into_the_batch_is_missed_by_nobody(chain, monkeypatch) -> None:
+    engine, seen = chain.engine, []
+    take, add = engine.waiting.take, engine.alike.add
+
+    def taking(row):
+        take(row)
+        seen.append(engine.idle)
+
+    def failing(row, filling):
+        monkeypatch.setattr(engine.alike, "add", add)
+        raise Broken("on its way")
+
+    monkeypatch.setattr(engine.waiting, "take", taking)
+    chain.generate(TEXTS[0], 3)
+    assert seen == [False]
+    chain.keep_prefixes(1 << 20)
+    try:
+        monkeypatch.setattr(engine.alike, "add", failing)
+        with pytest.raises(Broken):
+            chain.generate(TEXTS[3], 3)
+        assert engine.alike.add == add and engine.idle
+        assert len(chain.generate(TEXTS[3], 3).tokens) == 3
+    finally:
+        chain.keep_prefixes(0)
 
 
 def test_tasks_that_matter_more_go_first_however_many_wait(pair, byte_tokenizer) -> None:

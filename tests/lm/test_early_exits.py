@@ -256,3 +256,17 @@ def test_layers_whose_keys_others_read_cannot_be_left_and_the_default_does_witho
         foretoken.load(model, "layerskip", exit_layer=3, **options)
     with foretoken.load(model, **options) as session:
         assert len(session.generate([1, 2, 3], max_new_tokens=8).tokens) == 8
+
+
+def test_a_load_that_is_short_of_memory_says_so(make_llama, monkeypatch):
+    """It tells nothing of the layers: the model could be left early where there is more room."""
+    lm = open_lm(make_llama(40), kernels="dense")
+
+    def short(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes.")
+
+    monkeypatch.setattr("foretoken.lm.views.early_exits.probe", short)
+    with pytest.raises(RuntimeError, match="you tried 9 bytes"):
+        early_exits(lm)
+    monkeypatch.undo()
+    early_exits(lm)

@@ -146,7 +146,7 @@ def test_a_check_for_which_there_is_no_memory_ends_no_text_and_is_not_tried_at_e
 def test_a_check_that_a_budget_does_not_afford_is_left_out_and_told(caplog, monkeypatch):
     lm = open_lm(tiny("llama"), kernels="dense")
     engine = assemble("plain", lm)
-    monkeypatch.setattr(engine.waiting, "affords", lambda *_, **__: False)
+    monkeypatch.setattr(engine.waiting, "affords_check", lambda *_, **__: False)
     monkeypatch.setattr(lm, "self_check", lambda row: pytest.fail("checked all the same"))
     row = make_row([3, 4, 5], SamplingParams(max_new_tokens=150), SeededCoins(0), lm.vocab_size)
     with caplog.at_level("WARNING"):

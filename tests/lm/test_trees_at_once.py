@@ -51,6 +51,11 @@ RULES = {
     "narrow tree": (BestFirst, {"branch": 2, "calibrate": False}, Budget(4, 9)),
     "priced tree": (BestFirst, {}, Budget(8, 30, PRICES)),
     "steep prices": (BestFirst, {}, Budget(6, 30, STEEP)),
+    "level gain": (
+        BestFirst,
+        {"min_gain": 0.0, "calibrate": False, "level_gain": 0.1},
+        Budget(6, 12),
+    ),
     "chain": (PricedChain, None, Budget(6, 6)),
     "priced chain": (PricedChain, None, Budget(8, 8, Prices(0.02, (0.0,) * 20, 1.0))),
 }

@@ -1,6 +1,7 @@
 """Recipes: the tiny ones end to end, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -45,6 +46,31 @@ def test_a_draft_shares_its_teachers_vocabulary(tiny, tmp_path):
     assert 0.0 < row["entropy_per_token"] < torch.tensor(512.0).log()
     card.add_measurements(tiny, found)
     assert "mean accepted length" in (tiny / "README.md").read_text()
+
+
+def test_a_draft_begun_with_another_teacher_does_not_go_on(tiny, tmp_path):
+    out, other = tmp_path / "draft", tmp_path / "other"
+    shutil.copytree(tiny, other, ignore=shutil.ignore_patterns("training"))
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2.0)
+    model.save_pretrained(other)
+    asked = {"scale": 0.5, "progress": False}
+    recipes.train("tiny-draft", out, teacher=tiny, **asked)
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match=r"begun there with another teacher(.|\n)*--fresh"):
+        recipes.train("tiny-draft", out, teacher=other, **asked)
+    assert (out / "model.safetensors").read_bytes() == before
+    recipes.train("tiny-draft", out, teacher=other, resume=False, **asked)
+    with pytest.raises(ConfigError, match="begun there with another teacher"):
+        recipes.train("tiny-draft", out, teacher=tiny, **asked)
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(make_llama, tmp_path):
+    make_llama(99).save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match="has 512 tokens and that teacher 99"):
+        recipes.train("tiny-draft", tmp_path / "x", teacher=tmp_path / "other", progress=False)
+    assert not (tmp_path / "x").exists()
 
 
 def test_scale_shortens_a_run(tmp_path):

@@ -153,3 +153,23 @@ def test_a_budget_that_holds_no_text_is_refused_before_a_server_is_there(make_se
     with pytest.raises(CapabilityError, match="memory budget") as refused:
         make_session("chain", memory_budget="300KiB")
     assert "memory_budget=" in refused.value.do
+
+
+def test_behind_a_server_as_much_is_kept_of_texts_as_before(make_session, running) -> None:
+    """As much as was wanted, whatever memory allowed of it; nothing where nothing was kept."""
+
+    def limits():
+        kept = [lm.prefixes for lm in session.models]
+        return [None if prefixes is None else prefixes.limit for prefixes in kept]
+
+    with make_session("chain", controller="fixed", depth=4) as session:
+        for wanted in (0, 1 << 24):
+            session.keep_prefixes(wanted)
+            before = limits()
+            for prefixes in [lm.prefixes for lm in session.models if wanted]:
+                prefixes.allow(1 << 12)
+            with running(session, prefix_cache=1 << 20) as server:
+                told = server.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+                assert told.status_code == 200
+                assert sum(limits()) <= 1 << 20
+            assert limits() == before == [wanted // 2 or None] * 2

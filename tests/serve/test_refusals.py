@@ -66,7 +66,6 @@ WRONG = [
     ({**GOOD, "return_token_ids": True}, "return_token_ids"),
     ({**GOOD, "return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
     ({**GOOD, "logprob_token_ids": [5]}, "logprob_token_ids"),
-    ({**GOOD, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
     ({**GOOD, "cache_salt": "mine"}, "cache_salt"),
     ({**GOOD, "prompt": [5, 6, 7], "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
     ({**GOOD, "stop": "a", "include_stop_str_in_output": True}, "include_stop_str_in_output"),
@@ -111,7 +110,7 @@ NEUTRAL = [  # what is done anyway
                                                    {"role": "tool", "content": ""}]}),
     ("/v1/completions", {**GOOD, "prompt_logprobs": None, "return_token_ids": False,
                          "logprob_token_ids": [], "stop": "x" * 1024, "cache_salt": None,
-                         "stream_options": {"continuous_usage_stats": False}}),
+                         "stream_options": {"continuous_usage_stats": True}}),
     ("/v1/chat/completions", {**CHAT, "reasoning_effort": "high", "documents": [{"text": "a"}]}),
 ]  # fmt: skip
 LONG_AND_WRONG = [  # of each, what makes a body of megabytes

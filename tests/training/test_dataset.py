@@ -340,3 +340,26 @@ def test_a_chat_whose_prompt_fills_the_row_is_left_out(folder, tmp_path, packed)
     for index in range(found.per_epoch):
         assert (found.batch(index)["weights"].sum(-1) > 0).all()
     assert len(found.places) == 4
+
+
+def test_more_shards_than_memory_holds_are_read_once_per_epoch(folder, tmp_path, monkeypatch):
+    told = [one for path in shards(folder, "train") for one in read_told(path)][:12]
+    for index in range(6):
+        write_shard(tmp_path, index, {"train": told[2 * index : 2 * index + 2], "valid": []})
+    reads, where = [], "foretoken.training.dataset.stream"
+    monkeypatch.setattr(f"{where}.KEPT", 2)
+    monkeypatch.setattr(f"{where}.read_told", lambda path: (reads.append(path), read_told(path))[1])
+    found, orders = stream(tmp_path, tokens=128, packed=False), []
+    for epoch in (0, 1):
+        reads.clear()
+        found.loaded.clear()
+        batches = range(epoch * found.per_epoch, (epoch + 1) * found.per_epoch)
+        ids = [found.batch(index)["input_ids"] for index in batches]
+        orders.append(list(reads))
+        assert sorted(reads) == shards(tmp_path, "train")
+        again = stream(tmp_path, tokens=128, packed=False)
+        assert all(
+            torch.equal(again.batch(index)["input_ids"], one)
+            for index, one in zip(batches, ids, strict=True)
+        )
+    assert orders[0] != orders[1]

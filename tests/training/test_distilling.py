@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM
 
 import foretoken
-from foretoken.errors import ConfigError
+from foretoken.errors import CapabilityError, ConfigError
 from foretoken.training.dataset import own_answers
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.stream import ChatStream
@@ -300,6 +300,19 @@ def test_a_draft_of_another_vocabulary_is_refused(session, texts, make_llama, tm
         distilling.run(order)
     with pytest.raises(ConfigError, match="without a draft"):
         distilling.read_draft(Order(session, DistillConfig(), tmp_path, texts, None, (), "", False))
+
+
+def test_a_draft_that_scales_its_logits_is_refused(session, weak_draft, tmp_path):
+    """Losses are of its states and its output layer: those of another model."""
+    GraniteForCausalLM(GraniteConfig(
+        vocab_size=session.target.vocab_size, hidden_size=64, intermediate_size=128,
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.5,
+        attention_multiplier=0.25, logits_scaling=8.0,
+    )).save_pretrained(tmp_path)  # fmt: skip
+    for doing in ("distilling", "continuing"):
+        with pytest.raises(CapabilityError, match=rf"{doing} was asked of a draft(.|\n)*scaled"):
+            distilling.student(session, tmp_path, doing)
+    assert distilling.student(session, weak_draft).training
 
 
 @pytest.mark.parametrize("wrong", [{"divergence": "kl"}, {"on_policy": 1.5}, {"new_tokens": 0}])

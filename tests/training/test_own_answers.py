@@ -1,6 +1,8 @@
 """On-policy texts: a draft answers, and the target's laws along its words are kept."""
 
 import copy
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,11 +10,15 @@ import torch
 from test_dataset import CONFIG, talker
 
 import foretoken
+from foretoken.cli.train import check_written
 from foretoken.errors import ConfigError
 from foretoken.lm import draft_vocabulary
 from foretoken.training.config import configured
+from foretoken.training.dataset.card import CARD, PLAN, written_by_draft
 from foretoken.training.dataset.making import DataConfig, run
 from foretoken.training.dataset.records import read_told, shards
+from foretoken.training.drafts import making
+from foretoken.training.drafts.making import DraftConfig
 from foretoken.training.recipes import Order
 
 WRITTEN = replace(CONFIG, writer="draft", chats=40, temperatures=(0.0, 1.0), laws=61)
@@ -98,6 +104,66 @@ def test_without_a_draft_of_the_same_vocabulary_it_is_refused(session, tiny_pair
     with pytest.raises(ConfigError, match="the target cannot read"):
         run(asked(session, tmp_path / "out", tmp_path / "wider"))
     assert not list(tmp_path.glob("out/train-*"))
+
+
+def test_another_draft_does_not_go_on_in_a_folder(session, tiny_pair, draft, folder, tmp_path):
+    """A folder from before its plan named the draft is taken as it is."""
+    other, older = copy.deepcopy(tiny_pair[1]), tmp_path / "older"
+    with torch.no_grad():
+        other.model.norm.weight.mul_(1.5)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match="made with another draft"):
+        run(asked(session, folder, tmp_path / "other"))
+    run(asked(session, folder, draft))
+    shutil.copytree(folder, older)
+    plan = json.loads((older / PLAN).read_text())
+    del plan["draft"]
+    (older / PLAN).write_text(json.dumps(plan))
+    run(asked(session, older, tmp_path / "other"))
+
+
+def test_the_card_names_the_draft_that_wrote(draft, folder, tmp_path):
+    card = json.loads((folder / CARD).read_text())
+    assert card["writer"] == "draft" and card["draft"]["name"] == str(draft)
+    assert str(draft) in card["made by"] and str(draft) in (folder / "README.md").read_text()
+    assert written_by_draft(folder) and not written_by_draft(tmp_path)
+    shutil.copy(folder / PLAN, tmp_path)
+    assert written_by_draft(tmp_path), "of before cards said so"
+
+
+def test_a_draft_learns_no_written_token_of_another_draft(
+    session, folder, tmp_path, monkeypatch, caplog
+):
+    seen, fit = [], making.fit
+    monkeypatch.setattr(
+        making, "fit",
+        lambda model, objective, *rest, **named: (
+            seen.append(objective), fit(model, objective, *rest, **named)
+        )[1],
+    )  # fmt: skip
+    config = DraftConfig(
+        shape=(64, 1), vocabulary=200, epochs=0.5, minutes=None, tokens=256, row_tokens=64,
+        evaluations=1, held_out=2, precision="no",
+    )  # fmt: skip
+    assert config.hard and making.by_laws_alone(config, tmp_path) is config
+    notes = making.make_draft(session, config, folder, tmp_path / "out", show=False)
+    assert [objective.hard for objective in seen] == [0.0]
+    assert notes["settings"]["hard"] == 0.0
+    assert caplog.text.count("hard=0") == 1
+
+
+def test_heads_that_learn_written_tokens_refuse_those_of_a_draft(folder, tmp_path):
+    for name in ("medusa", "chimera", "ctc", "longspec"):
+        with pytest.raises(ConfigError, match=r"a draft wrote(.|\n)*the target's own"):
+            check_written(name, folder, ())
+        check_written(name, tmp_path, ())
+    check_written("hydra", folder, ())
+
+
+def test_a_folder_without_chats_is_none_of_prompts(session, tmp_path):
+    with pytest.raises(ConfigError, match="none of the split 'train'"):
+        run(asked(session, tmp_path / "out", None, CONFIG, data=tmp_path, prompts=()))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_list_of_one_is_said_by_its_value():

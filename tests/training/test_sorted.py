@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from foretoken.lm.draft_exits import NAME, NEVER, Exits, read
 from foretoken.lm.views.sorted_exits import SortedExits
 from foretoken.training.dataset.making import DataConfig, make_data
 from foretoken.training.dataset.stream import ChatStream
+from foretoken.training.drafts import sorting
 from foretoken.training.drafts.exit_policies import forced, policies
 from foretoken.training.drafts.making import make_draft
 from foretoken.training.drafts.measuring import EngineAcceptance
@@ -216,3 +218,51 @@ def test_texts_of_another_tokenizer_or_none_are_refused(session, texts, config, 
     (tmp_path / "train-000000.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(ConfigError, match="the token 9999"):
         make_sorted(session, replace(config, also=str(tmp_path)), texts[0], tmp_path, **given)
+
+
+def test_texts_of_another_tokenizer_with_as_many_tokens_are_refused(
+    session, texts, config, tmp_path
+):
+    shutil.copytree(texts[1], tmp_path / "also")
+    card = tmp_path / "also" / "card.json"
+    told = json.loads(card.read_text())
+    told["vocabulary"]["digest"] = "another"
+    card.write_text(json.dumps(told))
+    config = replace(config, also=str(tmp_path / "also"))
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        make_sorted(session, config, texts[0], tmp_path / "out", show=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("laws", "said"), [(0, "0 tokens are kept"), (3, "3 in ")])
+def test_texts_without_laws_or_with_fewer_than_others_are_refused(
+    laws, said, session, texts, config, tmp_path
+):
+    """Without laws a tenth of a label was learned, or nothing."""
+    few = replace(TEXTS, chats=8, shard=8, new_tokens=8, laws=laws)
+    made, out = tmp_path / "made", tmp_path / "out"
+    make_data(session, few, made, [f"on the {n} train" for n in range(8)], show=False)
+    with pytest.raises(ConfigError, match=rf"{said}(.|\n)*train data --set laws="):
+        make_sorted(session, config, made, out, show=False)
+    if laws:
+        said = "3 tokens are kept of each law beside them, and 6 in"
+    with pytest.raises(ConfigError, match=said):
+        make_sorted(session, replace(config, also=str(made)), texts[0], out, show=False)
+    assert not out.exists()
+
+
+def test_exits_learn_no_token_that_a_draft_wrote(session, texts, config, tmp_path, monkeypatch):
+    """Of one folder of several."""
+
+    def told(model, objective, *rest, **named):
+        raise KeyError(objective.hard)
+
+    shutil.copytree(texts[1], tmp_path / "also")
+    plan = tmp_path / "also" / "plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "writer": "draft"}))
+    monkeypatch.setattr(sorting, "fit", told)
+    for also, hard in ((texts[1], 0.1), (tmp_path / "also", 0.0)):
+        with pytest.raises(KeyError, match=str(hard)):
+            make_sorted(
+                session, replace(config, also=str(also)), texts[0], tmp_path / "out", show=False
+            )

@@ -23,6 +23,7 @@ from foretoken.training.drafts.making import DraftConfig, make_draft, stages
 from foretoken.training.drafts.words import mass
 from foretoken.training.objectives.asked_laws import AskedLaws
 from foretoken.training.objectives.sparse_laws import SparseLaws
+from foretoken.training.online.replay import OnlineConfig
 
 TEXTS = DataConfig(
     chats=40, shard=40, new_tokens=24, held_out=0.2, laws=16, repeated=1.0,
@@ -190,6 +191,22 @@ def test_starting_over_deletes_nothing_where_a_draft_is_refused(
     assert earlier.exists()
     recipes.cook("draft", replace(order, draft=draft[0]))
     assert not earlier.exists() and (tmp_path / "out" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["data", "online"])
+def test_prompts_of_another_vocabulary_are_not_replayed(
+    name, texts, pair_folders, make_llama, byte_tokenizer, tmp_path
+):
+    """Their ids are other words to this target."""
+    config = {"data": replace(TEXTS, chats=2), "online": OnlineConfig(chats=2)}[name]
+    out = tmp_path / "out"
+    with (
+        foretoken.load(make_llama(300), "plain", tokenizer=byte_tokenizer) as foreign,
+        pytest.raises(ConfigError, match=r"taking the prompts of(.|\n)*another vocabulary"),
+    ):
+        order = recipes.Order(foreign, config, out, texts, pair_folders[1], (), "tiny", False)
+        recipes.cook(name, order)
+    assert not out.exists()
 
 
 @pytest.fixture(scope="module")

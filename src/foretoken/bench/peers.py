@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import CompileConfig, PreTrainedModel
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from foretoken.bench.own import Outcome, finish_device
@@ -96,6 +96,7 @@ class PeerRow(TunedRow):
     ) -> None:
         super().__init__(spec)
         self.model, self.draft = model, draft
+        model.generation_config = bare(model.generation_config)
         self.target_clock, self.draft_clock = Clock(), Clock()
 
     def extra(self) -> dict[str, Any]:
@@ -240,6 +241,13 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
         "min_p": params.min_p or None,
         "repetition_penalty": params.repetition_penalty,
     }
+
+
+def bare(config: Any) -> GenerationConfig:
+    """The tokens that begin, fill and end a text, and no option: texts of all rows follow what the
+    bench was asked for, and nothing that a model asks for besides."""
+    names = ("bos_token_id", "pad_token_id", "eos_token_id")
+    return GenerationConfig(**{name: getattr(config, name) for name in names})
 
 
 def width(model: PreTrainedModel) -> int:

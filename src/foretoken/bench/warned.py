@@ -14,10 +14,12 @@ from foretoken.types import SamplingParams
 BESIDES = (
     "no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size",
     "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
-    "exponential_decay_length_penalty",
+    "exponential_decay_length_penalty", "min_new_tokens", "min_length", "stop_strings",
+    "forced_bos_token_id", "forced_eos_token_id",
 )  # fmt: skip
 BESIDES_DRAWN = ("typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
-NEUTRAL = (None, 0, 1, [], {})
+OFF = {"encoder_repetition_penalty": 1.0, "typical_p": 1.0}  # what changes nothing, where not 0
+TOKENS = ("forced_bos_token_id", "forced_eos_token_id")  # 0 is one of them
 
 
 def warned(started: dict[str, Any], missing: list[str], quiet: bool) -> list[str]:
@@ -52,7 +54,7 @@ def unlike_configured(
     here = {name: getattr(config, name, getattr(neutral, name)) for name in said}
     other = [name for name in said if said[name] != here[name]]
     besides = [*BESIDES, *(BESIDES_DRAWN if own.do_sample is True else ())]
-    besides = [name for name in besides if getattr(own, name, None) not in NEUTRAL]
+    besides = [name for name in besides if asks(name, getattr(own, name, None))]
     if not other and not besides:
         return []
     asked = ", ".join([*(f"{name} {said[name]:g}" for name in other), *besides])
@@ -67,6 +69,13 @@ def unlike_configured(
         f"this model's generation config says {asked}, which generate, chat and serve follow; "
         f"measured here: {measured} ({'; '.join(ways)})"
     ]
+
+
+def asks(name: str, value: Any) -> bool:
+    """Whether an option of a generation config changes a text."""
+    if name in TOKENS:
+        return value is not None
+    return bool(value) and value != OFF.get(name)
 
 
 def configured(own: Any, drawn: bool) -> dict[str, float]:

@@ -150,10 +150,10 @@ def check_text(name: str, text: Sequence[str]) -> None:
 
 
 def check_written(name: str, data: Path | None, given: Collection[str]) -> None:
-    """ConfigError for a folder of texts handed to a head that has its own written, and for options
-    of how texts are written where these are there already.
+    """ConfigError for a folder of texts handed to a head that has its own written or that cannot
+    learn from a draft's, and for options of how texts are written where these are there already.
     """
-    from foretoken.training.heads import trainable
+    from foretoken.training.heads import check_writer, trainable
 
     if data is None or not data.is_dir():
         return
@@ -165,6 +165,7 @@ def check_written(name: str, data: Path | None, given: Collection[str]) -> None:
             "that are written while it is trained.",
             "pass a file of prompts with --data, or none.",
         )
+    check_writer(name, data)
     if unused := [one for one in ("temperature", "new_tokens") if one in given]:
         raise ConfigError(
             f"{' and '.join(unused)} passed with --set beside the texts in {data}.",

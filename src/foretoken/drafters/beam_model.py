@@ -73,7 +73,8 @@ class BeamModel(NoBeams):
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        samples: int = 0  # M: draws per layer; 0: as many as there are beams to be had
+        # M: draws per layer, min_width of the rule at least; 0: as many as there are beams
+        samples: int = 0
 
     def __init__(self, draft_lm: BranchingLM, config: Config | None = None) -> None:
         self.lm, self.samples = draft_lm, (config or self.Config()).samples

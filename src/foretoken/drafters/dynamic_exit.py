@@ -253,20 +253,21 @@ class Counts:
 
     def choose(self, budget: Budget) -> None:
         """The exit and length of the next draft: of most tokens per layer run (token-per-layer,
-        equation 4), or of most tokens above their price.
+        equation 4), or of most tokens above their price; of the lengths that the budget allows.
         """
         self.prices = prices = budget.prices
         if not self.learned:
             return
-        tokens = (self.share[:, None] ** self.lengths).cumsum(1)  # [E, d]
+        longest = min(self.config.most, min(budget.depth, budget.nodes) + 1)  # from 0 on
         if prices is not None:
-            longest = min(self.config.most, len(prices.nodes))
-            nodes = self.lengths.new_tensor(prices.nodes[:longest])
-            drafting = prices.step * self.lengths[:longest] * self.steps[:, None]
-            worth = tokens[:, :longest] - drafting - nodes
+            longest = min(longest, len(prices.nodes))
+        lengths = self.lengths[:longest]
+        tokens = (self.share[:, None] ** lengths).cumsum(1)  # [E, d]
+        if prices is not None:
+            nodes = lengths.new_tensor(prices.nodes[:longest])
+            worth = tokens - prices.step * lengths * self.steps[:, None] - nodes
         else:
-            longest = self.config.most
-            worth = tokens / (self.lengths * self.marks[:, None] + self.layers)
+            worth = tokens / (lengths * self.marks[:, None] + self.layers)
         self.index, self.length = divmod(int(worth.argmax()), longest)
         self.exit = self.depths[self.index]
         self.threshold = -math.inf  # nothing to tell right from wrong by, yet

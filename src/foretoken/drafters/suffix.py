@@ -35,14 +35,14 @@ class SuffixDecoding(LookUp):
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        max_match: int = 24  # longest suffix told apart; the production engines' default
+        max_match: int = 24  # longest suffix told apart; the production engines' default, paper 64
         max_spec: int = 32  # most nodes of a draft, whatever the budget; paper default
         # nodes of a draft per token matched, where no prices say how far it goes; paper default
         factor: float = 1.0
         offset: float = 0.0  # added to that; paper default
         min_prob: float = 0.1  # paths less frequent than this are not drafted; paper default
         branching: bool = True  # a tree; False: a chain of the most frequent tokens, as published
-        occurrences: int = 32  # newest occurrences counted
+        occurrences: int = 32  # newest occurrences counted; paper: all
         # tokens of earlier answers kept, for all requests together; 0: none, so that nobody can
         # tell from the speed of an answer what others were answered
         remember: int = 200_000

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 from foretoken.errors import ForetokenError
@@ -37,7 +37,9 @@ class Waiting:
     """Rows that were submitted and have no place yet; any thread may add and remove."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        # Re-entered where the garbage collector drops a stream in the midst of this: rows that
+        # ended are forgotten then, and what is half done here has to stay right.
+        self._lock = RLock()
         self._since: dict[DecodeState, Since] = {}  # in order of arrival
         self._alike: dict[Kind, dict[DecodeState, None]] = {}  # the same rows, kind by kind
         self._arrived = self._let_in = self._looks = 0
@@ -50,14 +52,17 @@ class Waiting:
     def __iter__(self) -> Iterator[DecodeState]:
         """Rows in order of arrival, as they are now."""
         with self._lock:
-            return iter(tuple(self._since))
+            return iter(tuple(self._since.copy()))
 
     def add(self, row: DecodeState) -> None:
         """Have a row wait."""
+        what = kind(row)
         with self._lock:
             self._arrived += 1
-            self._since[row] = Since(self._arrived, self._let_in)
-            self._alike.setdefault(kind(row), {})[row] = None
+            alike = self._alike.setdefault(what, {})
+            alike[row] = None
+            self._alike[what] = alike  # the last of its kind may have been forgotten meanwhile
+            self._since[row] = Since(self._arrived, self._let_in)  # it waits from here on
 
     def remove(self, rows: Iterable[DecodeState]) -> None:
         """Forget rows; others are ignored."""
@@ -135,6 +140,10 @@ class Waiting:
 
     def affords(self, tokens: int, nodes: int, rows: int = 1) -> bool:
         """Whether rows for measuring may have trees of so many nodes behind so many tokens."""
+        return True
+
+    def affords_check(self, tokens: int, rows: int = 1) -> bool:
+        """Whether a text of so many tokens, one of so many, may be read without its cache."""
         return True
 
     def take(self, row: DecodeState) -> None:

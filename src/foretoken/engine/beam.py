@@ -21,6 +21,7 @@ from torch import Tensor
 from foretoken.contract import Controller
 from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import Promise, check_candidates, check_scoring, promise_of
+from foretoken.errors import ConfigError
 from foretoken.lm.runtime.branches import BranchingLM, feed, prune
 from foretoken.row import place_processors
 from foretoken.trees.forest import Beam, BeamRow, Cut, Layer, Written
@@ -59,11 +60,24 @@ class BeamEngine:
     def __post_init__(self) -> None:
         check_candidates(self.drafter, self.verifier)
         check_scoring(self.target, self.drafter)
+        check_samples(self.drafter, self.verifier)
 
     @property
     def promise(self) -> Promise:
         """The law that texts of this engine follow."""
         return promise_of(self.drafter, self.verifier, self.target)
+
+
+def check_samples(drafter: BeamDrafter, rule: Beams) -> None:
+    """Refuse drafts of which no layer could ever stand."""
+    samples, least = getattr(drafter, "samples", 0), rule.config.min_width
+    if 0 < samples < least:
+        raise ConfigError(
+            f"samples={samples} was asked for with min_width={least}.",
+            "a drafted layer stands once min_width of its samples are accepted.",
+            f"pass samples={least} or more, samples=0 for as many as there are beams, or a smaller "
+            "min_width.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +263,7 @@ def drawn_beams(
 
 
 def complete(row: BeamRow, beams: Sequence[Beam], grown: int) -> list[Beam]:
-    """Put complete texts aside; the beams that go on."""
+    """Put complete texts aside, the `width` best of all so far; the beams that go on."""
     most, why = row.state.limit
     full = row.length + grown >= most
     left = []
@@ -260,4 +274,6 @@ def complete(row: BeamRow, beams: Sequence[Beam], grown: int) -> list[Beam]:
             continue
         text = (*row.state.new_tokens, *row.forest.text(beam.node))
         row.written.append(Written(text, beam.log_likelihood, "stop" if stopped else why))
+    row.written.sort(key=lambda text: text.score, reverse=True)  # stable: of equals, the first
+    del row.written[row.width :]  # what will never be shown: a long text leaves many behind
     return left

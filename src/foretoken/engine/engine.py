@@ -48,6 +48,7 @@ class Engine(Parts):
     unverified: int = 0  # tokens of a text that the target had no memory to check itself at
     given: GivenText | None = None  # around the drafter, once a request says what comes next
     unheeded: bool = False  # a prediction came that is not used, and that was told
+    made: Step | None = None  # a step whose rows are committed, and that was not returned yet
 
     def __post_init__(self) -> None:
         check_parts(self.target, self.drafter, self.verifier, self.controller)
@@ -71,7 +72,7 @@ class Engine(Parts):
     @property
     def idle(self) -> bool:
         """Whether no row is waiting, being filled or running."""
-        return not (self.running or self.filling or self.waiting)
+        return not (self.waiting or self.filling or self.running)  # the way that a row takes
 
     @property
     def inside(self) -> Rows:
@@ -104,9 +105,8 @@ class Engine(Parts):
 
     def turn(self) -> tuple[Step | None, bool]:
         """Admit, feed a chunk of prompts, then one round of the rows that run, if any do and do not
-        all fail: its step, and whether there is more to do. What others wait for, such as their
-        turn with a model, or the error of a row, comes between two of these.
-        """
+        all fail: its step, and whether there is more to do. What others wait for, as a turn with a
+        model or the error of a row, comes between two of these."""
         if not torch.is_inference_mode_enabled():  # entering costs a tenth of a small model's step
             with torch.inference_mode():
                 return self.turn()
@@ -120,11 +120,13 @@ class Engine(Parts):
             self.sweep()
             return None, True
         step.times.prefill, self.fed_for = step.times.prefill + self.fed_for, 0.0
+        self.made = step
         for listener in self.listeners:
             listener(step)
         self.sweep()
         if self.running and step.times.context > 2 * max(self.target.verified, self.unverified):
             self.check_lengths()
+        self.made = None
         return step, True
 
     def fill(self) -> bool:
@@ -135,13 +137,12 @@ class Engine(Parts):
         for who looks meanwhile.
         """
         self.sweep()  # who left meanwhile is fed no chunk more, however many prompts there are
+        kept = self.kept
         while row := self.admitted():
-            self.waiting.take(row)
-            if self.kept is not None and not self.kept.covers(
-                row.tokens[: half_of(row)], row.owner
-            ):
+            if kept is not None and not kept.covers(row.tokens[: half_of(row)], row.owner):
                 self.alike.add(row, self.filling)
             self.filling.append(row)
+            self.waiting.take(row)  # now that who looks finds it here
         if not self.filling:
             return False
         together = self.filling
@@ -304,7 +305,7 @@ class Engine(Parts):
         """Have the target check itself where a row is twice as long as any that was checked."""
         row = max(self.running, key=lambda row: len(row.tokens))
         try:
-            if not self.waiting.affords(len(row.tokens), 1, len(self.running)):
+            if not self.waiting.affords_check(len(row.tokens), len(self.running)):
                 raise MemoryError("its budget has no room for a forward without a cache")
             self.target.self_check(row)
         except ForetokenError as error:

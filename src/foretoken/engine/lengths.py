@@ -28,7 +28,7 @@ def check_ahead(engine: Engine, last: int = LAST, seconds: float = SECONDS) -> N
     room = longest_text(engine)
     last = last if room is None else min(last, room)
     tokens = min(FIRST, last)
-    while tokens > engine.target.verified and engine.waiting.affords(tokens, 1):
+    while tokens > engine.target.verified and engine.waiting.affords_check(tokens):
         began = perf_counter()
         try:
             with closing(ScratchRow(engine, tokens)) as scratch:

@@ -154,14 +154,16 @@ class Scheduler:
 
         Its logits are given back before the next one is made.
         """
-        with held(self.turns):
-            self.check_models()
-            step, more = self.engine.turn()
-        if step is None:
-            return more
-        for at, row in enumerate(step.rows):
-            self.tell(row, step, at)
-        return True
+        try:
+            with held(self.turns):
+                self.check_models()
+                step, more = self.engine.turn()
+        except BaseException:  # of a listener, or of a row's end: the texts of all others went on
+            made, self.engine.made = self.engine.made, None
+            self.tell_all(made)
+            raise
+        self.tell_all(step)
+        return more
 
     def settle(self) -> None:
         """Return once the step under way in another thread was told: it may have ended a row."""
@@ -175,6 +177,12 @@ class Scheduler:
         for lm in self.models:
             if getattr(lm, "closed", False) or getattr(owner_of(lm), "training", False):
                 lm.check_usable()
+
+    def tell_all(self, step: Step | None) -> None:
+        """Tell the callers of all rows of a step, if one was made."""
+        if step is not None:
+            for at, row in enumerate(step.rows):
+                self.tell(row, step, at)
 
     def tell(self, row: DecodeState, step: Step, at: int) -> None:
         """Tell the row's caller of a step; what that raises is the caller's own affair."""

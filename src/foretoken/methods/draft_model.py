@@ -24,7 +24,13 @@ FAMILY = Family(
             drafter="drafters.growers.best_first:BestFirst",
             model="draft",
             verifier="point",
-            paper_options={"depth": 10, "nodes": 60},
+            paper_options={
+                "depth": 10,
+                "nodes": 60,
+                "branch": 60,
+                "calibrate": False,
+                "level_gain": 0.5,
+            },
             paper="arXiv 2406.17276, 2402.12374",
         ),
         Method(

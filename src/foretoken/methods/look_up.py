@@ -3,6 +3,7 @@
 from foretoken.methods.method import Family, Method
 
 LONG = 32  # copies go on for long, and chances say how far; nothing is drafted beyond what pays
+EVERY = 10**9  # occurrences: a text has fewer
 
 FAMILY = Family(
     "look-up",
@@ -24,7 +25,7 @@ FAMILY = Family(
             drafter="drafters.suffix:SuffixDecoding",
             verifier="point",
             defaults={"depth": 32, "nodes": 32, "max_depth": LONG},
-            paper_options={"branching": False},
+            paper_options={"branching": False, "max_match": 64, "occurrences": EVERY},
             paper="arXiv 2411.04975",
         ),
         Method(
@@ -60,6 +61,7 @@ FAMILY = Family(
             models=("target",),
             needs=("datastore",),
             defaults={"depth": 10, "nodes": 64},
+            paper_options={"min_match": 2, "occurrences": 5000},
             paper="arXiv 2311.08252",
         ),
         Method(

@@ -36,7 +36,12 @@ FAMILY = Family(
             models=("target",),
             verifier="recursive",
             defaults={"depth": 25, "nodes": 50},
-            paper_options={"search_share": 1000, "bayes_interval": 25},
+            paper_options={
+                "nodes": 250,
+                "search_share": 1000,
+                "bayes_interval": 25,
+                "hopeless_after": 1001,  # never: above most_tries
+            },
             paper="arXiv 2410.06916",
         ),
     ),

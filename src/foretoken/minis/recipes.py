@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +20,9 @@ from transformers import (
 )
 
 from foretoken.errors import CheckpointError, ConfigError, meant
+from foretoken.heads.files import digest
 from foretoken.training import attention
+from foretoken.training.dataset.records import replace_text
 from foretoken.training.objectives.distill import Distill
 from foretoken.training.objectives.language_model import LanguageModel, LayerSkip
 from foretoken.training.stream import PackedStream
@@ -157,8 +161,8 @@ def train(
     """Make the mini `name` in the folder `out`; `scale` shortens the run. Killed runs continue
     where they were.
 
-    A draft needs its target: `teacher`, or else the one that ships. Checkpoints live in
-    ``out/training`` until the finished model is written.
+    A draft needs its target: `teacher`, or else the one that ships; a run goes on with the one it
+    was begun with. Checkpoints live in ``out/training`` until the finished model is written.
     """
     found, out = recipe(name), Path(out)
     if scale <= 0:
@@ -171,6 +175,8 @@ def train(
     _make_folder(work)
     processes = PartialState()
     with processes.main_process_first():
+        if source is not None:
+            _check_teacher(found, source, work, resume)
         tokenizer = _tokenizer(found, source, work / "tokenizer")
     model = build(found, tokenizer)
     how = (resume, scale, progress)
@@ -285,7 +291,36 @@ def _teacher_path(found: Recipe, teacher: str | Path | None) -> Path | None:
             possible="there is no model in that folder",
             do=f"train {found.teacher} first, or name the folder of a finished one",
         )
+    width = json.loads((path / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    if width != found.vocabulary:
+        raise ConfigError(
+            asked=f"training {found.name}, taught by {path}",
+            possible=f"{found.name} has {found.vocabulary} tokens and that teacher {width}: laws "
+            "over different tokens cannot be compared",
+            do=f"name the folder of a {found.teacher}, or of another model with its tokens",
+        )
     return path
+
+
+def _check_teacher(found: Recipe, source: Path, work: Path, resume: bool) -> None:
+    """Refuse to go on with what another teacher has taught; else note who teaches."""
+    weights = sorted([*source.glob("*.safetensors"), *source.glob("*.bin")])
+    told = json.dumps({path.name: digest(path) for path in weights}, indent=2) + "\n"
+    note = work / "teacher.json"
+    before = note.read_text(encoding="utf-8") if note.is_file() else None
+    if before == told:
+        return
+    if before is not None and resume:
+        raise ConfigError(
+            asked=f"training {found.name} in {work.parent}, taught by {source}",
+            possible="it was begun there with another teacher, whose laws its checkpoints have "
+            "learned",
+            do="pass --fresh to begin anew, name the teacher it was begun with, or another folder",
+        )
+    if before is not None:  # a run that is killed before it saves would go on from these
+        for phase in ("data", "distill"):
+            shutil.rmtree(work / phase, ignore_errors=True)
+    replace_text(note, told)
 
 
 def _check_out(name: str, out: Path) -> None:

@@ -17,6 +17,7 @@ from foretoken.engine.session import Session
 from foretoken.engine.timings import timed_before
 from foretoken.errors import CapabilityError, ConfigError, ForetokenError, WrongLogits
 from foretoken.lm.kernels.teams import dismiss
+from foretoken.lm.runtime.prefixes import Prefixes
 from foretoken.serve.answer import Account, Answer
 from foretoken.serve.engine_thread import EngineThread
 from foretoken.serve.estimate import PlainSteps
@@ -65,6 +66,7 @@ class Service:
         promise = session.engine.promise
         self.lossy: str | None = None if promise.lossless else promise.why
         self.learning = learning
+        self.kept: list[tuple[Any, int]] = []  # models, and bytes they kept of texts before
 
     @property
     def fingerprint(self) -> str:
@@ -75,6 +77,7 @@ class Service:
     async def start(self) -> None:
         """Begin to run steps."""
         if self.settings.prefix_cache:
+            self.kept = [(lm, kept_by(lm)) for lm in self.session.models]
             self.session.keep_prefixes(self.settings.prefix_cache)
         self.preparers = ThreadPoolExecutor(PREPARERS, thread_name_prefix="foretoken-prepare")
         self.stopping = False
@@ -82,13 +85,17 @@ class Service:
         self.started = True
 
     async def stop(self) -> None:
-        """End all texts that are left, and leave the session as it was."""
+        """End all texts that are left, and leave the session as it was: of texts that are over it
+        keeps up to as many bytes as before, those it kept before aside.
+        """
         self.end_all()
         self.started = False
         await self.thread.stop()
         self.preparers.shutdown(wait=False, cancel_futures=True)
-        if self.settings.prefix_cache:
-            self.session.keep_prefixes(0)
+        with held(self.session.scheduler.turns):
+            for lm, limit in self.kept:
+                lm.keep_prefixes(limit)
+        self.kept = []
 
     def deliver(self, pieces: list[Piece]) -> None:
         """Hand what a step added to who waits for it."""
@@ -217,3 +224,9 @@ def check_session(session: Session) -> None:
             "requests and answers are texts.",
             "pass tokenizer= to load.",
         )
+
+
+def kept_by(lm: Any) -> int:
+    """Bytes of texts that are over that a model was asked to keep; 0: none."""
+    prefixes: Prefixes | None = lm.prefixes
+    return 0 if prefixes is None else prefixes.asked

@@ -166,10 +166,12 @@ def check_processes(name: str) -> None:
 
 def cook(name: str, order: Order) -> dict[str, Any]:
     """Make what the row `name` makes; the notes of its card."""
-    if RECIPES[name].needs_texts:
+    row, data = RECIPES[name], order.data
+    if row.needs_texts or (data is not None and data.is_dir()):
         from foretoken.training.dataset.card import check_vocabulary
 
-        assert order.data is not None, "check_order has looked"
-        check_vocabulary(order.data, order.session)
-    found: dict[str, Any] = resolve(RECIPES[name].run)(order)
+        assert data is not None, "check_order has looked"
+        doing = "training on" if row.needs_texts else "taking the prompts of"
+        check_vocabulary(data, order.session, doing)
+    found: dict[str, Any] = resolve(row.run)(order)
     return found

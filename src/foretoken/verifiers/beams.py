@@ -45,7 +45,9 @@ class Beams:
     class Config:
         num_beams: int = 8  # W: beams drawn at once, where no call asks for another number
         threshold: float = 0.7  # t: K is what is accepted with at least this chance; < 0: the mean
-        min_width: int = 1  # W_min: K is never less; num_beams keeps the law of a fixed width
+        # W_min: K is never less, unless fewer are drafted, as at temperature 0, where there is one
+        # beam only; num_beams keeps the law of a fixed width
+        min_width: int = 1
         keep_one: bool = False  # save memory: a single text outlives each round
 
     def __init__(self, config: Config | None = None) -> None:
@@ -109,7 +111,10 @@ class Beams:
         return LayerVerdict(tuple(pairs[:emitted]), min(accepted, emitted), wanted, False)
 
     def wanted(self, chances: Sequence[float], width: int) -> int:
-        """K: as many beams as are accepted with chance `threshold`, within [min_width, width]."""
+        """K: as many beams as are accepted with chance `threshold`, within [min_width, width].
+
+        Never more than there are attempts: at temperature 0 that is one, the only beam there is.
+        """
         counts = count_law(chances)
         if self.config.threshold < 0.0:
             likely = int(sum(k * chance for k, chance in enumerate(counts)) + 1e-9)
@@ -118,7 +123,7 @@ class Beams:
             likely = max(
                 k for k, chance in enumerate(at_least) if k == 0 or chance >= self.config.threshold
             )
-        return min(max(likely, self.config.min_width), width)
+        return min(max(likely, self.config.min_width), width, len(chances))
 
 
 def residuals(

@@ -5,6 +5,7 @@ import torch
 
 from foretoken.bench.tune.worth import certainty, needed, scoring_cost, speedup, worth
 from foretoken.lm.table import TableLM
+from foretoken.types import SamplingParams
 
 FLAT = {"nodes": [1, 2, 4, 8, 16], "ratio": [1.0] * 5, "ms": [1.0] * 5, "context": 8}
 STEEP = {"nodes": [1, 2, 4, 8, 16], "ratio": [1.0, 2.0, 4.0, 8.0, 16.0]}
@@ -46,7 +47,7 @@ def test_certainty_is_that_of_the_laws_the_tokens_were_chosen_from() -> None:
     """Beside softmaxes of the table, over an answer longer than one forward reads."""
     lm = TableLM.random(11, seed=3)
     prompt, answer = [1, 2, 3], [n % 11 for n in range(70)]
-    found = certainty(lm, [(prompt, answer)])
+    found = certainty(lm, [(prompt, answer)], SamplingParams())
     text = [*prompt, *answer]
     laws = torch.stack(
         [torch.softmax(lm.after(text[: len(prompt) + n]).double(), -1) for n in range(70)]
@@ -55,4 +56,15 @@ def test_certainty_is_that_of_the_laws_the_tokens_were_chosen_from() -> None:
     assert found["top"] == pytest.approx(laws.amax(-1).mean().item(), abs=1e-6)
     assert found["same"] == pytest.approx(laws.square().sum(-1).mean().item(), abs=1e-6)
     assert found["sure"] == pytest.approx((laws.amax(-1) > 0.9).double().mean().item())
-    assert certainty(lm, []) is None
+    assert certainty(lm, [], SamplingParams()) is None
+
+
+def test_certainty_of_sampled_text_is_that_of_its_options() -> None:
+    lm = TableLM.random(11, seed=3)
+    prompt, answer = [1, 2, 3], [n % 11 for n in range(40)]
+    found = certainty(lm, [(prompt, answer)], SamplingParams(temperature=0.5, top_k=4))
+    text = [*prompt, *answer]
+    logits = torch.stack([lm.after(text[: 3 + n]).double() for n in range(40)])
+    laws = torch.softmax(logits.topk(4).values / 0.5, -1)
+    assert found["top"] == pytest.approx(laws.amax(-1).mean().item(), abs=1e-6)
+    assert found["same"] == pytest.approx(laws.square().sum(-1).mean().item(), abs=1e-6)

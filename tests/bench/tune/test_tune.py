@@ -392,3 +392,7 @@ def test_greedy_text_follows_the_penalty_of_a_generation_config(make_llama, tmp_
     [warning] = unlike_configured(model, penalised, FLAGS)
     assert "no_repeat_ngram_size cannot be asked for here" in warning
     assert "repetition_penalty" not in warning
+    model.generation_config.no_repeat_ngram_size = 1
+    model.generation_config.stop_strings, model.generation_config.min_new_tokens = ["x"], 5
+    [warning] = unlike_configured(model, penalised, FLAGS)
+    assert "no_repeat_ngram_size, min_new_tokens, stop_strings cannot be asked for" in warning

@@ -8,6 +8,7 @@ from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.tree_growth import ranking
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
+from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import Engine, decode
 from foretoken.errors import ConfigError
 from foretoken.lm.table import TableLM
@@ -178,6 +179,40 @@ def test_a_level_without_hope_is_not_drafted(row):
     one = row([1], 12, max_new_tokens=30)
     _, found = grown(flat, one, Budget(6, 2), min_gain=0.3)  # two nodes of 1/12 promise 1/6
     assert flat.forwards == 1 and len(found.tree) == 3
+
+
+def test_growth_ends_behind_a_level_that_adds_too_little(row):
+    """A chain whose levels are worth 0.6, 0.3, 0.18, ...: two of them under the paper's 0.5."""
+    laws = torch.tensor([[0.2, 0.6, 0.2], [0.25, 0.25, 0.5], [0.2, 0.6, 0.2]])
+    draft = TableLM(laws.log())
+    for level_gain, tokens in ((0.5, (0, 1, 2)), (0.25, (0, 1, 2, 1)), (0.7, (0, 1))):
+        one = row([0], 3, max_new_tokens=30)
+        _, found = grown(draft, one, Budget(10, 60), branch=1, level_gain=level_gain)
+        assert found.tree.tokens == tokens
+    _, found = grown(draft, row([0], 3, max_new_tokens=30), Budget(10, 60), branch=1)
+    assert len(found.tree) == 11, "by default any gain will do"
+    with pytest.raises(ConfigError, match="level_gain"):
+        tree_of(draft, settings(level_gain=-0.1))
+
+
+def test_trees_that_grow_in_one_call_are_told_what_a_level_must_add(row):
+    drafter = tree_of(TableLM(torch.zeros(12, 12)), settings(level_gain=0.5))
+    one = row([1], 12, max_new_tokens=30)
+    rule = drafter.begin(one, 4, Budget(4, 12)).rule()
+    assert rule.decline is None and rule.level > 0.5, "more than that, whatever was added before"
+    assert rule.level == pytest.approx(0.5)
+    prices = scoring(*(0.01 * n for n in range(13)))
+    assert drafter.begin(one, 4, Budget(4, 12, prices)).rule() is None, "two bars are no rule"
+
+
+def test_the_papers_setting_considers_as_many_children_as_the_tree_may_have(row):
+    flat = TableLM(torch.zeros(64, 64))
+    engine = assemble("tree", TableLM(torch.zeros(64, 64)), flat, preset="paper")
+    one = row([1], 64, max_new_tokens=30)
+    engine.drafter.start(one, None)
+    (found,) = engine.drafter.propose([one], engine.controller.budgets([one]))
+    assert len(found.tree) == 61 and len(found.tree.children()[0]) == 60
+    assert engine.drafter.ranker.calibration is None and engine.drafter.ranker.level_gain == 0.5
 
 
 def test_calibration_learns_how_overconfident_the_draft_is(row):

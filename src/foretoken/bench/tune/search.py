@@ -65,7 +65,7 @@ class Search:
             if not self.race.stopped and self.choice.label != PLAIN:
                 self.refine(self.choice.label)
             if not self.stopped:
-                self.certainty = certainty(target, self.texts())
+                self.certainty = certainty(target, self.texts(), self.params(1, frozenset()))
         except KeyboardInterrupt:  # what was found before stands
             self.race.stopped = True
 

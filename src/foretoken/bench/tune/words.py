@@ -18,7 +18,8 @@ def summary(results: Mapping[str, Any]) -> str:
     """The choice in a few sentences."""
     chosen, row = results["chosen"], results["rows"][results["chosen"]]
     if chosen == PLAIN:
-        text = "**plain** decoding is the fastest: no way of guessing that was tried pays here."
+        best = "the fastest" if results["fastest"] == PLAIN else "the one to use"
+        text = f"**plain** decoding is {best}: no way of guessing that was tried pays here."
     else:
         ratio = times(row["speedup"][PLAIN])
         text = f"**{chosen}** is the one to use: {ratio} plain decoding's speed"

@@ -9,6 +9,7 @@ the deeper they go: the table says what can be hoped for, not what will be.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -83,17 +84,20 @@ def needed(goal: float, share: float, cost: Cost) -> float | None:
 
 @torch.inference_mode()
 def certainty(
-    lm: LanguageModel, texts: Iterable[tuple[Sequence[int], Sequence[int]]]
+    lm: LanguageModel,
+    texts: Iterable[tuple[Sequence[int], Sequence[int]]],
+    params: SamplingParams,
 ) -> dict[str, float] | None:
     """How sure the target was of its own texts (prompt, answer), means over their tokens.
 
+    The law is that of the options that they were written with; of greedy text the one before them.
     top: the probability of its likeliest token, which is how often a draft that knew the law would
     guess a token drawn from it; same: that two tokens drawn from the law are equal; entropy in
     nats; sure and unsure: shares of tokens with a top probability above SURE, below UNSURE.
     """
     found: list[tuple[float, float, float]] = []
     for prompt, answer in texts:
-        found += laws_of(lm, prompt, answer)
+        found += laws_of(lm, prompt, answer, params)
     if not found:
         return None
     tops = [top for top, _, _ in found]
@@ -108,11 +112,11 @@ def certainty(
 
 
 def laws_of(
-    lm: LanguageModel, prompt: Sequence[int], answer: Sequence[int]
+    lm: LanguageModel, prompt: Sequence[int], answer: Sequence[int], params: SamplingParams
 ) -> list[tuple[float, float, float]]:
     """Top probability, sum of squares and entropy of the law that each token was chosen from."""
     found: list[tuple[float, float, float]] = []
-    params = SamplingParams(max_new_tokens=10**6)
+    params = replace(params, max_new_tokens=10**6, eos=frozenset())
     row = make_row(prompt, params, SeededCoins(0), lm.vocab_size)
     try:
         lm.prefill([row])
@@ -120,7 +124,12 @@ def laws_of(
             piece = answer[start : start + PIECE]
             nodes = (row.tokens[-1], *piece[:-1])
             tree = TokenTree(nodes, tuple(range(-1, len(nodes) - 1)))
-            found += told_by(lm.score([row], [Draft(tree, Draw.POINT)])[0].logits)
+            logits = lm.score([row], [Draft(tree, Draw.POINT)])[0].logits
+            if row.warp.greedy:
+                found += told_by(torch.softmax(logits.double(), dim=-1))
+            else:
+                laws = row.warp.laws(row.tokens, tree, logits)
+                found += told_by(torch.stack([laws[node] for node in range(len(tree))]).double())
             lm.commit([row], [tuple(range(1, len(nodes)))])
             row.tokens.extend(piece)
     finally:
@@ -128,8 +137,7 @@ def laws_of(
     return found
 
 
-def told_by(logits: Float[Tensor, "N V"]) -> list[tuple[float, float, float]]:
+def told_by(laws: Float[Tensor, "N V"]) -> list[tuple[float, float, float]]:
     """The same of a few laws."""
-    laws = torch.softmax(logits.double(), dim=-1)
     each = laws.amax(dim=-1), laws.square().sum(dim=-1), torch.special.entr(laws).sum(dim=-1)
     return list(zip(*(values.tolist() for values in each), strict=True))

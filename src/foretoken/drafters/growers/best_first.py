@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf, nextafter
 
 from foretoken.contract import DraftModel, StoppingRule
 from foretoken.drafters.growers.at_once import AtOnce
@@ -44,10 +45,19 @@ class Ranker:
     """How candidates are ranked, and what was learned from those that were judged."""
 
     def __init__(
-        self, branch: int, calibrate: bool, template: Form | None, min_gain: float = 0.0
+        self,
+        branch: int,
+        calibrate: bool,
+        template: Form | None,
+        min_gain: float = 0.0,
+        level_gain: float = 0.0,
     ) -> None:
-        self.branch, self.min_gain = branch, min_gain
-        check_values(self, ("branch", branch >= 1, "1 or more children per node"))
+        self.branch, self.min_gain, self.level_gain = branch, min_gain, level_gain
+        check_values(
+            self,
+            ("branch", branch >= 1, "1 or more children per node"),
+            ("level_gain", level_gain >= 0.0, "0 (off) or more expected tokens"),
+        )
         self.template = None if template is None else Template(template)
         self.calibration = Calibration() if calibrate and template is None else None
         self.decline = Decline()
@@ -80,9 +90,12 @@ class BestFirstGrowth(TreeGrowth):
         self.kept = [0]  # the nodes that were proposed
 
     def rule(self) -> GrowthRule | None:
-        """What the methods below do, in numbers; None for templates and laws that options cut."""
-        ranker = self.ranker
-        if ranker.template is not None or not self.warp.uncut:
+        """What the methods below do, in numbers; None for templates and laws that options cut.
+
+        A rule has one bar for what a level gains: its price, or what `level_gain` asks of it.
+        """
+        ranker, bar = self.ranker, self.ranker.level_gain
+        if ranker.template is not None or not self.warp.uncut or (bar and self.prices is not None):
             return None
         return GrowthRule(
             self.depth,
@@ -93,10 +106,10 @@ class BestFirstGrowth(TreeGrowth):
             () if self.prices is None else self.prices.nodes,
             self.floor,
             least=FEED * self.level_price,
-            level=self.level_price,
+            level=nextafter(bar, inf) if bar else self.level_price,  # more than the bar itself
             min_gain=ranker.min_gain,
             calibration=ranker.calibration,
-            decline=ranker.decline,
+            decline=None if bar else ranker.decline,
             greedy=self.greedy,
             rehearsed=self.row.rehearsal,
         )
@@ -146,6 +159,8 @@ class BestFirstGrowth(TreeGrowth):
     def promising(self, last: float) -> bool:
         """Whether one level more is likely to pay, after a level before that gained `last`."""
         ranker = self.ranker
+        if ranker.level_gain and self.gain <= ranker.level_gain:
+            return False
         # The children of a level are worth at most the level itself.
         if added([self.values[node] for node in self.frontier]) < ranker.min_gain:
             return False
@@ -239,6 +254,8 @@ class BestFirst(AtOnce):
     class Config:
         branch: int = 8  # children considered per node
         min_gain: float = 0.05  # no further level once it can add fewer expected tokens than this
+        # expected tokens that a level must add for another to follow; 0: any; OPT-Tree's paper 0.5
+        level_gain: float = 0.0
         calibrate: bool = True  # correct the draft's confidence by what was accepted of it
         # None grows trees; (3, 2, 1) gives every node of a depth that many children;
         # ((0,), (1,), (0, 0)) lists paths of ranks, as Medusa's and Sequoia's files do
@@ -247,7 +264,9 @@ class BestFirst(AtOnce):
     def __init__(self, model: DraftModel, config: Config | None = None) -> None:
         super().__init__(model)
         self.config = config = config or self.Config()
-        self.ranker = Ranker(config.branch, config.calibrate, config.template, config.min_gain)
+        self.ranker = Ranker(
+            config.branch, config.calibrate, config.template, config.min_gain, config.level_gain
+        )
 
     def begin(self, row: DecodeState, depth: int, budget: Budget) -> Growth | None:
         return BestFirstGrowth(row, depth, budget, self.ranker)

@@ -24,7 +24,9 @@ class OrdinaryModel:
         self.lm = lm
         self.vocab_size, self.hidden_size = lm.vocab_size, lm.hidden_size
         self.max_length = lm.max_length
-        self.unread = Unread(lm.missing)  # rows that were never drafted for
+        # Rows that were never drafted for. The model is looked up each time, as another takes its
+        # place while a draft learns.
+        self.unread = Unread(lambda row: self.lm.missing(row))
 
     def open(self, row: DecodeState, features: Features | None) -> bool:
         if self.max_length is not None and len(row.tokens) > self.max_length:

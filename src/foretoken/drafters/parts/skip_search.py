@@ -56,7 +56,8 @@ class SkipConfig:
     most_tries: int = 1000  # the search ends after so many
     patience: int = 300  # tries in a row that find nothing better, then the search ends
     good_enough: float = 0.95  # it ends as well when the draft guesses this share
-    hopeless_after: int = 48  # tries; it ends if no draft of the best set could pay by then
+    # tries; it ends if no draft of the best set could pay by then; paper: never
+    hopeless_after: int = 48
     seed: int = 1  # of the search
 
     def check(self, units: int) -> None:

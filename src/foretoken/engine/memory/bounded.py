@@ -123,7 +123,7 @@ class Bounded(Waiting):
         """Share what is left among what is kept of texts that are over, when that has changed."""
         kept = [lm.prefixes for _, lm in self.caches if lm.prefixes is not None]
         if list(self.wishes) != kept:
-            self.wishes = {prefixes: prefixes.limit for prefixes in kept}
+            self.wishes = {prefixes: prefixes.asked for prefixes in kept}
             self.spare()
 
     def spare(self) -> None:
@@ -212,3 +212,8 @@ class Bounded(Waiting):
         """Whether rows of so many tokens may have trees of so many nodes, with the root, as the
         rows have that have a place now."""
         return self.room.fits(rows, tokens, nodes - 1, self.granted.sampled)
+
+    def affords_check(self, tokens: int, rows: int = 1) -> bool:
+        """Whether one of rows of so many tokens may be read without its cache, beside theirs."""
+        need = Need(rows, tokens, sampled=self.granted.sampled)
+        return self.room.layout.plan(need).checked <= self.room.left

@@ -20,6 +20,7 @@ from foretoken.lm.runtime.cache import PARTS, rounded
 # once (benchmarks/memory_plan.py)
 SLACK, FLOOR = 0.02, 3 << 20
 WEIGHTS, CACHE = "weights", "cache"
+SCORES = "scores of a check"  # which is made where there is room for them, and else left out
 PHASES = CHUNK, GUESSING, STEP, JUDGING, GROWTH, CHECK = (
     "chunk", "guessing", "step", "judging", "growth", "check",
 )  # fmt: skip
@@ -46,6 +47,11 @@ class Need:
     sampled: bool = False  # any of them: laws of every node are made, and kept until all is judged
 
 
+def slack(counted: int) -> int:
+    """Bytes with what the allocator and libraries take beside what is counted."""
+    return counted + round(SLACK * counted) + FLOOR
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Bytes by what takes them."""
@@ -64,8 +70,12 @@ class MemoryPlan:
     @property
     def generation(self) -> int:
         """The most that texts take beside it, the allocator's slack included."""
-        counted = self.of(CACHE) + max(map(self.of, PHASES))
-        return counted + round(SLACK * counted) + FLOOR
+        return slack(self.of(CACHE) + max(map(self.of, PHASES)))
+
+    @property
+    def checked(self) -> int:
+        """Likewise while a text is compared with a forward of the model's own attention."""
+        return slack(self.of(CACHE) + self.of(CHECK, SCORES))
 
     @property
     def total(self) -> int:
@@ -223,7 +233,7 @@ class Layout:
             *self.guessing(need, guessed),
             Part(CHECK, "target's logits", logits, of),
             Part(CHECK, "activations", target.fresh(need.context), "of a text without cache"),
-            Part(CHECK, "scores", target.fresh_scores(need.context), "of one layer, and its masks"),
+            Part(SCORES, "scores", target.fresh_scores(need.context), "of a layer, and its masks"),
         ]
 
     def laws(self, need: Need) -> list[Part]:

@@ -53,6 +53,7 @@ class Prefixes:
     """What one model keeps of earlier texts, up to so many bytes."""
 
     def __init__(self, limit: int) -> None:
+        self.asked = limit  # bytes that were wanted, whatever memory allows of them
         self.limit = limit
         self.held = 0  # bytes
         self.reused = 0  # tokens that were not fed again, over all texts

@@ -21,6 +21,7 @@ from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.finite import check_finite, check_logits
 from foretoken.lm.runtime.plan import Plan
 from foretoken.lm.runtime.rounding import allowed, error_of
+from foretoken.lm.unreadable import NO_MEMORY
 from foretoken.types import Caps, DecodeState, Draft, Draw, SamplingParams, TokenTree
 
 LENGTHS = (9, 4)  # tokens of the two rows
@@ -32,6 +33,12 @@ SHORT = 1000  # tokens up to which lengths that the configuration names are trie
 SECONDS = 3.0  # for longer ones
 # What model code raises when it is handed a mask or a cache it was not written for.
 RAISED = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, IndexError)
+
+
+def check_memory(raised: Exception) -> None:
+    """Raise it again where it says that memory is short, which tells nothing of a model."""
+    if isinstance(raised, torch.OutOfMemoryError) or NO_MEMORY.search(str(raised)):
+        raise raised
 
 
 def choose_plan(lm: CachedLM) -> Truth:

@@ -20,7 +20,7 @@ from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.packing import Memory, tree_feed
 from foretoken.lm.runtime.partial_forwards import Stage
-from foretoken.lm.runtime.probe import RAISED, difference, probe_row, some_tokens
+from foretoken.lm.runtime.probe import RAISED, check_memory, difference, probe_row, some_tokens
 from foretoken.lm.runtime.rounding import allowed
 from foretoken.lm.runtime.sharing import exclusive
 from foretoken.lm.views.layer_predictions import LayerPredictions
@@ -83,6 +83,7 @@ class EarlyExits(TargetView):
         try:
             error = probe(self)
         except RAISED as raised:  # as of layers that read keys of others, which were not run
+            check_memory(raised)
             said = str(raised).partition("\n")[0][:120]
             raise CapabilityError(
                 f"early exits of {family.name} were asked for.",

@@ -28,7 +28,7 @@ from foretoken.lm.runtime.partial_forwards import (
     replaced,
     returned_lengths,
 )
-from foretoken.lm.runtime.probe import RAISED, probe_row, some_tokens
+from foretoken.lm.runtime.probe import RAISED, check_memory, probe_row, some_tokens
 from foretoken.lm.runtime.sharing import exclusive
 from foretoken.lm.views.view import TargetView
 from foretoken.trees.masks import prefixes
@@ -76,6 +76,7 @@ class SkippedLayers(TargetView):
         try:
             draft_once(self)
         except RAISED as raised:  # as of layers that read keys of others, which were left out
+            check_memory(raised)
             said = str(raised).partition("\n")[0][:120]
             raise CapabilityError(
                 f"drafting with skipped layers of {family.name} was asked for.",

@@ -64,7 +64,7 @@ class Message(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream tells beside its text."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True, extra="ignore")
     include_usage: bool | None = None
 
 

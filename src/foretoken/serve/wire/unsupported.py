@@ -68,9 +68,6 @@ NOT_TOLD = "the model's template is given nothing but messages"
 
 def check_fields(asked: Asked) -> None:
     """Refuse a request whose further fields cannot be ignored."""
-    options = asked.stream_options
-    if options is not None and (options.model_extra or {}).get("continuous_usage_stats"):
-        raise unsupported("stream_options.continuous_usage_stats", "usage is told at the end")
     known = set(type(asked).model_fields)
     # A name that is so much longer than any of ours is like none of them.
     longest = max(map(len, known)) * (2 / ALIKE - 1)

@@ -21,15 +21,25 @@ from foretoken.training.dataset.records import (
 )
 
 CARD = "card.json"
+PLAN = "plan.json"  # what a folder was begun with
 
 
 def write_card(
-    folder: Path, session: Any, config: Any, source: str, texts: Sequence[dict[str, Any]] = ()
+    folder: Path,
+    session: Any,
+    config: Any,
+    source: str,
+    texts: Sequence[dict[str, Any]] = (),
+    draft: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Count what a folder holds and write it down, as JSON and to be read.
 
-    `texts` tells the sources of ordinary text, and what was taken of each.
+    `texts` tells the sources of ordinary text, and what was taken of each; `draft` the name and the
+    identity of the one that has answered in the target's place.
     """
+    who = "the target itself"
+    if draft is not None:
+        who = f"the draft `{draft['name']}`, which answered in its place and whose words it scored"
     of_others = ", ".join(str(told["source"]) for told in texts)
     notes: dict[str, Any] = {
         "target": source,
@@ -37,10 +47,12 @@ def write_card(
         "promise": str(session.engine.promise),
         "splits": {split: split_counts(folder, split) for split in SPLITS},
         "law": law_figures(folder, text=False) or law_figures(folder, text=True),
-        "made by": f"the target itself; beside text of others: {of_others}"
+        "made by": f"{who}; beside text of others: {of_others}"
         if texts
-        else "the target itself; no text of anybody else",
+        else f"{who}; no text of anybody else",
     }
+    if draft is not None:
+        notes |= {"writer": "draft", "draft": draft}
     if texts:
         notes["text"] = list(texts)
         notes["law of text"] = law_figures(folder, text=True)
@@ -72,6 +84,13 @@ def check_vocabulary(folder: Path, session: Any, doing: str = "training on") -> 
             f"({theirs['size']} tokens) than this target's ({own['size']}).",
             "make texts with this target: `foretoken train data --target T --out DIR`.",
         )
+
+
+def written_by_draft(folder: Path) -> bool:
+    """Whether a draft wrote the answers in a folder; once its plan alone said so."""
+    paths = [path for name in (CARD, PLAN) if (path := folder / name).is_file()]
+    told = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return any(one.get("writer") == "draft" for one in told)
 
 
 def split_counts(folder: Path, split: str) -> dict[str, Any]:

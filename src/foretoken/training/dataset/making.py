@@ -19,8 +19,9 @@ import torch
 
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
+from foretoken.training.capture import models_of
 from foretoken.training.config import check_types
-from foretoken.training.dataset.card import write_card
+from foretoken.training.dataset.card import PLAN, write_card
 from foretoken.training.dataset.lockstep import decode
 from foretoken.training.dataset.own_answers import draft_session
 from foretoken.training.dataset.prompts import Prompt, Prompts
@@ -37,11 +38,12 @@ from foretoken.training.dataset.records import (
     write_shard,
 )
 from foretoken.training.dataset.states import States
+from foretoken.training.dataset.stream import none_there
 from foretoken.training.dataset.windows import Read, digest, laws_along, scored
+from foretoken.training.identity import identity
 from foretoken.training.recipes import LEFT_BY_RUNS, Order, clear
 from foretoken.types import DecodeState, Step
 
-PLAN = "plan.json"
 WANTED = 0.001  # share of held-out chats; whoever asks for less wants none
 LETTERS = 8  # of a given prompt's digest, in a plan
 ENOUGH = 32  # texts of a first shard, of which some should be worth learning from
@@ -222,6 +224,7 @@ def make_data(
     texts: Sequence[str] = (),
     *,
     writer: Session | None = None,
+    draft: Any = None,
     source: str = "",
     fresh: bool = False,
     show: bool = True,
@@ -229,8 +232,9 @@ def make_data(
     """Fill `folder` with chats of the session's target and with ordinary text that it scores.
 
     `given` are prompts that it answers in place of its own, as it does the user's messages of the
-    chats in `texts`: files, folders and data sets of text. `writer` answers in the target's place.
-    `fresh` deletes the texts of an earlier run first. Returns the notes of the card.
+    chats in `texts`: files, folders and data sets of text. `writer`, a session with the `draft` of
+    that name, answers in the target's place. `fresh` deletes the texts of an earlier run first.
+    Returns the notes of the card.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -241,6 +245,10 @@ def make_data(
     maker = Maker(session, config, folder, given, writer)
     check_work(maker, wanted, read)
     plan = {"target": source, "given": told_of(given), "text": read.name, **asdict(config)}
+    wrote: dict[str, str] | None = None
+    if writer is not None:
+        wrote = {"name": str(draft), "identity": identity(*models_of(writer))}
+        plan["draft"] = wrote["identity"]
     if fresh:  # behind whatever could be wrong with what was asked for
         clear(folder, LEFT_BY_RUNS)
     same_plan(folder, plan, given, read)
@@ -257,8 +265,8 @@ def make_data(
                 maker.prompts.known(index)
             else:
                 maker.shard(index)
-                write_card(folder, session, config, source, read.sources)
-    return write_card(folder, session, config, source, read.sources)
+                write_card(folder, session, config, source, read.sources, wrote)
+    return write_card(folder, session, config, source, read.sources, wrote)
 
 
 def check_work(maker: Maker, chats: int, read: Read) -> None:
@@ -284,11 +292,13 @@ def run(order: Order) -> dict[str, Any]:
     session, config, given = order.session, order.config, list[Any](order.prompts)
     if order.data is not None and order.data.is_dir():
         given = [chat.prompt for chat in every_chat(order.data, "train")]
+        if not given:
+            raise none_there(order.data, "train")
     writing = draft_session(session, order.draft) if config.writer == "draft" else nullcontext()
     with writing as writer:
         return make_data(
-            session, config, order.out, given, order.texts, writer=writer, source=order.source,
-            fresh=order.fresh, show=order.show,
+            session, config, order.out, given, order.texts, writer=writer, draft=order.draft,
+            source=order.source, fresh=order.fresh, show=order.show,
         )  # fmt: skip
 
 
@@ -348,8 +358,9 @@ def same_plan(folder: Path, plan: dict[str, Any], given: Sequence[Any], read: Re
     asked = json.loads(json.dumps(plan))
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        # An option that is younger than the folder had its default.
-        before = {"text": None, **json.loads(json.dumps(asdict(DataConfig()))), **found}
+        # An option that is younger than the folder had its default; who drafted it is not known.
+        unknown = {"text": None, "draft": asked.get("draft")}
+        before = {**unknown, **json.loads(json.dumps(asdict(DataConfig()))), **found}
         alike = {
             "given": same_prompts(before["given"], given, plan["shard"]),
             "text": same_text(before, read, len(given)),

@@ -206,6 +206,13 @@ def read_told(path: Path) -> list[Told]:
     return told
 
 
+def laws_kept(folder: Folders, text: bool | None = None) -> int | None:
+    """Tokens kept of each law beside the texts of a folder; None where there are no texts."""
+    said = (laws for path in shards(folder, "train", text) for _, laws in read_told(path))
+    first = next(said, None)
+    return None if first is None else first.tokens.shape[-1]
+
+
 def every_chat(folder: Folders, split: str, text: bool | None = False) -> Iterator[Chat]:
     """All chats of a split; or windows of ordinary text instead, or both."""
     for path in shards(folder, split, text):

@@ -23,7 +23,7 @@ from foretoken.training.dataset.records import (
     shards,
 )
 
-KEPT = 64  # shards in memory
+KEPT = 64  # shards in memory, among which chats are shuffled
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,19 @@ class ChatStream:
         return self.dealt[1]
 
     def deal(self, rng: random.Random) -> list[list[list[Place]]]:
+        """Chats are shuffled within windows of shards: those of one are in memory together."""
+        windows, order = -(-len(self.paths) // KEPT), list(range(len(self.paths)))
+        if windows > 1:
+            rng.shuffle(order)
         places = list(self.places)
         rng.shuffle(places)
+        dealt: list[list[Place]] = [[] for _ in range(windows)]
+        for place in places:
+            dealt[order[place.shard] * windows // len(order)].append(place)
+        return [batch for some in dealt for batch in self.grouped(some, rng)]
+
+    def grouped(self, places: list[Place], rng: random.Random) -> list[list[list[Place]]]:
+        """Rows of these chats, those of one width together."""
         batches = []
         for width in (self.row_tokens, 2 * self.row_tokens):
             mine = [place for place in places if self.width(place.length) == width]

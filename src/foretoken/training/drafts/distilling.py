@@ -24,6 +24,7 @@ from foretoken.training.drafts.writing import shape_of, write_draft
 from foretoken.training.identity import identity
 from foretoken.training.objectives.distilled import Distilled
 from foretoken.training.objectives.divergence import DIVERGENCES
+from foretoken.training.plain_logits import check_linear
 from foretoken.training.recipes import Order
 from foretoken.training.trainer import Objective
 
@@ -140,7 +141,9 @@ def read_draft(order: Order) -> tuple[PreTrainedModel, Tensor]:
 
 
 def student(session: Any, draft: Any, doing: str = "distilling") -> PreTrainedModel:
-    """A draft that exists, in float32; one of another vocabulary is refused."""
+    """A draft that exists, in float32; one of another vocabulary, or whose logits are more than its
+    output layer says, is refused.
+    """
     place, width = session.target.model.device, session.target.vocab_size
     model: PreTrainedModel = load_model(draft, device=place, dtype=torch.float32)
     if model.config.vocab_size != width:
@@ -150,5 +153,6 @@ def student(session: Any, draft: Any, doing: str = "distilling") -> PreTrainedMo
             "tokens cannot be compared.",
             "pass a draft with the target's vocabulary.",
         )
+    check_linear(model, doing)
     model.train()
     return model

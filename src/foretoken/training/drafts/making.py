@@ -6,15 +6,17 @@ Where ordinary text lies beside the chats it is learned first; a draft that exis
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
 from foretoken.training.capture import models_of
-from foretoken.training.dataset.records import every_chat, read_told, replace_text, shards
+from foretoken.training.dataset.card import written_by_draft
+from foretoken.training.dataset.records import every_chat, laws_kept, replace_text
 from foretoken.training.dataset.stream import none_there
 from foretoken.training.drafts.distilling import cost_of, student
 from foretoken.training.drafts.learning import Learning, fit, held_out, run_folder, told
@@ -27,6 +29,8 @@ from foretoken.training.objectives.asked_laws import AskedLaws
 from foretoken.training.objectives.sparse_laws import SparseLaws
 from foretoken.training.processes import main_first
 from foretoken.training.recipes import Order
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +88,7 @@ def make_draft(
     which tokens it scores.
     """
     check_splits(data)
+    config = by_laws_alone(config, data)
     with main_first():
         given = [] if start is None else [continued(session, config, start)]
     counts = mass(data, session.target.vocab_size)
@@ -138,14 +143,24 @@ def stages(data: Path, text_share: float) -> list[tuple[str, bool, float]]:
     return [("text", True, text_share), ("run", False, 1.0 - text_share)]
 
 
+def by_laws_alone(config: Any, *folders: Path) -> Any:
+    """The options, without a loss on the written tokens where a draft has written some of them:
+    they are not what the target would have said, but its laws along them are.
+    """
+    drafted = [str(folder) for folder in folders if written_by_draft(folder)]
+    if not drafted or not config.hard:
+        return config
+    LOG.warning("a draft wrote the answers in %s: hard=0, the target's laws alone are learned",
+                ", ".join(drafted))  # fmt: skip
+    return replace(config, hard=0.0)
+
+
 def taught(session: Session, laws: SparseLaws, data: Path) -> tuple[Any, bool]:
     """What a draft learns by, and whether it may read several chats in a row.
 
     Where no laws are kept beside the texts the target is asked, which reads one chat at a time.
     """
-    said = (laws for path in shards(data, "train") for _, laws in read_told(path))
-    kept = next(said).tokens.shape[-1]
-    return (laws, True) if kept else (AskedLaws(laws, session.target), False)
+    return (laws, True) if laws_kept(data) else (AskedLaws(laws, session.target), False)
 
 
 def begun(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from foretoken.errors import ConfigError, check_values
 from foretoken.lm import draft_exits
 from foretoken.lm.draft_exits import NEVER, Exits
 from foretoken.training.capture import models_of
-from foretoken.training.dataset.records import every_chat, shards
+from foretoken.training.dataset.card import check_vocabulary
+from foretoken.training.dataset.records import every_chat, laws_kept
 from foretoken.training.drafts.exit_policies import Priced, compared, priced
 from foretoken.training.drafts.learning import fit, held_out, run_folder, told
-from foretoken.training.drafts.making import DraftConfig, chosen, decided
+from foretoken.training.drafts.making import DraftConfig, by_laws_alone, chosen, decided
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.drafts.shape import Shape, build
 from foretoken.training.drafts.words import covered, frequent, mass
@@ -92,8 +94,8 @@ def make_sorted(
     It is measured, and its thresholds are chosen, on the session's target.
     """
     width, folders = session.target.vocab_size, (data, *config.others)
-    for folder in config.others:
-        check_texts(folder, width)
+    check_folders(folders, session)
+    config = by_laws_alone(config, *folders)
     if config.shape is not None:
         config.exits_of(config.shape[1])  # raises for others, before anything is deleted
     work = run_folder(out, config, folders, source, identity(*models_of(session)), fresh=fresh)
@@ -140,10 +142,30 @@ def depth_of(config: SortedConfig, work: Path, target: Any, rows: int) -> Shape:
     return Shape(shape.hidden, deep)
 
 
+def check_folders(folders: Sequence[Path], session: Session) -> None:
+    """ConfigError for texts that one sorted draft cannot learn from, or not beside the others."""
+    for folder in folders[1:]:
+        check_texts(folder, session.target.vocab_size)
+        check_vocabulary(folder, session)
+    found = {folder: laws_kept(folder, text=False) for folder in folders}
+    kept = {folder: count for folder, count in found.items() if count is not None}  # with chats
+    first, own = next(iter(kept.items()), (folders[0], 0))
+    for folder, count in kept.items():
+        if count and count == own:
+            continue
+        raise ConfigError(
+            f"training a sorted draft on the texts in {folder} was asked for.",
+            f"{count} tokens are kept of each law beside them, and {own} in {first}; its exits "
+            "learn laws, as many tokens of each in every folder, and at least one.",
+            f"make all of them with one number: `foretoken train data --set laws={own or 16} --out "
+            "DIR`.",
+        )
+
+
 def check_texts(folder: Path, width: int) -> None:
     """ConfigError for a folder without texts, or with tokens that the target does not have."""
     why = "there are none of `foretoken train data` in it"
-    if shards(folder, "train"):
+    if any(every_chat(folder, "train")):
         last = max(
             max((*chat.prompt, *chat.answer), default=0) for chat in every_chat(folder, "train")
         )

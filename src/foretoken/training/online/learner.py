@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.errors import CapabilityError, ConfigError
+from foretoken.errors import ConfigError
 from foretoken.training.dataset.records import Laws
 from foretoken.training.objectives.sparse_laws import SparseLaws
 from foretoken.training.online.evidence import Buffer, Lesson, collated
 from foretoken.training.online.giving_way import GivingWay
 from foretoken.training.online.settings import OnlineSettings
 from foretoken.training.online.trial import Trial
+from foretoken.training.plain_logits import check_linear
 
 MOST_NORM = 1.0  # of the gradients
 
@@ -38,7 +39,7 @@ class Learner:
     ) -> None:
         """`tokens`: those that it scores; None: all. `vocab_size`: of the target's laws, which may
         be wider than the draft's."""
-        check_linear(model)
+        check_linear(model, "learning while it serves")
         width = model.config.vocab_size
         scored = torch.arange(width) if tokens is None else tokens.cpu()
         self.model, self.settings = model.requires_grad_(True), settings
@@ -221,20 +222,3 @@ def slices(lessons: Sequence[Lesson], tokens: int) -> Iterator[list[Lesson]]:
         group.append(lesson)
     if group:
         yield group
-
-
-@torch.no_grad()
-def check_linear(model: Any) -> None:
-    """CapabilityError for a draft whose logits are more than its output layer's product."""
-    ids = torch.arange(3, device=next(model.parameters()).device)[None]
-    logits = model(input_ids=ids, use_cache=False).logits
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    plain = states @ model.get_output_embeddings().weight.T
-    near = logits.shape == plain.shape and torch.allclose(logits, plain, atol=1e-2, rtol=1e-2)
-    if not near:
-        raise CapabilityError(
-            f"learning while it serves was asked of a draft, {type(model).__name__}.",
-            "its logits are not the product of its last states and its output layer: they are "
-            "scaled, capped or shifted, and its loss would be another model's.",
-            "use a draft that is a plain Llama, Qwen or SmolLM, as `foretoken train draft` makes.",
-        )

@@ -106,7 +106,10 @@ class RoutedDrafts(TargetView):
         )
 
     def missing(self, row: DecodeState) -> int:
-        found: int = self.drafts[self.routed(row)].missing(row)
+        """Of a row whose topic nobody has asked for, all of its text: whichever draft is asked says
+        so, no router learns of it, and `take` leaves it to be read when it is drafted for.
+        """
+        found: int = self.drafts[self.topics.get(row.uid, 0)].missing(row)
         return found
 
     def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
