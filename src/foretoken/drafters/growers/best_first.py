@@ -164,6 +164,8 @@ class BestFirstGrowth(TreeGrowth):
         # The children of a level are worth at most the level itself.
         if added([self.values[node] for node in self.frontier]) < ranker.min_gain:
             return False
+        if ranker.level_gain and self.prices is None:
+            return True  # a level has no price that a further one might not be worth
         if self.level > 1 and not self.row.rehearsal:
             ranker.decline.update(last, self.gain)
         return self.gain * ranker.decline.share >= self.level_price
