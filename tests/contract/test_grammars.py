@@ -32,6 +32,9 @@ LETTERS, END, HOT = "abc", 3, 0.8
 VOCAB = len(LETTERS) + 1
 # After the first letter two are forced; some texts may end where others go on; one cannot.
 WORDS = ("abca", "abcb", "abcbb", "cabc", "b")
+# Two beginnings that wait for the same thing, which ends differently behind each.
+TWINS = ("acb", "accb", "bca", "bcca")
+AS_RULES = {"grammar": 'start: "a" SAME "b" | "b" SAME "a"\nSAME: /c{1,2}/'}
 LOSSLESS = [
     entry for entry in METHODS.values() if entry.writes == "text" and promise_of_row(entry).lossless
 ]
@@ -78,15 +81,22 @@ def masked_law(target: TableLM, words: Sequence[str], temperature: float) -> dic
 class Watched:
     """Rows of one grammar, and the drafts that were made for them."""
 
-    def __init__(self, grammars: Grammars, temperature: float, prediction: Sequence[int] = ()):
+    def __init__(
+        self,
+        grammars: Grammars,
+        temperature: float,
+        prediction: Sequence[int] = (),
+        guided: Any = None,
+    ):
         self.grammars, self.prediction = grammars, tuple(prediction)
+        self.guided = guided or {"choice": list(WORDS)}
         self.params = SamplingParams(
             max_new_tokens=8, temperature=temperature, eos=frozenset({END})
         )
         self.forced = self.followed = 0
 
     def __call__(self, coins: Coins) -> DecodeState:
-        grammar = self.grammars.begin({"choice": list(WORDS)}, len(PROMPT), self.params.eos)
+        grammar = self.grammars.begin(self.guided, len(PROMPT), self.params.eos)
         options = {name: getattr(self.params, name) for name in ("max_new_tokens", "temperature")}
         params = SamplingParams(**options, eos=self.params.eos, grammar=grammar)
         row = make_row(PROMPT, params, coins, VOCAB)
@@ -133,6 +143,17 @@ def test_drafts_go_on_behind_forced_tokens(grammars, entry: Method) -> None:
     build = partial(made.watch, partial(checks.table_engine, entry, VOCAB, "fixed"))
     engine_law(build, made)
     assert made.followed > 0
+
+
+@pytest.mark.parametrize("entry", [METHODS[name] for name in ("mcsd", "tree")])
+@torch.inference_mode()
+def test_the_law_where_branches_wait_for_the_same(grammars, entry: Method) -> None:
+    made = Watched(grammars, HOT, guided=AS_RULES)
+    build = partial(made.watch, partial(checks.table_engine, entry, VOCAB, "fixed"))
+    law = engine_law(build, made)
+    truth = masked_law(TableLM.random(VOCAB, seed=21), TWINS, HOT)
+    assert math.isclose(sum(truth.values()), 1.0)
+    assert total_variation(law.joint, truth) <= BOUND
 
 
 @torch.inference_mode()

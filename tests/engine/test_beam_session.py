@@ -203,6 +203,21 @@ def test_stop_strings_of_the_config_are_refused_as_asked_ones_are(tiny_pair, byt
         beams.generate(PROMPT, 4)
 
 
+def test_beams_end_with_their_grammar_where_there_are_two_end_tokens(tiny_pair, byte_tokenizer):
+    target = copy.deepcopy(tiny_pair[0])
+    ends = [byte_tokenizer.eos_token_id, byte_tokenizer.convert_tokens_to_ids("<turn>")]
+    target.generation_config.eos_token_id = ends
+    words = ["red", "green", "blue sky"]
+    with foretoken.load(
+        target, "beam-sampling", tokenizer=byte_tokenizer, kernels="dense", num_beams=3
+    ) as beams:
+        assert beams.eos == set(ends)
+        for seed in range(3):
+            options = {"temperature": 1.0, "seed": seed, "guided": {"choice": words}}
+            found = beams.generate(PROMPT, 20, **options)
+            assert set(found.texts) <= set(words) and set(found.finish_reasons) == {"stop"}
+
+
 def test_a_model_set_to_training_mode_ends_its_beams(make_llama):
     target = make_llama(61)
 

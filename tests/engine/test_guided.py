@@ -8,11 +8,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+from llguidance import LLMatcher, LLParserLimits
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import foretoken
 from foretoken.coins import SeededCoins
 from foretoken.engine.foretold import Foretelling
-from foretoken.engine.guided import Grammars
+from foretoken.engine.guided import Grammar, Grammars
 from foretoken.errors import ConfigError
 
 PERSON = {
@@ -298,3 +301,69 @@ def test_masks_follow_from_the_tokens_alone(drafted):
             token = open_[coins.draw(torch.full((len(open_),), 1.0 / len(open_)))]
             if token not in drafted.eos:
                 path = (*path, token)
+
+
+def lettered(letters, *pieces):
+    """Grammars over these letters, some of them joined to pieces, and two end tokens."""
+    vocab = {word: i for i, word in enumerate([*letters, *pieces])}
+    joined = [(piece[:-1], piece[-1]) for piece in pieces]
+    words = Tokenizer(models.BPE(vocab=vocab, merges=joined))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<eos>", additional_special_tokens=["<turn>"]
+    )
+    size = len(tokenizer)
+    return Grammars(tokenizer, size, frozenset(range(len(vocab), size)))
+
+
+def test_a_mask_is_never_that_of_another_branch():
+    """The same word is waited for in both, at one depth; only what follows it differs."""
+    grammars = lettered("abx12")
+    a, b, x, one, two = range(5)
+    asked = {"grammar": 'start: "a" X "1" | "b" X "2"\nX: /x+/'}
+    led, fresh = (grammars.begin(asked, 0, frozenset(grammars.ends)) for _ in range(2))
+    for path, last in (((a, x), one), ((b, x), two), ((a, x, x), one), ((b, x, x), two)):
+        assert (~led.following(path).forbidden).nonzero().flatten().tolist() == [x, last]
+    assert led.following((b, x)).forbidden.equal(fresh.following((b, x)).forbidden)
+
+
+def test_a_matcher_that_gives_up_does_not_end_its_text():
+    grammars = lettered("ab()", "ab", "ba")
+    rules = 'start: one+\none: A | B | "(" one ")"\nA: "a"\nB: "b"'
+    limits = LLParserLimits(step_max_items=1)
+    matcher = LLMatcher(grammars.words, rules, log_level=0, limits=limits)
+    assert not matcher.is_error()
+    grammar = Grammar(matcher, 0, grammars.ends, [], grammars.width)
+    with pytest.raises(ConfigError, match="too complex"):
+        grammar.following(())
+
+
+def test_a_text_that_the_tokenizer_cannot_write_does_not_end_halfway():
+    grammars = lettered("abc")
+    ends = frozenset(grammars.ends)
+    with pytest.raises(ConfigError):
+        grammars.begin({"choice": ["abz"]}, 0, ends).following((0, 1))
+    halfway = grammars.begin({"choice": ["ay", "az"]}, 0, ends)
+    with pytest.raises(ConfigError, match="no token that may come next"):
+        halfway.following((0,))
+    with pytest.raises(ConfigError, match="no token that may come next"):
+        grammars.begin({"choice": ["y", "z"]}, 0, ends)
+
+
+def test_behind_a_finished_text_all_end_tokens_are_left_and_no_others():
+    grammars = lettered("abc")
+    ends = grammars.ends
+    grammar = grammars.begin({"choice": ["ab"]}, 0, frozenset(ends))
+    scores = torch.zeros(2, grammars.width)
+    scores[1, ends] = -torch.inf  # by another option: nobody waits for what is then written
+    grammar.restrict([0, 1], [(), ()], scores)
+    assert len(ends) == 2
+    assert scores[0].isfinite().nonzero().flatten().tolist() == ends
+    assert scores[1].isfinite().nonzero().flatten().tolist() == [0, 1, 2]
+
+
+def test_a_choice_of_thousands_of_texts(drafted):
+    texts = [f"{i:04d}" for i in range(2500)]
+    result = drafted.generate("x", 9, temperature=1.0, seed=2, guided={"choice": texts})
+    assert result.text in texts and result.finish_reason == "stop"

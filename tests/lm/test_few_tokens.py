@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foretoken.lm.kernels import few_tokens
+from foretoken.lm.kernels import few_tokens, segments
 from foretoken.lm.kernels.choosing import take_native
+from foretoken.lm.kernels.lowering import KIND, Place, Step
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import batch_forward, slot_attention
 from foretoken.lm.runtime.attention import attend
@@ -236,6 +238,19 @@ def test_a_key_that_is_no_number_is_not_hidden(cache, dtype):
     for stop, spoilt in ((20, False), (40, True)):
         own = InSlots(slots, 1, 32).over([Reading.of(0, 0, 1, stop - 1, None)])
         assert bool(own(0, query, key, value, None).isnan().all()) is spoilt
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_no_number_is_none_behind_a_relu(dtype):
+    x = torch.linspace(-1, 1, 32).to(dtype)
+    x[5] = float("nan")
+    made = torch.zeros_like(x)
+    step = Step(KIND["relu"], 32, (Place(0, 0, 32),), Place(1, 0, 32))
+    steps, entry = segments.in_a_row([segments.bound(step, {})]), segments.Between.entry
+    buffers = (entry * 2)(entry(x.data_ptr(), 32), entry(made.data_ptr(), 32))
+    between = native.operation("between", dtype)
+    between(ctypes.addressof(steps), 1, ctypes.addressof(buffers), 1, 1)
+    torch.testing.assert_close(made, torch.relu(x), rtol=0, atol=0, equal_nan=True)
 
 
 def test_what_cannot_be_read_in_place_is_left_to_torch(cache):

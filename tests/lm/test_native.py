@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -218,13 +219,14 @@ def fresh(code: str, tmp_path, **environment) -> str:
 
 
 ASK = "from foretoken.native import library as native; print(type(native.library()).__name__)"
+TELL = "from foretoken.native import library as native; print(native.library())"
 
 
 def test_a_library_is_compiled_once_and_made_anew_where_it_is_broken(tmp_path):
     assert fresh(ASK, tmp_path) == "Library"
     [made] = (tmp_path / "foretoken" / "kernels").iterdir()
     first, size = made.stat().st_mtime_ns, made.stat().st_size
-    assert fresh(ASK, tmp_path, CC=native.find_compiler()[0]) == "Library"
+    assert fresh(ASK, tmp_path, CC=native.find_compilers()[0][0]) == "Library"
     assert [p.stat().st_mtime_ns for p in made.parent.iterdir()] == [first]
     made.write_bytes(made.read_bytes()[:-5000])
     assert fresh(ASK, tmp_path) == "Library"
@@ -242,6 +244,36 @@ def test_without_a_compiler_the_reason_is_told_and_other_kernels_work(tmp_path):
     assert "native" not in told and "no C compiler (no-such-compiler) is on the path" in told
     assert "could not compile" in fresh(code, tmp_path, CC="false")
     assert not list((tmp_path / "foretoken" / "kernels").iterdir())  # nothing half-written
+
+
+def test_of_what_a_compiler_says_the_error_is_told(tmp_path):
+    """Before it stands which file includes which."""
+    compiler = [*native.find_compilers()[0], "-DLINE="]
+    told = fresh(TELL, tmp_path, CC=shlex.join(compiler))
+    assert "could not compile" in told and "error:" in told and "In file included" not in told
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no compiler behind the first one")
+@pytest.mark.parametrize(
+    "script", ["#!/bin/sh\nexit 1\n", pytest.param("no script", marks=pytest.mark.slow)]
+)
+def test_where_one_compiler_fails_the_next_one_is_tried(tmp_path, script):
+    broken = tmp_path / "bin" / "cc"
+    broken.parent.mkdir()
+    broken.write_text(script)
+    broken.chmod(0o755)
+    path = os.pathsep.join([str(broken.parent), os.environ["PATH"]])
+    assert fresh(TELL, tmp_path, CC="", PATH=path).startswith("Library(")
+
+
+def test_threads_that_do_not_know_of_each_other_are_not_used(tmp_path):
+    """As those of a compiler whose OpenMP is not the one that is asked how many they are."""
+    alone = tmp_path / "alone.c"
+    told = "int omp_get_num_threads(void) {return 1;} int omp_get_thread_num(void) {return 0;}"
+    alone.write_text(told)
+    compiler = [*native.find_compilers()[0], str(alone), "-Wl,-Bsymbolic"]
+    told = fresh(TELL, tmp_path, CC=shlex.join(compiler), OMP_DYNAMIC="false")
+    assert told == "this compiler's OpenMP is not torch's"
 
 
 @pytest.mark.slow
@@ -312,7 +344,7 @@ def test_the_openmp_of_torch_is_found_in_a_folder_with_a_space():
 def test_registers_of_any_width_do(tmp_path, option):
     """The tests of attention, norms, products, laws and columns once more, as on an
     older processor, or with a compiler that watches where memory is written."""
-    compiler, *options = native.find_compiler()
+    compiler, *options = native.find_compilers()[0]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     env["CC"] = shlex.join([compiler, *options, option])
     here = Path(__file__)

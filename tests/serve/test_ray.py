@@ -198,6 +198,30 @@ def test_a_signal_lets_running_texts_end(cluster) -> None:
     assert cluster.child.wait(timeout=60) == 0
 
 
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
+@pytest.mark.parametrize("where", ["start", "run"])
+def test_an_interrupt_while_replicas_load_leaves_nothing_on_the_cluster(monkeypatch, where) -> None:
+    from foretoken.serve import scale
+    from foretoken.serve.settings import Settings
+
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    left = []
+    monkeypatch.setenv("RAY_ADDRESS", "there:6379")
+    monkeypatch.setattr(scale, "application", lambda *given: None)
+    monkeypatch.setattr(scale.CLUSTER, "init", lambda **options: None)
+    monkeypatch.setattr(scale.CLUSTER, "shutdown", lambda: left.append("cluster"))
+    monkeypatch.setattr(scale.serve, "start", lambda **options: None)
+    monkeypatch.setattr(scale.serve, "run", lambda *given, **options: None)
+    monkeypatch.setattr(scale.serve, "delete", left.append)
+    monkeypatch.setattr(scale.serve, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scale.begin({}, Settings(), scale.Scale(), "127.0.0.1", 8000)
+    assert left == [scale.NAME, "cluster"]
+
+
 def test_options_of_replicas_need_ray() -> None:
     ran = runner.invoke(app, ["serve", "--replicas", "3"])
     assert ran.exit_code == 2 and "--replicas" in ran.stderr and "--ray" in ran.stderr

@@ -27,6 +27,8 @@ from foretoken.types import Ragged
 
 KEPT = 32  # grammars of earlier requests that need not be read again
 MASKS = 512  # nodes of a text whose tokens are remembered, [V] each
+DEAD_END = "NoExtensionBias"  # how llguidance names a text that no token goes on with
+NO_TOKEN = "the tokenizer has no token that may come next"
 # As `json.dumps` writes, so that punctuation is forced; a schema's "x-guidance" may say otherwise.
 SPELLING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -74,6 +76,8 @@ class Grammars:
         if problem:
             raise refused(asked, problem)
         words = allowed(matcher, self.size)
+        if matcher.is_error():
+            raise refused(asked, why_stuck(matcher))
         words[self.ends] = False
         if not words.any():
             raise refused(asked, "the empty text is the only one that matches")
@@ -92,8 +96,10 @@ class Next:
 class Grammar:
     """One row's grammar, which follows its tokens one by one.
 
-    Nodes of a tree are asked about in any order: the matcher goes back to where their path leaves
-    the last one, and on from there. Texts handed in continue the one that was settled last.
+    Nodes of a tree are asked about in any order. Matchers only ever go on: one that is rolled back
+    may hand out the mask of the branch it left, which llguidance keeps by its depth and by what is
+    expected there. So where a path leaves the last one, a copy of the settled matcher takes it.
+    Texts handed in continue the one that was settled last.
     """
 
     def __init__(
@@ -101,8 +107,9 @@ class Grammar:
     ) -> None:
         self.matcher, self.start, self.width = matcher, start, width
         self.ends, self.no_ends = ends, no_ends  # end tokens; those that do not end this row
-        self.taken: list[int] = []  # where the matcher is: tokens behind the settled ones
-        self.settled = 0
+        self.settled = 0  # tokens of the text that the matcher has been told
+        self.ahead = matcher  # the same one, or a copy that has gone on
+        self.taken: list[int] = []  # where that is: tokens behind the settled ones
         self.known: dict[tuple[int, ...], Next] = {}  # by the tokens behind the settled ones
 
     def restrict(self, tokens: Sequence[int], paths: Ragged, scores: Tensor) -> None:
@@ -117,15 +124,22 @@ class Grammar:
                 row.fill_(-torch.inf)
                 row[following.only] = kept
             elif following.forbidden is not None:
-                row.masked_fill_(following.forbidden.to(row.device), -torch.inf)
+                forbidden = following.forbidden.to(row.device)
+                if following.over and bool((row[~forbidden] == -torch.inf).all()):
+                    continue
+                row.masked_fill_(forbidden, -torch.inf)
 
     def complete(self, tokens: Sequence[int]) -> bool:
         """Whether the text is over. What is in `tokens` is settled: it is never taken back."""
         behind = self.behind(tokens)
-        assert self.lead(behind), "a token was written that the grammar forbids"
-        self.settled += len(behind)
-        del self.taken[: len(behind)]
         size = len(behind)
+        count = go_on(self.matcher, behind)
+        assert count == size, "a token was written that the grammar forbids"
+        self.settled += size
+        if tuple(self.taken[:size]) == behind:
+            del self.taken[:size]
+        else:
+            self.ahead, self.taken = self.matcher, []
         self.known = {
             path[size:]: following
             for path, following in self.known.items()
@@ -162,40 +176,61 @@ class Grammar:
         return self.known[path]
 
     def asked(self) -> Next:
-        """Which tokens may follow where the matcher is.
-
-        Nothing that follows a text that is over is ever told: an end token, or whatever comes.
+        """Which tokens may follow where the matcher ahead is: behind a text that is over an end
+        token, or whatever comes where there is none, as nothing that follows is ever told.
         """
-        words = allowed(self.matcher, max(self.width, self.ends[-1] + 1))
+        words = allowed(self.ahead, max(self.width, self.ends[-1] + 1))
+        check(self.ahead)
         words[self.no_ends] = False
         found = np.flatnonzero(words[: self.width])
-        over = self.matcher.is_accepting() and set(found[: len(self.ends) + 1]) <= set(self.ends)
+        over = self.ahead.is_accepting() and set(found[: len(self.ends) + 1]) <= set(self.ends)
         if len(found) == 1:
             return Next(int(found[0]), over=over)
-        if over:
+        if over and found.size == 0:
             return Next(over=True)
-        return Next(forbidden=torch.from_numpy(~words[: self.width]))
+        return Next(forbidden=torch.from_numpy(~words[: self.width]), over=over)
 
     def lead(self, path: Sequence[int]) -> bool:
-        """Bring the matcher behind `path`; False where the grammar has no such text."""
-        common = 0
-        for one, other in zip(self.taken, path, strict=False):
-            if one != other:
-                break
-            common += 1
-        if common < len(self.taken):
-            self.matcher.rollback(len(self.taken) - common)
-            del self.taken[common:]
-        new = list(path[common:])
-        count = self.matcher.try_consume_tokens(new) if new else 0
+        """Bring the matcher ahead behind `path`; False where the grammar has no such text."""
+        if self.taken != list(path[: len(self.taken)]):
+            self.ahead, self.taken = self.matcher, []
+        new = path[len(self.taken) :]
+        if new and self.ahead is self.matcher:
+            self.ahead = self.matcher.deep_copy()
+        count = go_on(self.ahead, new)
         self.taken += new[:count]
-        if self.matcher.is_error():
-            raise ConfigError(
-                "a grammar was asked for that is too complex.",
-                f"its matcher gave up: {first_line(self.matcher.get_error())}.",
-                "simplify the grammar: fewer alternatives, shorter repetitions.",
-            )
         return count == len(new)
+
+
+def go_on(matcher: LLMatcher, tokens: Sequence[int]) -> int:
+    """Advance a matcher; how many of the tokens the grammar allows."""
+    count: int = matcher.try_consume_tokens(list(tokens)) if tokens else 0
+    check(matcher)
+    return count
+
+
+def check(matcher: LLMatcher) -> None:
+    """ConfigError where a matcher gave up: its masks are then those of a text that is over."""
+    if not matcher.is_error():
+        return
+    why = why_stuck(matcher)
+    if why == NO_TOKEN:
+        raise ConfigError(
+            "a grammar was asked for that the tokenizer cannot write.",
+            f"its text cannot go on: {why}.",
+            "leave out of the grammar what the tokenizer has no tokens for.",
+        )
+    raise ConfigError(
+        "a grammar was asked for that is too complex.",
+        f"its matcher gave up: {why}.",
+        "simplify the grammar: fewer alternatives, shorter repetitions.",
+    )
+
+
+def why_stuck(matcher: LLMatcher) -> str:
+    """Why a matcher gave up."""
+    told = first_line(matcher.get_error())
+    return NO_TOKEN if DEAD_END in told else told
 
 
 def allowed(matcher: LLMatcher, size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -250,7 +285,9 @@ def of_choice(value: Any) -> str:
     texts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise refused({"choice": value}, "a choice is a list of texts, none of them empty")
-    return grammar_from("choice", json.dumps(texts, ensure_ascii=False))
+    # One terminal, which shares beginnings: alternatives of a rule are 2,000 at most.
+    alternatives = " | ".join(json.dumps(text) for text in texts)
+    return f"start: CHOICE\nCHOICE: {alternatives}"
 
 
 def of_grammar(value: Any) -> str:

@@ -144,6 +144,7 @@ class Library:
 
     calls: dict[tuple[str, torch.dtype], Call]
     plain: dict[str, Call]  # without a type; these keep the interpreter
+    team: Call  # whether the threads of a team, so many, know of each other
     outputs: int  # of a layer, and widths of heads and states, are multiples of these
     inputs: int
     together: int  # tokens that a thread takes through all steps between two products
@@ -221,53 +222,82 @@ def together() -> int:
 def library() -> Library | Unavailable:
     """Compiled or found in the cache, and compared with torch's own products; or why not."""
     try:
-        loaded = load(built())
+        try:
+            loaded = load(built())
+        except OSError:  # the cache is full, or on a disk that no code may be run from
+            loaded = load(built(own_folder()))
         compare(loaded)
     except Unavailable as why:
         return why
-    except (OSError, subprocess.SubprocessError) as problem:
+    except OSError as problem:
         return Unavailable(f"{type(problem).__name__}: {problem}")
     return loaded
 
 
-def built() -> Path:
-    """The shared library for this machine, compiled if it is not in the cache."""
-    compiler, openmp = find_compiler(), find_openmp()
-    recipe = [*(file.read_text() for file in SOURCES), *compiler, openmp, processor(), *FLAGS]
-    name = "operations-" + digest("\0".join(recipe).encode())
-    folder = writable()
-    for made in folder.glob(f"{name}-*.so"):
-        if made.stem == f"{name}-{digest(made.read_bytes())}":
-            return made
-        made.unlink(missing_ok=True)  # cut short: mapping it would kill the process
-    handle, draft = tempfile.mkstemp(suffix=".so", dir=folder)
-    os.close(handle)
-    try:
+def built(folder: Path | None = None) -> Path:
+    """The shared library for this machine, compiled if it is not in the cache (or `folder`)."""
+    compilers, openmp, folder = find_compilers(), find_openmp(), folder or writable()
+    rest = [openmp, processor(), *FLAGS]
+    recipes = [[*(file.read_text() for file in SOURCES), *one, *rest] for one in compilers]
+    names = ["operations-" + digest("\0".join(recipe).encode()) for recipe in recipes]
+    for name in names:
+        for made in folder.glob(f"{name}-*.so"):
+            if made.stem == f"{name}-{digest(made.read_bytes())}":
+                return made
+            made.unlink(missing_ok=True)  # cut short: mapping it would kill the process
+    reasons = []
+    for compiler, name in zip(compilers, names, strict=True):
+        try:
+            return compiled(compiler, openmp, folder, name)
+        except Unavailable as why:
+            reasons.append(str(why))
+    raise Unavailable("; ".join(reasons))
+
+
+def compiled(compiler: list[str], openmp: str, folder: Path, name: str) -> Path:
+    """Made by one compiler, then kept in a folder: how full that is is not the compiler's fault."""
+    with tempfile.TemporaryDirectory(prefix="foretoken-") as apart:
+        draft = Path(apart) / "operations.so"
         files = [str(file) for file in SOURCES if file.suffix == ".c"]
-        command = [*compiler, *FLAGS, *files, "-o", draft, openmp, "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        command = [*compiler, *FLAGS, *files, "-o", str(draft), openmp, "-lm"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        except (OSError, subprocess.SubprocessError) as problem:
+            raise Unavailable(f"{compiler[0]} could not compile them: {problem}") from problem
         if done.returncode:
-            told = done.stderr.strip().splitlines() or ["no message"]
-            raise Unavailable(f"{compiler[0]} could not compile them: {told[0]}")
-        made = folder / f"{name}-{digest(Path(draft).read_bytes())}.so"
-        os.replace(draft, made)  # whole at once: another process may be looking
-    finally:
-        Path(draft).unlink(missing_ok=True)
+            raise Unavailable(f"{compiler[0]} could not compile them: {complaint(done.stderr)}")
+        handle, copy = tempfile.mkstemp(suffix=".so", dir=folder)
+        os.close(handle)
+        try:
+            shutil.copy(draft, copy)
+            made = folder / f"{name}-{digest(draft.read_bytes())}.so"
+            os.replace(copy, made)  # whole at once: another process may be looking
+        finally:
+            Path(copy).unlink(missing_ok=True)
     return made
+
+
+def complaint(told: str) -> str:
+    """The first error a compiler tells of; before it stands which file includes which."""
+    lines = told.strip().splitlines() or ["no message"]
+    return next((line for line in lines if "error:" in line.lower()), lines[-1])
 
 
 def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:20]
 
 
-def find_compiler() -> list[str]:
-    """The command of a C compiler: that of CC, with its options, or one of COMPILERS."""
+def find_compilers() -> list[list[str]]:
+    """Commands of C compilers: that of CC, with its options, or those of COMPILERS, each once."""
     asked = os.environ.get("CC", "")
+    found: dict[Path, list[str]] = {}
     for name, *options in [shlex.split(asked)] if asked.strip() else [[n] for n in COMPILERS]:
-        if found := shutil.which(name):
-            return [found, *options]
-    tried = asked or ", ".join(COMPILERS)
-    raise Unavailable(f"no C compiler ({tried}) is on the path")
+        if path := shutil.which(name):
+            found.setdefault(Path(path).resolve(), [path, *options])
+    if not found:
+        tried = asked or ", ".join(COMPILERS)
+        raise Unavailable(f"no C compiler ({tried}) is on the path")
+    return list(found.values())
 
 
 def find_openmp() -> str:
@@ -280,14 +310,17 @@ def find_openmp() -> str:
 
 
 def openmp_among(maps: str) -> str | None:
-    """The file of the first OpenMP library that is mapped, by the lines of /proc/self/maps."""
+    """The file of the OpenMP library that is mapped, by the lines of /proc/self/maps: one that came
+    with torch, for other packages bring their own; else the first."""
+    home, found = Path(torch.__file__).resolve().parent, list[str]()
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)  # address, rights, offset, device, inode; a path or none
         path = fields[5] if len(fields) > 5 else ""
         known = Path(path).name.startswith(OPENMP) and ".so" in path
         if known and not path.endswith(" (deleted)"):  # no file to link with any more
-            return path
-    return None
+            found.append(path)
+    own = (home / "lib", home.with_name("torch.libs"))
+    return next(iter([*(path for path in found if Path(path).parent in own), *found]), None)
 
 
 def processor() -> str:
@@ -306,6 +339,11 @@ def writable() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
+    return own_folder()
+
+
+def own_folder() -> Path:
+    """For this process alone."""
     _own.append(tempfile.TemporaryDirectory(prefix="foretoken-"))
     return Path(_own[-1].name)
 
@@ -327,16 +365,20 @@ def load(path: Path) -> Library:
         one: Any = getattr(short, name)
         one.restype, one.argtypes = RESULTS.get(name), arguments
         plain[name] = one
+    team: Any = code.team
+    team.restype, team.argtypes = _INT, (_INT,)
     sizes = []
     for name in ("whole_outputs", "whole_inputs", "together"):
         size: Any = getattr(code, name)
         size.restype = _COUNT
         sizes.append(int(size()))
-    return Library(calls, plain, *sizes)
+    return Library(calls, plain, team, *sizes)
 
 
 def compare(found: Library) -> None:
     """Unavailable where it does not compute what torch does."""
+    if not found.team(2):  # threads that never meet: what they made may be right by chance
+        raise Unavailable("this compiler's OpenMP is not torch's")
     outputs, inputs = 27 * found.outputs, 5 * found.inputs
     for dtype in TYPES:
         weight = torch.linspace(-1, 1, outputs * inputs).sin().reshape(outputs, inputs).to(dtype)

@@ -14,6 +14,7 @@ import re
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from prometheus_client import CollectorRegistry, start_http_server
 from ray import serve
 from ray.serve.config import HTTPOptions, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.engine.loading import load
@@ -223,25 +225,26 @@ def begin(loading: dict[str, Any], settings: Settings, scale: Scale, host: str, 
             "pass --device cuda.",
         )
     ours = join(scale)
-    serve.start(http_options=HTTPOptions(host=host, port=port))
-    try:
-        serve.run(application(loading, settings, scale), name=NAME)
-    except ConfigError:
-        end(ours)
-        raise
-    except RuntimeError as error:
-        end(ours)
-        raise CapabilityError(
-            f"{scale.replicas} replicas were asked for.",
-            f"Ray Serve could not start them: {error}",
-            "see that one starts alone, without --ray, and that the cluster has the cores for all.",
-        ) from error
+    with ExitStack() as undone:  # an interrupt would leave a cluster the application, too
+        undone.callback(end, ours)
+        try:
+            serve.start(http_options=HTTPOptions(host=host, port=port))
+            serve.run(application(loading, settings, scale), name=NAME)
+        except RuntimeError as error:
+            raise CapabilityError(
+                f"{scale.replicas} replicas were asked for.",
+                f"Ray Serve could not start them: {error}",
+                "see that one starts alone, without --ray, and that the cluster has the cores for "
+                "all.",
+            ) from error
+        undone.pop_all()
     return ours
 
 
 def end(ours: bool) -> None:
     """Take nothing new, let running texts end for their grace, and leave the cluster."""
-    serve.delete(NAME)
+    with suppress(RayServeException):  # Ray Serve has not begun, or is gone
+        serve.delete(NAME)
     if ours:
         CLUSTER.serve.shutdown()
     CLUSTER.shutdown()

@@ -82,7 +82,7 @@ INLINE int64_t items(const struct step *s, int64_t tokens) {
       case SCALE: MAP(T, x * (float)s->real) break;                                               \
       case SILU: MAP(T, gated(x, x)) break;                                                       \
       case GELU: MAP(T, gated(x, 1.5957691216f * (x + 0.044715f * x * x * x))) break;             \
-      case RELU: MAP(T, larger(x, (floats){0})) break;                                            \
+      case RELU: MAP(T, larger((floats){0}, x)) break; /* NaN stays */                            \
       default: MAP(T, x)                                                                          \
     }                                                                                             \
   }                                                                                               \
@@ -176,3 +176,18 @@ DEFINE(f32)
 DEFINE(bf16)
 
 int64_t together(void) { return TOGETHER; } /* tokens that a thread takes through all steps */
+
+/* Whether the threads of a team, so many (below 64), know of each other: each has another number, and
+ * all are told how many they are. Where a compiler starts threads by an OpenMP of its own, the one
+ * that is asked knows of none of them: each would do all of the work, and wait for nobody. */
+int team(int threads) {
+  uint64_t numbers = 0;
+  int64_t here = 0, told = 0;
+#pragma omp parallel num_threads(threads)
+  {
+    __atomic_fetch_or(&numbers, (uint64_t)1 << omp_get_thread_num(), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&told, omp_get_num_threads(), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&here, 1, __ATOMIC_RELAXED);
+  }
+  return numbers == ((uint64_t)1 << here) - 1 && told == here * here;
+}

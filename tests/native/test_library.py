@@ -1,0 +1,70 @@
+"""How the operations in C are made: by which compiler, with whose threads, and where they lie."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.native import library as native
+from foretoken.shipped import user_cache
+
+in_c = pytest.mark.skipif(
+    not isinstance(native.library(), native.Library), reason="no operations in C here"
+)
+
+
+def test_a_compiler_is_known_by_its_file(tmp_path, monkeypatch):
+    for name in ("gcc", "clang"):
+        (tmp_path / name).write_text(name)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "cc").symlink_to(tmp_path / "gcc")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert native.find_compilers() == [[str(tmp_path / name)] for name in ("cc", "clang")]
+
+
+def test_the_openmp_of_torch_is_found_behind_those_of_other_packages():
+    torchs = Path(torch.__file__).resolve().parent / "lib" / "libgomp.so.1"
+    other = "7f10-7f11 r-xp 00001000 08:01 1236 /x/scikit_learn.libs/libgomp-d22c30c5.so.1.0.0\n"
+    maps = f"{other}7f14-7f15 r-xp 00001000 08:01 1237 {torchs}\n"
+    assert native.openmp_among(maps) == str(torchs)
+
+
+@in_c
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_threads_of_a_team_know_of_each_other(count):
+    assert native.library().team(count) == 1
+
+
+@in_c
+def test_a_cache_from_which_no_code_may_be_run_costs_no_more_than_compiling_again(monkeypatch):
+    load = native.load
+
+    def refused(path):
+        if path.is_relative_to(user_cache()):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(native, "load", refused)
+    assert isinstance(native.library.__wrapped__(), native.Library)
+
+
+@in_c
+@pytest.mark.slow
+def test_a_full_cache_costs_no_more_than_compiling_again(tmp_path, monkeypatch):
+    copy = shutil.copy
+
+    def full(source, target):
+        if Path(target).is_relative_to(tmp_path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return copy(source, target)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(shutil, "copy", full)
+    assert isinstance(native.library.__wrapped__(), native.Library)
+    assert not list((tmp_path / "foretoken" / "kernels").iterdir())  # nothing half-written
