@@ -134,3 +134,12 @@ def test_models_without_such_parts_are_refused(make_tiny):
         skipped_layers(TableLM.random(4, layers=2))
     with pytest.raises(CapabilityError, match="cannot be left out: KeyError"):
         skipped_layers(open_lm(sharing_keys(), kernels="dense", compile="off"))
+
+
+def test_a_load_that_is_short_of_memory_says_so(make_tiny, monkeypatch):
+    def short(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes.")
+
+    monkeypatch.setattr("foretoken.lm.views.skipped_layers.draft_once", short)
+    with pytest.raises(RuntimeError, match="you tried 9 bytes"):
+        skipped_layers(open_lm(make_tiny("llama"), kernels="dense"))

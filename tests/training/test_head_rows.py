@@ -124,6 +124,7 @@ def test_every_row_resolves_and_every_option_says_what_it_means(row):
         assert HEADS[row.stands_for].trainable and not row.trainable
         return
     assert row.trainable
+    assert bool(row.learns) == (row.models == ("target",)), "whether a draft's texts teach it"
     assert issubclass(resolve(row.captures), Capture)
     assert issubclass(resolve(row.objective), HeadObjective)
     config = resolve(row.config)()  # the defaults are good ones

@@ -12,6 +12,7 @@ from test_dataset import CONFIG, talker
 import foretoken
 from foretoken.cli.train import check_written
 from foretoken.errors import ConfigError
+from foretoken.heads.table import HEADS
 from foretoken.lm import draft_vocabulary
 from foretoken.training.config import configured
 from foretoken.training.dataset.card import CARD, PLAN, written_by_draft
@@ -158,6 +159,17 @@ def test_heads_that_learn_written_tokens_refuse_those_of_a_draft(folder, tmp_pat
             check_written(name, folder, ())
         check_written(name, tmp_path, ())
     check_written("hydra", folder, ())
+
+
+def test_heads_that_learn_laws_are_named_where_written_tokens_are_refused(folder):
+    tokens, laws = (
+        [row.name for row in HEADS.values() if row.learns == kind] for kind in ("tokens", "laws")
+    )
+    for name in tokens:
+        with pytest.raises(ConfigError, match=f"learns its laws: {', '.join(laws)}."):
+            check_written(name, folder, ())
+    for name in laws:
+        check_written(name, folder, ())
 
 
 def test_a_folder_without_chats_is_none_of_prompts(session, tmp_path):

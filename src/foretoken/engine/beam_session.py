@@ -20,7 +20,7 @@ from foretoken.engine.scheduling import held
 from foretoken.engine.session import Session
 from foretoken.engine.text import decoder, text_of, words_before
 from foretoken.errors import ConfigError
-from foretoken.trees.forest import BeamRow, Written
+from foretoken.trees.forest import BeamRow
 from foretoken.types import DecodeState
 from foretoken.verifiers.beams import check_beams
 
@@ -231,13 +231,12 @@ class BeamSession(Session):
         return [BeamRow(state, width) for state in states]
 
     def beam_result(self, row: BeamRow, stats: BeamStats) -> BeamResult:
-        """The texts of a row that ended."""
-        best = sorted(row.written, key=_score, reverse=True)[: row.width]
+        """The texts of a row that ended, the best first as `complete` keeps them."""
         return BeamResult(
-            sequences=[list(text.tokens) for text in best],
-            scores=[text.score for text in best],
-            texts=[self._written(row.state, text.tokens, text.reason) for text in best],
-            finish_reasons=[text.reason for text in best],
+            sequences=[list(text.tokens) for text in row.written],
+            scores=[text.score for text in row.written],
+            texts=[self._written(row.state, text.tokens, text.reason) for text in row.written],
+            finish_reasons=[text.reason for text in row.written],
             stats=stats,
             promise=self.engine.promise,
         )
@@ -256,10 +255,6 @@ class BeamSession(Session):
             "beams overtake each other: which text is the best is known when all have ended.",
             "use generate, or a method that writes one text, such as chain.",
         )
-
-
-def _score(text: Written) -> float:
-    return text.score
 
 
 def unwatched(asked: str, method: str) -> ConfigError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pkgutil
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from foretoken.errors import ConfigError, meant
 
@@ -25,6 +25,8 @@ class Head:
     objective: str = ""  # a HeadObjective: the loss, and how good the head is
     config: str = ""  # a TrainingConfig: every training option
     stands_for: str = ""  # the head in whose place it is taken as well; empty: none but its own
+    # of texts: "tokens", those written in it taken for the target's, or the target's own "laws"
+    learns: Literal["", "tokens", "laws"] = ""  # "": nothing of texts that are kept
 
     @property
     def trainable(self) -> bool:
@@ -80,6 +82,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:Texts",
             objective="training.objectives.guessing:ParallelObjective",
             config="training.objectives.guessing:ParallelTraining",
+            learns="tokens",
             serves="medusa",
         ),
         Head(
@@ -91,6 +94,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:Texts",
             objective="training.objectives.guessing:DeepObjective",
             config="training.objectives.guessing:DeepTraining",
+            learns="laws",
             serves="hydra",
         ),
         Head(
@@ -102,6 +106,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:Texts",
             objective="training.objectives.guessing:BranchObjective",
             config="training.objectives.guessing:BranchTraining",
+            learns="tokens",
             serves="chimera",
         ),
         Head(
@@ -113,6 +118,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:Texts",
             objective="training.objectives.guessing:EagleObjective",
             config="training.objectives.guessing:FeatureTraining",
+            learns="laws",
             serves="eagle2",
         ),
         Head(
@@ -124,6 +130,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:Texts",
             objective="training.objectives.guessing:FeatureObjective",
             config="training.objectives.guessing:FeatureTraining",
+            learns="laws",
             serves="fspad",
         ),
         Head(
@@ -135,6 +142,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:Texts",
             objective="training.objectives.glancing:GlancingObjective",
             config="training.objectives.glancing:GlancingTraining",
+            learns="laws",
             serves="falcon",
         ),
         Head(
@@ -146,6 +154,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:LayeredTexts",
             objective="training.objectives.unrolled:UnrolledObjective",
             config="training.objectives.unrolled:UnrolledTraining",
+            learns="laws",
             serves="auto-eagle3",
         ),
         Head(
@@ -166,6 +175,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:TappedTexts",
             objective="training.objectives.blocks:BlockObjective",
             config="training.objectives.blocks:FrameTraining",
+            learns="tokens",
             serves="ctc-drafter",
         ),
         Head(
@@ -177,6 +187,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.keys_values:KeysValues",
             objective="training.objectives.long_contexts:LongContextObjective",
             config="training.objectives.long_contexts:LongContextTraining",
+            learns="tokens",
             serves="longspec",
         ),
         Head(
@@ -188,6 +199,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:TappedTexts",
             objective="training.objectives.blocks:BlockObjective",
             config="training.objectives.blocks:BlockTraining",
+            learns="laws",
             serves="dflash",
         ),
         Head(
@@ -199,6 +211,7 @@ HEADS: dict[str, Head] = {
             captures="training.captures.texts:TappedTexts",
             objective="training.objectives.blocks:BlockObjective",
             config="training.objectives.blocks:CorrectedTraining",
+            learns="laws",
             serves="dspark",
         ),
     )

@@ -31,7 +31,6 @@ from foretoken.training.trainer import Progress, Trainer, TrainingPlan
 
 HELD_OUT = 10  # one prompt is kept for judging beside this many
 JUDGED_MOST = 256  # texts that judge a head while it learns, where they are read anew each time
-BY_TOKENS = ("medusa", "chimera", "ctc", "longspec")  # they take a text's tokens for the target's
 
 Figures = dict[str, dict[str, float]]  # named rows of named numbers, all with the same names
 Prompts = Callable[[str, int], Sequence[Any]]  # a split, "train" or "valid", and how many
@@ -219,11 +218,12 @@ def trainable(name: str) -> Head:
 
 def check_writer(name: str, data: Path) -> None:
     """ConfigError for texts that a draft wrote, and a head that learns the written tokens."""
-    if name in BY_TOKENS and written_by_draft(data):
+    if head_row(name).learns == "tokens" and written_by_draft(data):
+        others = ", ".join(head.name for head in HEADS.values() if head.learns == "laws")
         raise ConfigError(
             f"training the head {name!r} on the texts in {data} was asked for.",
             "a draft wrote their answers (writer=draft); this head learns the written tokens, and "
             "would guess the draft's, not the target's.",
             "make texts of the target's own: `foretoken train data --target T --out DIR`; or train "
-            "a head that learns its laws: hydra, eagle3, dflash.",
+            f"a head that learns its laws: {others}.",
         )

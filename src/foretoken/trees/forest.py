@@ -101,7 +101,7 @@ class BeamRow:
     width: int  # most beams drawn at once
     forest: Forest = field(init=False)
     beams: list[Beam] = field(init=False)
-    written: list[Written] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)  # the best first
     columns: dict[int, int] = field(default_factory=dict)  # node -> place in the target's open tree
 
     def __post_init__(self) -> None:

@@ -6,7 +6,8 @@ compared with forwards that use none. The widest plan whose numbers agree is tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -35,10 +36,21 @@ SECONDS = 3.0  # for longer ones
 RAISED = (ValueError, RuntimeError, TypeError, AttributeError, KeyError, IndexError)
 
 
-def check_memory(raised: Exception) -> None:
-    """Raise it again where it says that memory is short, which tells nothing of a model."""
-    if isinstance(raised, torch.OutOfMemoryError) or NO_MEMORY.search(str(raised)):
-        raise raised
+@contextmanager
+def refused(asked: str, cannot: str) -> Iterator[None]:
+    """CapabilityError where model code raises inside: what was asked for, and what its layers
+    cannot be. That memory is short tells nothing of a model, and is raised as it is."""
+    try:
+        yield
+    except RAISED as raised:
+        if isinstance(raised, torch.OutOfMemoryError) or NO_MEMORY.search(str(raised)):
+            raise
+        said = str(raised).partition("\n")[0][:120]
+        raise CapabilityError(
+            asked,
+            f"this model's layers cannot be {cannot}: {type(raised).__name__}: {said}.",
+            "use method chain, prompt-lookup or plain.",
+        ) from raised
 
 
 def choose_plan(lm: CachedLM) -> Truth:

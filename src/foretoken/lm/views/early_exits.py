@@ -20,7 +20,7 @@ from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.packing import Memory, tree_feed
 from foretoken.lm.runtime.partial_forwards import Stage
-from foretoken.lm.runtime.probe import RAISED, check_memory, difference, probe_row, some_tokens
+from foretoken.lm.runtime.probe import difference, probe_row, refused, some_tokens
 from foretoken.lm.runtime.rounding import allowed
 from foretoken.lm.runtime.sharing import exclusive
 from foretoken.lm.views.layer_predictions import LayerPredictions
@@ -73,26 +73,19 @@ class EarlyExits(TargetView):
         self.head = self.base.stack.head()  # what norm and head cost, in layers
         self._open: dict[int, EarlyTree] = {}  # by row
         family = self.base.family
+        asked = f"early exits of {family.name} were asked for."
         if family.switch is not None:
             raise CapabilityError(
-                f"early exits of {family.name} were asked for.",
+                asked,
                 f"longrope scales all positions of a call anew beyond {family.switch}, so work "
                 "cannot be split between two calls.",
                 "use method chain, prompt-lookup or plain.",
             )
-        try:
+        with refused(asked, "left early"):  # as where some read keys of others, not run before
             error = probe(self)
-        except RAISED as raised:  # as of layers that read keys of others, which were not run
-            check_memory(raised)
-            said = str(raised).partition("\n")[0][:120]
-            raise CapabilityError(
-                f"early exits of {family.name} were asked for.",
-                f"this model's layers cannot be left early: {type(raised).__name__}: {said}.",
-                "use method chain, prompt-lookup or plain.",
-            ) from raised
         if error > allowed(self.base.model.dtype):
             raise CapabilityError(
-                f"early exits of {family.name} were asked for.",
+                asked,
                 f"its layers run in two parts are off by {error:.0%} of the logits' spread.",
                 "use method chain, prompt-lookup or plain.",
             )

@@ -28,7 +28,7 @@ from foretoken.lm.runtime.partial_forwards import (
     replaced,
     returned_lengths,
 )
-from foretoken.lm.runtime.probe import RAISED, check_memory, probe_row, some_tokens
+from foretoken.lm.runtime.probe import probe_row, refused, some_tokens
 from foretoken.lm.runtime.sharing import exclusive
 from foretoken.lm.views.view import TargetView
 from foretoken.trees.masks import prefixes
@@ -61,9 +61,10 @@ class SkippedLayers(TargetView):
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__(lm)
         family = self.base.family
+        asked = f"drafting with skipped layers of {family.name} was asked for."
         if family.switch is not None:
             raise CapabilityError(
-                f"drafting with skipped layers of {family.name} was asked for.",
+                asked,
                 f"longrope scales all positions of a call anew beyond {family.switch}.",
                 "use method chain, prompt-lookup or plain.",
             )
@@ -73,16 +74,8 @@ class SkippedLayers(TargetView):
         self.units = len(self.parts)  # sublayers that may be left out
         # `guesses` can be asked: it feeds tokens far from their own columns
         self.searchable = not self.base.plan.ordered
-        try:
+        with refused(asked, "left out"):  # as where some read keys of others, left out before
             draft_once(self)
-        except RAISED as raised:  # as of layers that read keys of others, which were left out
-            check_memory(raised)
-            said = str(raised).partition("\n")[0][:120]
-            raise CapabilityError(
-                f"drafting with skipped layers of {family.name} was asked for.",
-                f"this model's layers cannot be left out: {type(raised).__name__}: {said}.",
-                "use method chain, prompt-lookup or plain.",
-            ) from raised
 
     @exclusive
     def draft(
