@@ -20,6 +20,7 @@ from transformers.generation.logits_process import (
 )
 
 from foretoken.coins import SeededCoins
+from foretoken.drafters.growers.tree_growth import ranking
 from foretoken.errors import ConfigError
 from foretoken.row import make_row, place_processors
 from foretoken.trees.build import from_paths
@@ -252,6 +253,14 @@ def test_processors_are_called_where_their_own_tensors_are() -> None:
         found = row.warp.law(row.tokens, logits.to(other))
         assert found.device.type == other
         torch.testing.assert_close(found.cpu(), expected.cpu())
+
+
+def test_where_processors_lie_is_no_option_and_known_where_candidates_are_ranked() -> None:
+    params = SamplingParams(processors=lambda ids, scores: scores)
+    row = make_row([2], params, SeededCoins(0), 4)
+    place_processors(row, torch.device("cpu"))
+    assert row.params is params and row.warp.greedy
+    assert row.warp.device == ranking(row).device == torch.device("cpu")
 
 
 def test_the_best_of_nan_is_refused_where_torch_looks_for_it_as_well() -> None:

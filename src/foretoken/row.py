@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from foretoken.coins import Coins, SeededCoins
@@ -38,8 +37,8 @@ def make_row(
 
 def place_processors(row: DecodeState, device: Any) -> None:
     """Have a row's processors called on the target's device (None: it has none), draft or not."""
-    if row.params.processors and device is not None:
-        row.params = row.warp.params = replace(row.params, device=device)
+    if row.params.processors:
+        row.warp.device = device
 
 
 def rewind(rows: Rows, used: Sequence[int]) -> None:

@@ -28,7 +28,6 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     eos: frozenset[int] = frozenset()
     processors: Any = None  # a transformers LogitsProcessorList, applied after the options above
-    device: Any = None  # that the processors' own tensors are on; None: wherever the scores are
     grammar: Any = None  # what the text has to match, applied last (`engine.guided.Grammar`)
     seed: int | None = None
 

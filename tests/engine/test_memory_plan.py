@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from transformers import Gemma2Config
@@ -37,6 +38,7 @@ from foretoken.engine.memory.solver import (
 )
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.footprint import footprint
+from foretoken.lm.runtime.prefixes import Prefix, Prefixes
 from foretoken.lm.table import TableLM
 from foretoken.methods import method as method_row
 from foretoken.methods import needs_draft
@@ -353,20 +355,43 @@ def test_batches_are_priced_with_drafts_of_all_their_rows(pair_folders):
     assert plain.seconds == pytest.approx(min(costs.target.values()) + costs.overhead)
 
 
-def test_a_check_is_planned_with_its_scores_where_the_models_own_attention_makes_them(make_llama):
-    """The text is read once without its cache: as many columns as tokens ask."""
-    config = Gemma2Config(
+def gemma2():
+    """A model whose own attention makes scores."""
+    return Gemma2Config(
         vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
+
+
+def test_a_check_is_planned_with_its_scores_where_the_models_own_attention_makes_them(make_llama):
+    """The text is read once without its cache: as many columns as tokens ask."""
+    config = gemma2()
     need, scores = Need(1, 4096), 4 * 4096**2 * 4
     plan = Layout(footprint(config)).plan(need)
-    assert plan.checked >= plan.of(CACHE, CHECK) + scores
+    assert plan.checked() >= plan.of(CACHE, CHECK) + scores
     assert plan.generation < scores
     room = Room(Layout(footprint(config)), plan.total, nodes=0, steady=False)
     waiting = Bounded(room, ())
     assert waiting.affords(4096, 1) and not waiting.affords_check(4096), "it is left out"
-    room.budget = plan.weights + plan.checked
+    room.budget = plan.weights + plan.checked()
     assert waiting.affords_check(4096)
     ordinary = Layout(footprint(make_llama(97).config)).plan(need)
-    assert ordinary.of(SCORES) == 0 and ordinary.checked <= ordinary.generation
+    assert ordinary.of(SCORES) == 0 and ordinary.checked() <= ordinary.generation
+
+
+def test_a_check_is_afforded_beside_granted_caches_and_kept_texts():
+    layout = Layout(footprint(gemma2()))
+    asked, granted = layout.plan(Need(1, 4096)), layout.plan(Need(8, 2048))
+    room = Room(layout, asked.weights + asked.checked(), nodes=0, steady=False)
+    waiting = Bounded(room, ())
+    assert waiting.affords_check(4096)
+    waiting.granted = granted.need
+    assert granted.of(CACHE) > asked.of(CACHE) and not waiting.affords_check(4096)
+    room.budget = asked.weights + asked.checked(granted.of(CACHE))
+    assert waiting.affords_check(4096)
+    kept, part = Prefixes(1 << 20), torch.zeros(1, 1, 100, 4)
+    kept.keep(Prefix(np.arange(100), [(part, part.clone())]))
+    waiting.wishes = {kept: kept.asked}
+    assert kept.held and not waiting.affords_check(4096)
+    room.budget += kept.held
+    assert waiting.affords_check(4096)

@@ -21,6 +21,7 @@ from foretoken.lm.kernels.linears import DENSE, NATIVE, PACKED, PADDED, Product,
 from foretoken.lm.kernels.measuring import choose, measure
 from foretoken.lm.kernels.merged import Merged
 from foretoken.lm.runtime.slot_attention import IN_ONE_CALL
+from foretoken.native import compiling
 from foretoken.native import library as native
 
 pytestmark = pytest.mark.skipif(
@@ -150,7 +151,7 @@ def test_what_is_compiled_for_every_prompt_has_to_be_faster_by_more(told, wanted
 
 
 def test_vectors_multiply_where_the_system_grants_no_matrix_units():
-    code = ctypes.CDLL(str(native.built()))
+    code = ctypes.CDLL(str(native.library().path))
     if not hasattr(code, "amx"):
         pytest.skip("a processor without matrix units")
     granted = ctypes.c_int.in_dll(code, "amx")
@@ -220,13 +221,14 @@ def fresh(code: str, tmp_path, **environment) -> str:
 
 ASK = "from foretoken.native import library as native; print(type(native.library()).__name__)"
 TELL = "from foretoken.native import library as native; print(native.library())"
+ALONE = "int omp_get_num_threads(void) {return 1;} int omp_get_thread_num(void) {return 0;}"
 
 
 def test_a_library_is_compiled_once_and_made_anew_where_it_is_broken(tmp_path):
     assert fresh(ASK, tmp_path) == "Library"
     [made] = (tmp_path / "foretoken" / "kernels").iterdir()
     first, size = made.stat().st_mtime_ns, made.stat().st_size
-    assert fresh(ASK, tmp_path, CC=native.find_compilers()[0][0]) == "Library"
+    assert fresh(ASK, tmp_path, CC=compiling.find_compilers()[0][0]) == "Library"
     assert [p.stat().st_mtime_ns for p in made.parent.iterdir()] == [first]
     made.write_bytes(made.read_bytes()[:-5000])
     assert fresh(ASK, tmp_path) == "Library"
@@ -248,7 +250,7 @@ def test_without_a_compiler_the_reason_is_told_and_other_kernels_work(tmp_path):
 
 def test_of_what_a_compiler_says_the_error_is_told(tmp_path):
     """Before it stands which file includes which."""
-    compiler = [*native.find_compilers()[0], "-DLINE="]
+    compiler = [*compiling.find_compilers()[0], "-DLINE="]
     told = fresh(TELL, tmp_path, CC=shlex.join(compiler))
     assert "could not compile" in told and "error:" in told and "In file included" not in told
 
@@ -269,11 +271,22 @@ def test_where_one_compiler_fails_the_next_one_is_tried(tmp_path, script):
 def test_threads_that_do_not_know_of_each_other_are_not_used(tmp_path):
     """As those of a compiler whose OpenMP is not the one that is asked how many they are."""
     alone = tmp_path / "alone.c"
-    told = "int omp_get_num_threads(void) {return 1;} int omp_get_thread_num(void) {return 0;}"
-    alone.write_text(told)
-    compiler = [*native.find_compilers()[0], str(alone), "-Wl,-Bsymbolic"]
+    alone.write_text(ALONE)
+    compiler = [*compiling.find_compilers()[0], str(alone), "-Wl,-Bsymbolic"]
     told = fresh(TELL, tmp_path, CC=shlex.join(compiler), OMP_DYNAMIC="false")
     assert told == "this compiler's OpenMP is not torch's"
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no compiler behind the first one")
+def test_behind_a_compiler_whose_threads_are_not_used_the_next_one_is_tried(tmp_path):
+    alone, wrong = tmp_path / "alone.c", tmp_path / "bin" / "cc"
+    alone.write_text(ALONE)
+    wrong.parent.mkdir()
+    wrong.write_text(f'#!/bin/sh\nexec {shutil.which("gcc")} {alone} -Wl,-Bsymbolic "$@"\n')
+    wrong.chmod(0o755)
+    path = os.pathsep.join([str(wrong.parent), os.environ["PATH"]])
+    told = fresh(TELL, tmp_path, CC="", PATH=path, OMP_DYNAMIC="false")
+    assert told.startswith("Library(")
 
 
 @pytest.mark.slow
@@ -288,7 +301,7 @@ def test_without_a_home_directory_files_are_kept_for_this_process(monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", unknown)
-    folder = native.writable()
+    folder = compiling.writable()
     assert folder.is_dir() and folder.name.startswith("foretoken-")
 
 
@@ -326,8 +339,8 @@ MAPS = """7f10-7f11 r--p 00000000 00:00 0
 
 
 def test_the_openmp_of_torch_is_found_in_a_folder_with_a_space():
-    assert native.openmp_among(MAPS) == "/my files/libs/libgomp-a34b3233.so.1.0.0"
-    assert native.openmp_among("".join(MAPS.splitlines(keepends=True)[:3])) is None
+    assert compiling.openmp_among(MAPS) == "/my files/libs/libgomp-a34b3233.so.1.0.0"
+    assert compiling.openmp_among("".join(MAPS.splitlines(keepends=True)[:3])) is None
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="options of that family")
@@ -344,7 +357,7 @@ def test_the_openmp_of_torch_is_found_in_a_folder_with_a_space():
 def test_registers_of_any_width_do(tmp_path, option):
     """The tests of attention, norms, products, laws and columns once more, as on an
     older processor, or with a compiler that watches where memory is written."""
-    compiler, *options = native.find_compilers()[0]
+    compiler, *options = compiling.find_compilers()[0]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     env["CC"] = shlex.join([compiler, *options, option])
     here = Path(__file__)

@@ -162,7 +162,7 @@ def both(target, draft, grower, **options):
 
 @pytest.mark.parametrize(("name", "kind"), [("growth", Growth), ("forward", Forward)])
 def test_c_and_python_agree_on_what_a_tree_is_made_of(name, kind):
-    size = getattr(ctypes.CDLL(str(native.built())), f"{name}_bytes")
+    size = getattr(ctypes.CDLL(str(native.library().path)), f"{name}_bytes")
     size.restype = ctypes.c_int64
     assert ctypes.sizeof(kind) == size()
 

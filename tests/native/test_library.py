@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from foretoken.native import compiling
 from foretoken.native import library as native
 from foretoken.shipped import user_cache
 
@@ -25,14 +27,14 @@ def test_a_compiler_is_known_by_its_file(tmp_path, monkeypatch):
     (tmp_path / "cc").symlink_to(tmp_path / "gcc")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    assert native.find_compilers() == [[str(tmp_path / name)] for name in ("cc", "clang")]
+    assert compiling.find_compilers() == [[str(tmp_path / name)] for name in ("cc", "clang")]
 
 
 def test_the_openmp_of_torch_is_found_behind_those_of_other_packages():
     torchs = Path(torch.__file__).resolve().parent / "lib" / "libgomp.so.1"
     other = "7f10-7f11 r-xp 00001000 08:01 1236 /x/scikit_learn.libs/libgomp-d22c30c5.so.1.0.0\n"
     maps = f"{other}7f14-7f15 r-xp 00001000 08:01 1237 {torchs}\n"
-    assert native.openmp_among(maps) == str(torchs)
+    assert compiling.openmp_among(maps) == str(torchs)
 
 
 @in_c
@@ -68,3 +70,14 @@ def test_a_full_cache_costs_no_more_than_compiling_again(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "copy", full)
     assert isinstance(native.library.__wrapped__(), native.Library)
     assert not list((tmp_path / "foretoken" / "kernels").iterdir())  # nothing half-written
+
+
+@in_c
+def test_what_was_compiled_is_good_where_its_folder_cannot_take_it(tmp_path, monkeypatch):
+    source = tmp_path / "seven.c"
+    source.write_text("int seven(void) {return 7;}")
+    monkeypatch.setattr(compiling, "SOURCES", (source,))
+    folder = tmp_path / "none"
+    [maker, *_] = compiling.makers(folder)
+    made = compiling.built(maker, folder)
+    assert ctypes.CDLL(str(made)).seven() == 7 and not folder.exists()

@@ -158,6 +158,13 @@ def test_wrong_chats_are_refused_by_name(served, fields, param) -> None:
         assert error["param"].startswith(param)
 
 
+def test_an_answer_that_has_not_begun_is_refused_in_the_words_of_a_session(served) -> None:
+    empty = {"role": "assistant", "content": ""}
+    asked = {**CHAT, "messages": [*CHAT["messages"], empty]}
+    error = checked(served.post("/v1/chat/completions", json=asked))
+    assert error["param"] == "messages" and "is an empty one of the assistant's" in error["message"]
+
+
 @pytest.mark.parametrize(("path", "fields"), NEUTRAL, ids=range(len(NEUTRAL)))
 def test_fields_that_ask_for_what_is_done_anyway_are_taken(served, path, fields) -> None:
     told = served.post(path, json=fields)

@@ -104,7 +104,7 @@ def _message(one: Any, number: int, last: bool) -> dict[str, Any]:
                 "a last message of the assistant's is continued, and this one has not begun.",
                 "leave it out, and the message before it is answered; or write how it begins.",
             )
-        if content or content == "":
+        if content or content == "":  # parts are a text by now; None, 0 or {} is no content
             return {**one, "content": content}
     keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
     keys = keys[:MOST_TOLD]

@@ -28,7 +28,8 @@ from foretoken.lm.token_map import TokenMap
 from foretoken.lm.views.few_rows import FewRows
 from foretoken.lm.views.mapped_tokens import MappedTokens
 from foretoken.lm.views.sorted_exits import SortedExits
-from foretoken.native.library import Unavailable, library
+from foretoken.native.compiling import Unavailable
+from foretoken.native.library import library
 
 COMPILE = ("auto", "max", "off")
 FORWARD_OPTIONS = ("kernels", "compile")  # what a draft model takes as well

@@ -8,15 +8,7 @@ without a compiler torch's operations do the work.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,35 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretoken.errors import ConfigError
 from foretoken.native import scratch
-from foretoken.shipped import user_cache
+from foretoken.native.compiling import Maker, Unavailable, built, makers, own_folder, writable
 
-SOURCES = tuple(
-    Path(__file__).with_name("c") / name
-    for name in (
-        "vectors.h",
-        "operations.h",
-        "tiles_wide.h",
-        "tiles_narrow.h",
-        "tiles_amx.h",
-        "attention_amx.h",
-        "product.c",
-        "attention.c",
-        "rows.c",
-        "best.c",
-        "columns.c",
-        "laws.c",
-        "segment.c",
-        "growth.c",
-        "look_ups.h",
-        "copies.c",
-        "guesses.c",
-    )
-)
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
-COMPILERS = ("cc", "gcc", "clang")
-OPENMP = ("libgomp", "libiomp5", "libomp")
 _WORD, _COUNT, _INT, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _EXACT = ctypes.c_double
 CALLS = {  # arguments of every operation; the names in C end in the type
@@ -91,13 +57,7 @@ PLAIN = {  # of operations without a type
 }  # fmt: skip
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 NARROW = 256  # columns below which torch's operations do as well
-PATIENCE = 120  # seconds for a compiler that takes two
 Call = Callable[..., Any]
-_own: list[tempfile.TemporaryDirectory[str]] = []  # folders gone with the process
-
-
-class Unavailable(Exception):
-    """Why operations in C cannot be had on this machine."""
 
 
 class _Part(ctypes.Structure):
@@ -142,6 +102,7 @@ class Places:
 class Library:
     """The compiled operations, by name and type."""
 
+    path: Path  # of the file
     calls: dict[tuple[str, torch.dtype], Call]
     plain: dict[str, Call]  # without a type; these keep the interpreter
     team: Call  # whether the threads of a team, so many, know of each other
@@ -220,132 +181,32 @@ def together() -> int:
 
 @cache
 def library() -> Library | Unavailable:
-    """Compiled or found in the cache, and compared with torch's own products; or why not."""
+    """The operations of the first compiler whose work is right; or why there are none."""
+    reasons, folder = list[str](), writable()
     try:
-        try:
-            loaded = load(built())
-        except OSError:  # the cache is full, or on a disk that no code may be run from
-            loaded = load(built(own_folder()))
-        compare(loaded)
-    except Unavailable as why:
-        return why
-    except OSError as problem:
-        return Unavailable(f"{type(problem).__name__}: {problem}")
+        for maker in makers(folder):
+            try:
+                return tried(maker, folder)
+            except (Unavailable, OSError) as problem:  # another's may be right all the same
+                reasons.append(reason(problem))
+    except (Unavailable, OSError) as problem:
+        reasons.append(reason(problem))
+    return Unavailable("; ".join(reasons))
+
+
+def tried(maker: Maker, folder: Path) -> Library:
+    """Compiled or found in the folder, and compared with torch's own products."""
+    try:
+        loaded = load(built(maker, folder))
+    except OSError:  # the folder is on a disk that no code may be run from
+        loaded = load(built(maker, own_folder()))
+    compare(loaded)
     return loaded
 
 
-def built(folder: Path | None = None) -> Path:
-    """The shared library for this machine, compiled if it is not in the cache (or `folder`)."""
-    compilers, openmp, folder = find_compilers(), find_openmp(), folder or writable()
-    rest = [openmp, processor(), *FLAGS]
-    recipes = [[*(file.read_text() for file in SOURCES), *one, *rest] for one in compilers]
-    names = ["operations-" + digest("\0".join(recipe).encode()) for recipe in recipes]
-    for name in names:
-        for made in folder.glob(f"{name}-*.so"):
-            if made.stem == f"{name}-{digest(made.read_bytes())}":
-                return made
-            made.unlink(missing_ok=True)  # cut short: mapping it would kill the process
-    reasons = []
-    for compiler, name in zip(compilers, names, strict=True):
-        try:
-            return compiled(compiler, openmp, folder, name)
-        except Unavailable as why:
-            reasons.append(str(why))
-    raise Unavailable("; ".join(reasons))
-
-
-def compiled(compiler: list[str], openmp: str, folder: Path, name: str) -> Path:
-    """Made by one compiler, then kept in a folder: how full that is is not the compiler's fault."""
-    with tempfile.TemporaryDirectory(prefix="foretoken-") as apart:
-        draft = Path(apart) / "operations.so"
-        files = [str(file) for file in SOURCES if file.suffix == ".c"]
-        command = [*compiler, *FLAGS, *files, "-o", str(draft), openmp, "-lm"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-        except (OSError, subprocess.SubprocessError) as problem:
-            raise Unavailable(f"{compiler[0]} could not compile them: {problem}") from problem
-        if done.returncode:
-            raise Unavailable(f"{compiler[0]} could not compile them: {complaint(done.stderr)}")
-        handle, copy = tempfile.mkstemp(suffix=".so", dir=folder)
-        os.close(handle)
-        try:
-            shutil.copy(draft, copy)
-            made = folder / f"{name}-{digest(draft.read_bytes())}.so"
-            os.replace(copy, made)  # whole at once: another process may be looking
-        finally:
-            Path(copy).unlink(missing_ok=True)
-    return made
-
-
-def complaint(told: str) -> str:
-    """The first error a compiler tells of; before it stands which file includes which."""
-    lines = told.strip().splitlines() or ["no message"]
-    return next((line for line in lines if "error:" in line.lower()), lines[-1])
-
-
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:20]
-
-
-def find_compilers() -> list[list[str]]:
-    """Commands of C compilers: that of CC, with its options, or those of COMPILERS, each once."""
-    asked = os.environ.get("CC", "")
-    found: dict[Path, list[str]] = {}
-    for name, *options in [shlex.split(asked)] if asked.strip() else [[n] for n in COMPILERS]:
-        if path := shutil.which(name):
-            found.setdefault(Path(path).resolve(), [path, *options])
-    if not found:
-        tried = asked or ", ".join(COMPILERS)
-        raise Unavailable(f"no C compiler ({tried}) is on the path")
-    return list(found.values())
-
-
-def find_openmp() -> str:
-    """The OpenMP library that torch has loaded: a second one would fight with it for the cores."""
-    maps = Path("/proc/self/maps")
-    found = openmp_among(maps.read_text()) if maps.exists() else None
-    if found is None:
-        raise Unavailable("torch's OpenMP library was not found")
-    return found
-
-
-def openmp_among(maps: str) -> str | None:
-    """The file of the OpenMP library that is mapped, by the lines of /proc/self/maps: one that came
-    with torch, for other packages bring their own; else the first."""
-    home, found = Path(torch.__file__).resolve().parent, list[str]()
-    for line in maps.splitlines():
-        fields = line.split(maxsplit=5)  # address, rights, offset, device, inode; a path or none
-        path = fields[5] if len(fields) > 5 else ""
-        known = Path(path).name.startswith(OPENMP) and ".so" in path
-        if known and not path.endswith(" (deleted)"):  # no file to link with any more
-            found.append(path)
-    own = (home / "lib", home.with_name("torch.libs"))
-    return next(iter([*(path for path in found if Path(path).parent in own), *found]), None)
-
-
-def processor() -> str:
-    """What a compiler would make of the machine."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    told = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
-    return "\n".join([platform.machine(), *sorted(set(told))])
-
-
-def writable() -> Path:
-    """Where compiled files are kept: with the user's caches, or for this process alone where there
-    is no folder for those, or none that can be written."""
-    with suppress(OSError, ConfigError):
-        folder = user_cache() / "kernels"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    return own_folder()
-
-
-def own_folder() -> Path:
-    """For this process alone."""
-    _own.append(tempfile.TemporaryDirectory(prefix="foretoken-"))
-    return Path(_own[-1].name)
+def reason(problem: Exception) -> str:
+    known = isinstance(problem, Unavailable)
+    return str(problem) if known else f"{type(problem).__name__}: {problem}"
 
 
 def load(path: Path) -> Library:
@@ -372,7 +233,7 @@ def load(path: Path) -> Library:
         size: Any = getattr(code, name)
         size.restype = _COUNT
         sizes.append(int(size()))
-    return Library(calls, plain, team, *sizes)
+    return Library(path, calls, plain, team, *sizes)
 
 
 def compare(found: Library) -> None:

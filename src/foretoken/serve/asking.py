@@ -11,9 +11,9 @@ from typing import Any
 
 from foretoken.engine.requests import SAMPLING, prompt_ids
 from foretoken.engine.session import Session
-from foretoken.errors import ContextError
+from foretoken.errors import ConfigError, ContextError
 from foretoken.sampling import SamplingParams
-from foretoken.serve.wire.errors import Refusal
+from foretoken.serve.wire.errors import Refusal, refusal_of
 from foretoken.serve.wire.requests import (
     Asked,
     ChatRequest,
@@ -43,7 +43,7 @@ def prompts_of(asked: Asked) -> list[Any]:
     """The prompts of a request as a session takes them: texts, ids, or one chat."""
     if isinstance(asked, ChatRequest):
         told = [message_of(one, number) for number, one in enumerate(asked.messages)]
-        check_last(asked.messages[-1], told[-1])
+        check_last(asked.messages[-1])
         return [told]
     assert isinstance(asked, CompletionRequest)
     prompt = asked.prompt
@@ -61,15 +61,15 @@ def message_of(message: Message, number: int) -> dict[str, str]:
     return {"role": ROLES.get(message.role, message.role), "content": content}
 
 
-def check_last(message: Message, told: Mapping[str, str]) -> None:
-    """Refuse a last message that was left without a content, or has none to be continued."""
-    absent = message.content is None or message.content == []
-    if told["content"] or not (absent or told["role"] == "assistant"):
+def check_last(message: Message) -> None:
+    """Refuse a last message without a content, of which a text would say nothing any more; what
+    else may be amiss with messages is said where they are read."""
+    if message.content is not None and message.content != []:
         return
     raise Refusal(
-        "the last message has no content." if absent else "the last message, an answer, is empty.",
-        "a last message of the assistant's is continued, from at least one character; any other "
-        "one is answered, and has a content, be it an empty one.",
+        "the last message has no content.",
+        "a last message is answered, or continued where it is the assistant's: it has a content, "
+        "and one that is answered may have an empty one.",
         "write its content, or leave it out.",
         param="messages",
     )
@@ -242,6 +242,8 @@ def rows_of(
             ids = prompt_ids(prompt, tokenizer, target.vocab_size, target.max_length, which)
         except ContextError as error:
             raise too_long(error, asked, target.max_length) from error
+        except ConfigError as error:
+            raise refusal_of(error, field_of(asked)) from error
         check_reading(asked, getattr(tokenizer, "chat_template", None), len(ids))
         first = number * asked.texts
         seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
@@ -255,12 +257,17 @@ def rows_of(
     return rows
 
 
+def field_of(asked: Asked) -> str:
+    """The field that holds what a text is written behind."""
+    return "messages" if isinstance(asked, ChatRequest) else "prompt"
+
+
 def too_long(error: ContextError, asked: Asked, longest: int) -> Refusal:
     """A prompt beyond the context, by the code and the words that clients look for."""
     return Refusal(
         error.asked,
         f"this model's maximum context length is {longest} tokens.",
         error.do,
-        param="messages" if isinstance(asked, ChatRequest) else "prompt",
+        param=field_of(asked),
         code="context_length_exceeded",
     )

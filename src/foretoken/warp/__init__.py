@@ -41,6 +41,7 @@ class Warp:
         "_source",
         "bare",
         "cuts",
+        "device",
         "failure",
         "greedy",
         "params",
@@ -55,22 +56,21 @@ class Warp:
         self.greedy = params.temperature == 0.0
         self._eos = sorted(token for token in params.eos if token < vocab_size)
         self._bias = self._constant_bias()
+        # Options that, with others, may leave no token at all somewhere in the text.
+        self._forbids = bool(
+            params.processors or params.grammar or (params.min_new_tokens and self._eos)
+        )
         self.path_dependent = bool(
-            params.repetition_penalty != 1.0
+            self._forbids
+            or params.repetition_penalty != 1.0
             or params.presence_penalty
             or params.frequency_penalty
-            or (params.min_new_tokens and self._eos)
-            or params.processors
-            or params.grammar
         )
         self.bare = self._bias is None and not self.path_dependent  # the best logit is the choice
         self.cuts = bool(params.top_k or params.top_p < 1.0 or params.min_p)
         # the law is the softmax of logits over the temperature
         self.uncut = self.bare and not self.cuts
-        # Options that, with others, may leave no token at all somewhere in the text.
-        self._forbids = bool(
-            params.processors or params.grammar or (params.min_new_tokens and self._eos)
-        )
+        self.device: Any = None  # that the processors' own tensors are on; None: where scores are
         self._source: Sequence[int] | None = None  # the row's growing list, counted up to _counted
         self._counted = 0
         self._seen: set[int] = set()
@@ -175,7 +175,7 @@ class Warp:
         return scores
 
     def _user_processed(self, tokens: list[int], scores: Tensor) -> Tensor:
-        where = self.params.device or scores.device  # a draft's scores may lie elsewhere
+        where = self.device or scores.device  # a draft's scores may lie elsewhere
         ids = torch.tensor([tokens], dtype=torch.long, device=where)
         try:
             processed: Any = self.params.processors(ids, scores.to(where, copy=True))

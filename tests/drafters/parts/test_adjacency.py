@@ -106,6 +106,13 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["m"]
 
 
+def test_a_path_below_a_file_is_refused(tmp_path):
+    (tmp_path / "m").write_text("a file in the way of the folder")
+    with pytest.raises(CheckpointError, match="pass a path that can be written"):
+        filled().save(tmp_path / "m" / "deep" / "memory.safetensors")
+    assert os.listdir(tmp_path) == ["m"]
+
+
 def test_the_drafter_starts_from_its_file_and_saves_to_it(tmp_path, row, run):
     target = TableLM.random(vocab=12, order=2, seed=3)
     config = TokenRecycling.Config(memory=str(tmp_path / "memory"))

@@ -88,5 +88,6 @@ def ranking(row: DecodeState) -> Warp:
     if ranked is None:
         params = replace(row.params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
         row.private[ranking] = ranked = Warp(params, row.prompt_len, row.warp.vocab_size)
+    ranked.device = row.warp.device
     ranked.follow(row.tokens)  # of a fork of the row, or of the row itself again
     return ranked

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
 from pathlib import Path
 
@@ -161,7 +162,8 @@ class Adjacency:
                 os.fsync(file.fileno())
             os.replace(partial, path)
         except (OSError, SafetensorError) as problem:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):  # where a parent is a file, looking for it is an error as well
+                partial.unlink(missing_ok=True)
             raise CheckpointError(
                 f"saving recycled tokens as {path}.",
                 f"writing failed ({problem}); an older file is untouched.",

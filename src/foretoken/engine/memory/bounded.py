@@ -12,7 +12,7 @@ from typing import Any
 
 from foretoken.engine.admission import Waiting
 from foretoken.engine.memory.amounts import enough, told
-from foretoken.engine.memory.plan import PHASES, Layout, Need
+from foretoken.engine.memory.plan import CACHE, PHASES, Layout, Need
 from foretoken.engine.memory.solver import most
 from foretoken.errors import CapabilityError
 from foretoken.lm.runtime.heap import use_large_blocks_again
@@ -214,6 +214,8 @@ class Bounded(Waiting):
         return self.room.fits(rows, tokens, nodes - 1, self.granted.sampled)
 
     def affords_check(self, tokens: int, rows: int = 1) -> bool:
-        """Whether one of rows of so many tokens may be read without its cache, beside theirs."""
+        """Whether one of rows of so many tokens may be read without its cache, beside theirs: the
+        granted ones, and what is kept of texts, which fills what those leave."""
+        plan, kept = self.room.layout.plan, sum(prefixes.held for prefixes in self.wishes)
         need = Need(rows, tokens, sampled=self.granted.sampled)
-        return self.room.layout.plan(need).checked <= self.room.left
+        return plan(need).checked(plan(self.granted).of(CACHE)) + kept <= self.room.left

@@ -72,10 +72,10 @@ class MemoryPlan:
         """The most that texts take beside it, the allocator's slack included."""
         return slack(self.of(CACHE) + max(map(self.of, PHASES)))
 
-    @property
-    def checked(self) -> int:
-        """Likewise while a text is compared with a forward of the model's own attention."""
-        return slack(self.of(CACHE) + self.of(CHECK, SCORES))
+    def checked(self, caches: int = 0) -> int:
+        """Likewise while a text is compared with a forward of the model's own attention, beside
+        caches of so many bytes where those are larger."""
+        return slack(max(self.of(CACHE), caches) + self.of(CHECK, SCORES))
 
     @property
     def total(self) -> int:

@@ -37,7 +37,8 @@ from foretoken.lm.kernels.linears import (
 from foretoken.lm.kernels.measuring import choose, measure
 from foretoken.lm.kernels.merged import Site
 from foretoken.lm.runtime.cached import CHUNK
-from foretoken.native.library import Unavailable, library
+from foretoken.native.compiling import Unavailable
+from foretoken.native.library import library
 
 MODES = ("auto", "inplace", "dense", "packed", "lean")
 BY_MKL = (DENSE, TRANSPOSED)  # in float32: other types go to oneDNN

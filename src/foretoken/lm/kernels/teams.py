@@ -6,7 +6,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from foretoken.native.library import Unavailable, find_openmp
+from foretoken.native.compiling import Unavailable, find_openmp
 
 SOFT = 1  # omp_pause_soft: they are made again when they are needed
 

@@ -50,11 +50,12 @@ def message(error: ForetokenError) -> str:
     return f"{error.asked} Possible here: {error.possible} What to do: {error.do}"
 
 
-def refusal_of(error: ForetokenError) -> Refusal:
-    """What the session refuses is a mistake of the request."""
+def refusal_of(error: ForetokenError, param: str | None = None) -> Refusal:
+    """What the session refuses is a mistake of the request, of one of its fields where that is
+    known."""
     if isinstance(error, Refusal):
         return error
-    return Refusal(error.asked, error.possible, error.do)
+    return Refusal(error.asked, error.possible, error.do, param=param)
 
 
 def too_large(error: ForetokenError) -> Refusal:
