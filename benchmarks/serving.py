@@ -304,7 +304,8 @@ def run(description: str | None) -> int:
     verdict = verdicts(results, first, peers)
     results |= {"commands": {name: shown(command) for name, command in found.items()}}
     results |= {"gates": [gate.to_dict() for gate in verdict]}
-    text = f"# Servers under load\n\n{markdown(results)}\n{gates.markdown(verdict)}"
+    told = "".join(f"- {line}\n" for line in results["warnings"])
+    text = f"# Servers under load\n\n{markdown(results)}\n{told}\n{gates.markdown(verdict)}"
     gates.publish(asked.out, asked.name, results, text)
     gates.show(verdict, "Servers under load")
     return 0

@@ -97,3 +97,17 @@ def test_what_a_draft_reads_of_prompts_counts_as_the_price_of_drafting(module):
     client.serve(1, 1)
     whole.add(steps[0], spent=1.0, prompts=0.25)
     assert (whole.seconds, whole.prompts) == (0.75, 0.25)
+
+
+def test_loads_without_a_day_have_their_verdicts(module):
+    smartspec = module("smartspec")
+    rows = {"plain": 1.0, "chain[depth=1]": 0.5, "chain[controller=smartspec]": 0.4}
+    log = {
+        label: [smartspec.Served(10, seconds, 0.0, 10, 10, 10, 10) for _ in range(3)]
+        for label, seconds in rows.items()
+    }
+    found = smartspec.verdicts({"1 at once": log, "4 at once": log}, list(rows)[-1], [])
+    assert [gate.measured for gate in found[:3]] == pytest.approx([1.25, 1.25, 2.5])
+    assert found[2].claim.startswith("4 at once: smartspec over plain")
+    text = smartspec.page({"1 at once": log})
+    assert "| plain | 10.0 |" in text

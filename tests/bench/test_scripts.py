@@ -339,6 +339,20 @@ def test_texts_at_once_are_timed_beside_texts_one_by_one(script, tmp_path) -> No
     assert "| default, 2 at once |" in (out / "batching-float32.md").read_text()
 
 
+def test_no_setting_copies_what_another_one_wrote(script, tmp_path, monkeypatch) -> None:
+    batching = importlib.import_module("batching")
+    monkeypatch.setattr(batching, "ROWS", {"plain": "plain", "default": "suffix[controller=fixed]"})
+    given = ("--dtype", "float32", "--tasks", questions(tmp_path / "q.jsonl"), "--prompts", "3")
+    steps = []
+    for sizes in (("1",), ("2", "1")):
+        code, out = script("batching", "--rounds", "1", "--max-new-tokens", "24", *given,
+                           "--per-category", "2", "--batches", *sizes)  # fmt: skip
+        found = json.loads((out / "batching-float32.json").read_text())
+        [run] = found["settings"]["default, 1 at once"]["runs"]
+        steps.append((run["tokens"], run["steps"]))
+    assert code == 0 and steps[0] == steps[1]
+
+
 def test_the_real_script_cuts_tasks_evenly(script, tmp_path) -> None:
     real = importlib.import_module("real")
     path = Path(questions(tmp_path / "q.jsonl", categories=3, each=5))
