@@ -30,17 +30,18 @@ from foretoken.minis.fetch import get
 from foretoken.minis.tasks import FAMILIES, examples
 from foretoken.minis.widen import widen_directory
 
-SMALL = {  # what is shown: a method and its options
+Rows = dict[str, tuple[str, dict[str, Any]]]  # what is shown: a method and its options
+SMALL: Rows = {
     "plain": ("plain", {}),
-    "chain": ("chain", {}),
+    "chain of 5": ("chain", {"depth": 5, "controller": "fixed"}),
     "chain, cost model": ("chain", {"controller": "cost_model"}),
     "tree": ("tree", {}),
     "prompt-lookup": ("prompt-lookup", {}),
 }
-WIDE = {name: SMALL[name] for name in ("plain", "chain", "chain, cost model", "tree")}
+WIDE = {name: SMALL[name] for name in ("plain", "chain of 5", "chain, cost model", "tree")}
 REAL = "smollm2-135m"
-UNTRAINED = {name: (name, {}) for name in ("plain", "prompt-lookup", "suffix", "auto")}
-TRAINED = {
+UNTRAINED: Rows = {name: (name, {}) for name in ("plain", "prompt-lookup", "suffix", "auto")}
+TRAINED: Rows = {
     "plain": ("plain", {}),
     "a draft, look-ups": ("hybrid", {}),
     "an EAGLE-3 head, look-ups": ("eagle3-hybrid", {"draft_head": f"{REAL}-eagle3"}),
@@ -125,7 +126,7 @@ def show(session: Session, prompts: list[Any]) -> None:
 
 def compare(
     first: Session,
-    methods: dict[str, tuple[str, dict[str, str]]],
+    methods: Rows,
     prompts: list[Any],
     tokens: int,
     repetitions: int,

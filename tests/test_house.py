@@ -343,3 +343,11 @@ def test_the_version_is_the_package_version() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert foretoken.__version__ == project["version"]
+
+
+def test_who_installs_the_server_can_hold_answers_to_a_grammar() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(extras["guided"]) <= set(extras["serve"])

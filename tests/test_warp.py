@@ -25,7 +25,8 @@ from foretoken.errors import ConfigError
 from foretoken.row import make_row, place_processors
 from foretoken.trees.build import from_paths
 from foretoken.types import SamplingParams
-from foretoken.warp import Warp, best_on_device, best_tokens, cuts
+from foretoken.warp import Warp, cuts
+from foretoken.warp.best import best_on_device, best_tokens
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 
 
@@ -212,6 +213,9 @@ def test_no_number_is_never_a_token(dtype: torch.dtype, sign: float) -> None:
     assert scores[1, 20].isnan() and bool(scores[1, 20].signbit()) == (sign < 0)
     with pytest.raises(ConfigError):
         best_tokens(scores)
+    assert best_tokens(scores, strict=False) == [299, -1, 299]
+    with pytest.raises(ConfigError):
+        best_tokens(scores[1])
 
 
 def test_processors_are_not_asked_what_follows_an_end() -> None:
@@ -269,6 +273,8 @@ def test_the_best_of_nan_is_refused_where_torch_looks_for_it_as_well() -> None:
     scores[1, 2] = float("nan")
     with pytest.raises(ConfigError, match="no numbers"):
         best_on_device(scores)
+    for best in (best_on_device, best_tokens):
+        assert best(scores, strict=False) == [1, -1], "one row says nothing of another"
 
 
 class Counting(TorchFunctionMode):
@@ -290,3 +296,16 @@ def test_a_bias_of_many_tokens_is_placed_at_once() -> None:
     assert counting.calls < 50
     wanted = [-math.inf if t in banned else bias.get(t, 0.0) for t in range(vocab)]
     assert warp.biased(torch.zeros(vocab)).tolist() == wanted
+
+
+@pytest.mark.parametrize("option", [{}, {"repetition_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize("vocab", [8, 300])
+def test_scores_of_nan_are_refused_at_the_node_asked_for_alone(option: dict, vocab: int) -> None:
+    logits = torch.zeros(2, vocab)
+    logits[0, 3], logits[1] = 2.0, math.nan
+    laws = Warp(SamplingParams(**option), 1, vocab).laws([0], from_paths(0, [[5]]), logits)
+    for _ in range(2):  # as it is found, and as it is remembered
+        assert laws.choice(0) == 3 and laws[0].argmax() == 3
+        for asked in (laws.choice, laws.__getitem__):
+            with pytest.raises(ConfigError, match="no numbers"):
+                asked(1)

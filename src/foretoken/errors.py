@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class ForetokenError(Exception):
@@ -12,6 +13,10 @@ class ForetokenError(Exception):
     def __init__(self, asked: str, possible: str, do: str) -> None:
         self.asked, self.possible, self.do = asked, possible, do
         super().__init__(f"{asked}\n  possible here: {possible}\n  what to do: {do}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made anew from its parts: a pool of processes sends errors to who asked, pickled."""
+        return type(self), (self.asked, self.possible, self.do), self.__dict__
 
 
 class PairingError(ForetokenError):

@@ -1,12 +1,14 @@
 """What scripts gate: nothing that failed is left out, and nothing known flatters a figure."""
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
 from foretoken.engine.assemble import assemble
 from foretoken.lm.table import TableLM
+from foretoken.methods import method, settled
 from foretoken.types import SamplingParams
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
@@ -111,3 +113,29 @@ def test_loads_without_a_day_have_their_verdicts(module):
     assert found[2].claim.startswith("4 at once: smartspec over plain")
     text = smartspec.page({"1 at once": log})
     assert "| plain | 10.0 |" in text
+
+
+@pytest.mark.parametrize("rows", ["SMALL", "WIDE", "UNTRAINED", "TRAINED"])
+def test_no_two_rows_of_the_demo_are_the_same_configuration(monkeypatch, rows):
+    monkeypatch.syspath_prepend(str(SCRIPTS.parent / "examples"))
+    shown = getattr(importlib.import_module("demo"), rows).values()
+    found = [
+        (name, settled(method(name), options.get("controller"), without_controller(options)))
+        for name, options in shown
+    ]
+    assert all(one not in found[:n] for n, one in enumerate(found)), found
+
+
+def without_controller(options):
+    return {name: value for name, value in options.items() if name != "controller"}
+
+
+def test_every_script_takes_the_options_that_the_readme_says():
+    readme = (SCRIPTS / "README.md").read_text()
+    listed = re.findall(r"^\| `(\w+\.py)` \|", readme, re.MULTILINE)
+    [said] = re.findall(r"^(.*) have options of their own", readme, re.MULTILINE)
+    exceptions = re.findall(r"`(\w+\.py)`", said)
+    assert len(listed) > 30 and exceptions
+    for name in listed:
+        usual = "parser(description)" in (SCRIPTS / name).read_text()
+        assert usual == (name not in exceptions), name

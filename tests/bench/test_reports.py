@@ -68,6 +68,23 @@ def test_a_failed_row_has_its_line_and_its_reason(results, tmp_path) -> None:
     assert re.search(r'>tree<.*?<td class="why"[^>]*>no \| room', files["html"].read_text())
 
 
+def test_a_row_that_failed_on_the_way_is_in_no_picture_of_speeds(results) -> None:
+    results["rows"]["auto"]["failed"] = "no room left"
+    drawn = {name: picture.inline() for name, picture in plots.draw(results).items()}
+    shown = {name for name, inline in drawn.items() if ">auto<" in inline}
+    assert shown == {"acceptance", "steps", "shares"}, "what it guessed is told as it was"
+    assert "auto (failed on the way)" in markdown(results, {})
+
+
+def test_where_end_tokens_are_ignored_the_report_says_so(results, tmp_path) -> None:
+    assert "end tokens" not in words.facts(results)["sampling"]
+    results["setting"]["ignore_eos"] = True
+    assert "temperature 0.0, end tokens ignored, at most" in words.facts(results)["sampling"]
+    files = write_reports(results, tmp_path)
+    for name in ("markdown", "html"):
+        assert "end tokens ignored" in files[name].read_text()
+
+
 def test_rows_are_dots_from_the_fastest_to_the_slowest(results) -> None:
     picture = plots.draw(results)["speedup"].inline()
     values = [float(v) for v in re.findall(r">([\d.]+)\u00d7", picture)]

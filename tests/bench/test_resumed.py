@@ -1,9 +1,12 @@
 """Benches that are gone on with elsewhere: cells of two libraries or engines are never mixed."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from foretoken.bench.identity import contents, row_contents
+from foretoken.bench import run as bench_run
+from foretoken.bench.identity import apart, contents, row_contents
 from foretoken.bench.interpreters import Interpreter
 from foretoken.bench.journal import Cell, Journal
 from foretoken.bench.rows import row_of
@@ -54,3 +57,58 @@ def test_what_lies_in_the_home_directory_is_a_rows_content(tmp_path, monkeypatch
     (tmp_path / "x").write_text("learnt more")
     assert row_contents(named, {}) != found
     assert row_contents(row_of("token-recycling", {"memory": "~nobody-here/x"}), {}) == {}
+
+
+def apart_in(results) -> list[str]:
+    return [text for text in results["warnings"] if "another run" in text]
+
+
+def test_rows_that_were_added_to_a_finished_bench_are_named(pair_folders, tmp_path) -> None:
+    asked = BenchConfig(
+        target=pair_folders[0], draft=pair_folders[1], methods="plain", out=tmp_path,
+        repetitions=1, max_new_tokens=4, scoring_nodes=(1,), quiet=True,
+    )  # fmt: skip
+    assert not apart_in(run_bench(asked, TASKS))
+    grown = dataclasses.replace(asked, methods="plain,chain", resume=True)
+    [warning] = apart_in(run_bench(grown, TASKS))
+    assert warning.startswith("chain: measured in another run than the reference")
+    assert warning in (tmp_path / "report.md").read_text()
+    assert apart_in(run_bench(grown, TASKS)) == [warning], "nothing was measured anew"
+
+
+def test_a_resume_that_finishes_a_bench_names_rows_without_a_run_of_the_reference(
+    pair_folders, tmp_path, monkeypatch
+) -> None:
+    asked = BenchConfig(
+        target=pair_folders[0], draft=pair_folders[1], methods="plain,chain,prompt-lookup",
+        out=tmp_path, repetitions=1, max_new_tokens=4, scoring_nodes=(1,), quiet=True,
+    )  # fmt: skip
+    written, measured = [], bench_run.measure_cell
+
+    def stopped(row, *given):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(row.spec.label)
+        return measured(row, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench_run, "measure_cell", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run_bench(asked, TASKS)
+    assert written == ["plain", "chain"]
+    again = dataclasses.replace(asked, resume=True)
+    [warning] = apart_in(run_bench(again, TASKS))
+    assert warning.startswith("prompt-lookup: ")
+    more = run_bench(dataclasses.replace(again, repetitions=2), TASKS)
+    assert not apart_in(more), "the second repetition was measured in one run"
+
+
+def test_cells_of_a_journal_of_before_are_of_one_run(tmp_path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    old = {"prompt": "p", "family": "f", "repetition": 0, "prompt_tokens": 1, "tokens": [1]}
+    for row in ("plain", "chain"):
+        journal.take("cell", {**old, "row": row, "seconds": 1.0})
+    assert apart(journal, ["plain", "chain"]) == []
+    journal.take("cell", {**old, "row": "tree", "seconds": 1.0, "run": 1})
+    [warning] = apart(journal, ["plain", "chain", "tree"])
+    assert warning.startswith("tree: ")

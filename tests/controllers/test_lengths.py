@@ -6,6 +6,7 @@ from math import log
 
 import pytest
 
+from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.lengths import (
     Acceptance,
     Likeness,
@@ -16,6 +17,7 @@ from foretoken.controllers.lengths import (
     cut,
     expected_length,
 )
+from foretoken.controllers.smartspec import SmartSpec
 from foretoken.controllers.survival import Ranks
 from foretoken.types import TokenTree
 
@@ -193,3 +195,23 @@ def test_a_lone_proposal_is_cut_where_the_next_token_would_not_pay():
     assert kept == [0, 1, 2, 3] and nothing == [0]
     assert cut(promises, [1.0] * 5, 0.0)[0] == [0, 1, 2, 3, 4]
     assert cut(promises, [1.0, 3.0, 5.0, 7.0, 9.0], 0.0)[0] == [0]
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.95])
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("kind", [CostModel, SmartSpec])
+def test_no_draft_has_more_nodes_than_it_may(machine, kind, most, chance):
+    """Neither a chain, which is chosen by its depth, nor a probe of a drafter that does not pay."""
+    one, controller = machine(lambda token, slot: chance), kind(kind.Config(max_nodes=most))
+    budgets, granted = controller.budgets, []
+
+    def noted(rows):
+        found = budgets(rows)
+        granted.extend(budget for budget in found if budget.depth)
+        return found
+
+    controller.budgets = noted
+    controller.learn(one.table())
+    one.run(controller, 400)
+    assert granted and max(budget.nodes for budget in granted) <= most
+    assert max(budget.depth for budget in granted) <= most

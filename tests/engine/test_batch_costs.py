@@ -271,3 +271,36 @@ def test_batches_can_be_measured_before_there_is_one(clock, controller):
     assert not any(engine.controller.lacks(size) for size in range(1, 7))
     assert engine.controller.lacks(8), "more than run together"
     assert engine.target.rows_held == 0 and engine.idle
+
+
+def test_a_trial_that_fails_is_not_repeated_and_its_rows_go_on_together(monkeypatch, caplog):
+    """As for want of memory: the steps that follow are of all rows, and nobody tries again."""
+    engine = engine_of("chain", (TableLM.random(VOCAB), TableLM.random(VOCAB, seed=1)))
+    engine.controller.learn(measure_costs(engine))
+    told, tried, together = tables_learned(engine, monkeypatch), [], []
+    score, price, advance = engine.target.score, engine.price, engine.advance
+
+    def short(rows, drafts, taps=()):
+        if rows[0].rehearsal and max(len(draft.tree) for draft in drafts) > 1:
+            raise MemoryError("no room")
+        return score(rows, drafts, taps)
+
+    def priced(rows):
+        tried.append(len(rows))
+        price(rows)
+
+    def advanced(rows):
+        together.append(len(rows))
+        return advance(rows)
+
+    monkeypatch.setattr(engine.target, "score", short)
+    monkeypatch.setattr(engine, "price", priced)
+    monkeypatch.setattr(engine, "advance", advanced)
+    rows = rows_of(4, temperature=1.0)
+    writing = decode(rows, engine)
+    for _ in range(3):  # eleven tokens of forty at most in each
+        next(writing)
+    writing.close()
+    assert tried == [4] and together == [4, 4, 4] and told == []
+    assert not any(row.error or row.rehearsal for row in rows)
+    assert caplog.text.count("cannot be tried") == 1

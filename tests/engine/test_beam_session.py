@@ -194,13 +194,12 @@ def test_a_session_gives_the_random_state_back(spec):
 def test_stop_strings_of_the_config_are_refused_as_asked_ones_are(tiny_pair, byte_tokenizer):
     target = copy.deepcopy(tiny_pair[0])
     target.generation_config.stop_strings = ["x"]
-    with (
-        foretoken.load(
-            target, "beam-sampling", tokenizer=byte_tokenizer, kernels="dense", num_beams=2
-        ) as beams,
-        pytest.raises(ConfigError, match="stop_strings"),
-    ):
-        beams.generate(PROMPT, 4)
+    with foretoken.load(
+        target, "beam-sampling", tokenizer=byte_tokenizer, kernels="dense", num_beams=2
+    ) as beams:
+        with pytest.raises(ConfigError, match="stop_strings"):
+            beams.generate(PROMPT, 4)
+        assert beams.generate(PROMPT, 4, stop=[]).sequences, "none was asked for"
 
 
 def test_beams_end_with_their_grammar_where_there_are_two_end_tokens(tiny_pair, byte_tokenizer):
@@ -216,6 +215,12 @@ def test_beams_end_with_their_grammar_where_there_are_two_end_tokens(tiny_pair, 
             options = {"temperature": 1.0, "seed": seed, "guided": {"choice": words}}
             found = beams.generate(PROMPT, 20, **options)
             assert set(found.texts) <= set(words) and set(found.finish_reasons) == {"stop"}
+
+
+def test_the_best_of_nan_is_no_beam(spec):
+    beams = spec.using("beam-sampling", num_beams=2)
+    with pytest.raises(ConfigError, match="no numbers"):
+        beams.generate(PROMPT, 4, processors=lambda ids, scores: scores * torch.nan)
 
 
 def test_a_model_set_to_training_mode_ends_its_beams(make_llama):
@@ -256,6 +261,12 @@ def test_beams_that_wait_for_their_turn_see_a_session_closed(make_llama, monkeyp
         beams.close()
     thread.join(30)
     assert len(told) == 1 and "closed" in told[0]
+
+
+def test_beams_over_anothers_models_leave_them_open(spec):
+    with spec.using("beam-sampling", num_beams=2) as beams:
+        assert beams.generate(PROMPT, 2).sequences
+    assert spec.generate(PROMPT, 2).sequences
 
 
 def test_a_task_that_is_cancelled_ends_its_beams(spec, monkeypatch):

@@ -16,8 +16,9 @@ from foretoken.coins import SeededCoins
 from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.nothing import Nothing
 from foretoken.engine.admission import Waiting
-from foretoken.engine.engine import Engine, joined
+from foretoken.engine.engine import Engine
 from foretoken.engine.loading import load
+from foretoken.engine.step import joined
 from foretoken.errors import ConfigError
 from foretoken.lm.opening import open_lm
 from foretoken.methods import METHODS

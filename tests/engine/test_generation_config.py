@@ -3,6 +3,7 @@
 import copy
 import logging
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -132,6 +133,8 @@ def test_stop_strings_of_the_config_end_a_text(model, session, byte_tokenizer):
     ids = ids_of(byte_tokenizer)
     assert out.tokens == by_generate(model, ids, tokenizer=byte_tokenizer)
     assert out.finish_reason == "stop" and len(out.tokens) < LENGTH
+    assert session.generate(PROMPT, LENGTH, stop=None).tokens == out.tokens
+    assert session.generate(PROMPT, LENGTH, stop=[]).tokens == whole.tokens, "none was asked for"
 
 
 def law(session, ids, **options):
@@ -221,6 +224,22 @@ def test_explicit_options_win(model, session, byte_tokenizer):
 def test_an_explicit_temperature_alone_samples_from_the_whole_law(session, byte_tokenizer):
     """generate's own top_k of 50 comes with a config that samples, not with a temperature."""
     assert int((law(session, ids_of(byte_tokenizer), temperature=5.0) > 0).sum()) > 200
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"temperature": 2}, {"temperature": 2.0}),
+        ({"repetition_penalty": 2}, {"repetition_penalty": 2.0}),
+        ({"temperature": np.float32(0.7)}, {"temperature": float(np.float32(0.7))}),
+        ({"temperature": 1, "top_k": np.int64(5)}, {"temperature": 1.0, "top_k": 5}),
+    ],
+    ids=str,
+)
+def test_numbers_of_any_type_are_as_good_as_pythons_own(session, given, same):
+    """transformers takes a float for what is one, and an int for what is counted."""
+    written = session.generate(PROMPT, 12, seed=1, **given).tokens
+    assert written == session.generate(PROMPT, 12, seed=1, **same).tokens
 
 
 def test_own_processors_stand_behind_those_of_the_config(model, session, byte_tokenizer):

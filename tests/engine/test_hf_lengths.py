@@ -7,6 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Phi3Config, Phi3ForCausalLM
 
 import foretoken
+from foretoken.engine.hf_arguments import left_padding
 from foretoken.errors import CapabilityError, ConfigError
 
 VOCAB, CONTEXT, SWITCH, NEW = 100, 64, 32, 24
@@ -147,6 +148,22 @@ def padded(lengths):
     for row, length in enumerate(lengths):
         ids[row, width - length :], mask[row, width - length :] = prompt(length)[0], 1
     return {"input_ids": ids, "attention_mask": mask, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("planes", [3, 4])
+def test_planes_of_positions_are_text_where_they_are_all_equal(planes):
+    """Qwen2.5-VL and Qwen3-VL prepare one for the text, and for time, height and width one each."""
+    inputs = padded((5, 8))
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    text = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
+    positions = text.expand(planes, -1, -1).clone()
+    asked = {"attention_mask": mask, "position_ids": positions}
+    assert left_padding(ids, asked) == [3, 0]
+    positions[-1, 1, 4] += 1
+    with pytest.raises(CapabilityError, match="positions of images"):
+        left_padding(ids, asked)
+    with pytest.raises(ConfigError, match="position_ids of your own"):
+        left_padding(ids, {**asked, "position_ids": positions[-1]})
 
 
 def test_a_padded_batch_across_a_longrope_switch_is_refused(make):

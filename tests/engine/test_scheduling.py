@@ -152,3 +152,25 @@ def test_a_stream_dropped_by_a_thread_that_others_wait_for_blocks_nobody():
     thread.join(20)
     assert not thread.is_alive() and len(under_way.new_tokens) == 4
     assert other.engine.idle and target.rows_held == 0
+
+
+def test_a_row_that_is_dropped_behind_a_leaders_last_step_leaves_its_place():
+    """As of a client that goes away just then: nobody may ask for another step for hours."""
+    target = TableLM.random(vocab=VOCAB)
+    scheduler, first = Scheduler(assemble("plain", target)), row_of(0)
+    long = SamplingParams(max_new_tokens=200)
+    second = make_row([1, 2], long, SeededCoins(1), VOCAB)
+    alive = []
+
+    def ended(row):
+        other = threading.Thread(target=scheduler.drop, args=([second],))
+        other.start()
+        other.join(20)
+        alive.append(other.is_alive())
+
+    scheduler.submit([second], lambda step, at: None)
+    scheduler.submit([first], lambda step, at: None, ended)
+    scheduler.wait(lambda: first.finish is not None)
+    assert alive == [False] and first.error is None and len(first.new_tokens) == 4
+    assert second.finish is not None and 0 < len(second.new_tokens) < 200
+    assert scheduler.engine.idle and target.rows_held == 0

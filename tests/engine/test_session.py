@@ -232,7 +232,9 @@ def test_a_stream_that_is_left_early_forgets_its_row(spec):
     stream = spec.stream(PROMPT, 50)
     next(stream)
     assert spec.target.rows_held == 1 and spec.draft.rows_held == 1
+    assert stream.result.finish_reason == "unfinished"
     stream.close()
+    assert stream.result.finish_reason == "cancelled"
     assert spec.target.rows_held == 0 and spec.draft.rows_held == 0
     assert stream.result.stats.tokens == len(stream.result.tokens) > 0
 
@@ -294,6 +296,19 @@ def test_a_closed_session_and_a_model_in_training_mode_refuse(tiny_pair):
             call([1, 2, 3], 5)
     assert beside.generate([1, 2, 3], 5).tokens == text
     beside.close()
+
+
+def test_a_session_over_anothers_models_leaves_them_open(spec):
+    """Its own texts end with it."""
+    wanted = spec.generate(PROMPT, 2).tokens
+    with spec.using("plain") as other:
+        assert other.generate(PROMPT, 2).tokens == wanted
+        stream = other.stream(PROMPT, 50)
+        next(stream)
+        assert spec.target.rows_held == 1
+    assert spec.target.rows_held == 0 and list(stream) == []
+    assert stream.result.finish_reason == "cancelled"
+    assert spec.generate(PROMPT, 2).tokens == wanted
 
 
 class Broken(Exception):

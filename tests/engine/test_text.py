@@ -3,8 +3,10 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models
 
+import foretoken
 from foretoken.coins import SeededCoins
 from foretoken.engine.text import RowText, text_of, words_before
 from foretoken.row import Turn, make_row
@@ -87,6 +89,33 @@ def test_a_text_that_goes_on_from_words_keeps_the_space_of_its_first_one():
     broken = [*tokens, index["<0xE2>"]]
     assert "".join(told(RowText(decode, before=before), broken)) == " cats sat\ufffd"
     assert text_of(broken, decode, before) == " cats sat\ufffd"
+
+
+class Words:
+    """A tokenizer, as far as stop texts need one."""
+
+    def __init__(self, decode):
+        self.read = decode
+
+    def decode(self, tokens, **options):
+        return self.read(tokens)
+
+    def get_added_vocab(self):
+        return {}
+
+
+def test_a_stop_inside_generate_may_begin_with_the_space_of_the_first_word(make_llama):
+    decode, index = sentencepiece_decoder()
+    stopping = foretoken.custom_generate(
+        "prompt-lookup", stop_strings=" cat", tokenizer=Words(decode), kernels="dense"
+    )
+    ids = torch.tensor([[index["▁the"], index["▁sat"]]])
+    others = [token for word, token in index.items() if word != "▁cat"]
+    options = {"do_sample": False, "max_new_tokens": 6, "suppress_tokens": others}
+    written = make_llama(len(index)).generate(
+        ids, attention_mask=torch.ones_like(ids), custom_generate=stopping, **options
+    )
+    assert written[0, 2:].tolist() == [index["▁cat"]]
 
 
 @pytest.mark.parametrize(

@@ -206,11 +206,13 @@ def test_draft_and_target_of_one_configuration_leave_it_as_it_was(pair, byte_tok
     assert target.config._attn_implementation == before
 
 
+@pytest.mark.parametrize("method", ["chain", "pearl"])
 @pytest.mark.parametrize("which", ["itself", "a sibling", "another over its model"])
 def test_a_text_asked_for_inside_a_step_is_refused_and_does_not_wait_for_itself(
-    chain, lookups, which
+    chain, lookups, which, method
 ) -> None:
-    asked = {"itself": chain, "a sibling": chain.using("plain"), "another over its model": lookups}
+    spec = chain if method == "chain" else chain.using(method, controller="fixed")
+    asked = {"itself": spec, "a sibling": chain.using("plain"), "another over its model": lookups}
 
     def asking(ids, scores):
         asked[which].generate(TEXTS[1], 2)
@@ -220,7 +222,7 @@ def test_a_text_asked_for_inside_a_step_is_refused_and_does_not_wait_for_itself(
 
     def run() -> None:
         try:
-            chain.generate(TEXTS[0], 4, processors=asking)
+            spec.generate(TEXTS[0], 4, processors=asking)
         except Exception as error:
             done.append(error)
 

@@ -210,6 +210,20 @@ def test_examples_before_a_question_are_read_once(make_model, pair_folders, requ
     assert [chance for chance, _ in found] == pytest.approx([c for c, _ in expected], abs=1e-4)
 
 
+def test_log_likelihoods_within_a_memory_budget_are_refused(
+    make_model, pair_folders, requests
+) -> None:
+    """Only what writes texts keeps to it."""
+    model = make_model(
+        "foretoken", target=str(pair_folders[0]), method="plain", memory_budget="1GiB"
+    )
+    with pytest.raises(ConfigError, match=r"budget of 1\.00 GiB(.|\n)*without memory_budget"):
+        model.loglikelihood(requests("loglikelihood", PAIRS[:2]))
+    [text] = model.generate_until(requests("generate_until", asked(max_gen_toks=4)[:1]))
+    assert isinstance(text, str)
+    model.session.close()
+
+
 def test_a_lossy_method_is_said_to_be_one(make_model, pair_folders, caplog) -> None:
     target, draft = map(str, pair_folders)
     with caplog.at_level(logging.WARNING, logger="foretoken"):

@@ -224,6 +224,17 @@ def test_a_session_with_a_head_uses_the_method_it_was_trained_for(models):
         foretoken.load(models["llama"], draft_head="nowhere")
 
 
+def test_inside_generate_a_head_has_the_method_it_was_trained_for(models):
+    target = models["llama"]
+    for kind in HEAD_ROWS:
+        head = random_head(kind, VOCAB, target.config.hidden_size)
+        wanted = HEADS[kind].serves
+        assert foretoken.custom_generate(draft_head=head).method == wanted
+        assert foretoken.custom_generate(draft=target, draft_head=head).method == wanted
+    with pytest.raises(CheckpointError, match="there is no"):
+        foretoken.custom_generate(draft_head="nowhere")
+
+
 def test_greedy_and_sampled_rows_share_one_head(models):
     row = METHODS["auto-eagle3"]
     head = random_head("eagle3", VOCAB, models["llama"].config.hidden_size)

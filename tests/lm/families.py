@@ -88,6 +88,16 @@ FURTHER: dict[str, tuple[Any, dict[str, Any]]] = {
         {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 4096, "rotary_dim": 8},
     ),
 }  # fmt: skip
+# Layers that hand nothing but the mask on to their attention, or whose attention asks for no name;
+# so do gptj and falcon without groups of keys.
+UNTOLD: dict[str, tuple[Any, dict[str, Any]]] = {
+    "codegen": (
+        hf.CodeGenConfig,
+        {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 4096, "rotary_dim": 8},
+    ),
+    "nemotron": (hf.NemotronConfig, {}),
+    "stablelm": (hf.StableLmConfig, {}),
+}  # fmt: skip
 CHAINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "bloom": (hf.BloomConfig, {"n_layer": 4, "n_head": 4}),
     "falcon_alibi": (hf.FalconConfig, {"alibi": True, "new_decoder_architecture": False}),
@@ -120,7 +130,7 @@ OTHERS = {
     "falcon_h1": (hf.FalconH1Config, {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}),
 }
 ALIKE = ("mistral", "qwen2", "granite", "starcoder2", "phi3")  # to llama, qwen3 and gpt_neox
-FAMILIES = {**REQUIRED, **FURTHER, **CHAINS, **SCALED, **OTHERS}
+FAMILIES = {**REQUIRED, **FURTHER, **UNTOLD, **CHAINS, **SCALED, **OTHERS}
 
 
 def slowly(families: Iterable[str]) -> list[Any]:

@@ -284,3 +284,27 @@ def lm_scores(lm, row, draft):
     found = lm.score([alone], [draft])
     lm.free([alone])
     return found
+
+
+@torch.inference_mode()
+def test_a_row_that_was_moved_in_part_is_read_anew(lm, monkeypatch):
+    """Its keys lie where its values do not: it goes on as a row alone does."""
+    _, rows, view = begun(lm, lengths=(9, 12), seed=11)
+    cache = view.aligned.cache
+
+    def torn(slot, source, target, count):
+        row = cache.groups[0].keys[:, slot]
+        row[:, :, target : target + count] = row[:, :, source : source + count].clone()
+        raise MemoryError("no room")
+
+    drafts = [point(random_chain(random.Random(1), row.tokens[-1], 3)) for row in rows]
+    right = [lm_scores(lm, *pair)[0].logits.clone() for pair in zip(rows, drafts, strict=True)]
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "shift", torn)
+        with pytest.raises(MemoryError, match="no room"):
+            view.score(rows, drafts)
+    assert [view.missing(row) for row in rows] == [8, 0] and not any(view.alignment.pads.values())
+    for some in (rows[:1], rows):
+        for score, wanted in zip(view.score(some, drafts[: len(some)]), right, strict=False):
+            torch.testing.assert_close(score.logits, wanted, atol=10 * CLOSE, rtol=0.0)
+    view.free(rows)

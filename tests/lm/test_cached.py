@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from families import CHAINS, FURTHER, REQUIRED, sharing_keys
+from families import CHAINS, FURTHER, REQUIRED, UNTOLD, sharing_keys
 from play import (
     VOCAB,
     closeness,
@@ -24,6 +24,7 @@ from foretoken.coins import SeededCoins
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import cached
+from foretoken.lm.runtime.taps import tapping
 from foretoken.row import make_row
 from foretoken.types import FinalNorm, Layer, SamplingParams, TokenTree
 
@@ -60,6 +61,24 @@ def test_trees_in_ragged_batches_equal_fresh_forwards(family, make_tiny):
             assert closeness(score.logits, fresh_tree(model, row.tokens, tree)) < CLOSE
         for row, tree in zip(some, trees, strict=True):
             keep(lm, row, tree, random_path(dice, tree), dice)
+
+
+@pytest.mark.parametrize("family", ["gptj", "falcon", *UNTOLD])
+def test_a_row_alone_is_masked_where_its_attention_hears_of_the_mask_only(family, make_tiny):
+    """A prompt fed at once, a token and a tree; two rows together have masks in any case."""
+    dice = random.Random(family)
+    named = family in ("stablelm", "nemotron")  # captured, their attention is called by us
+    model = make_tiny(family, **({} if named else {"num_key_value_heads": None}))
+    lm = open_lm(model, kernels="dense", compile="off" if named else "auto")
+    assert lm.caps.tree == "mask" and lm.caps.ragged
+    row = row_of(random_tokens(dice, 12))
+    lm.prefill([row])
+    for _ in range(2):
+        tree = random_tree(dice, row.tokens[-1], 6)
+        for scored in (TokenTree(tree.tokens[:1], (-1,)), tree):
+            [score] = lm.score([row], [point(scored)])
+            assert closeness(score.logits, fresh_tree(model, row.tokens, scored)) < 5 * CLOSE
+        keep(lm, row, tree, random_path(dice, tree), dice)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "gpt2", "phi3"])
@@ -235,6 +254,19 @@ def test_taps_are_of_all_tokens_where_the_last_layers_read_the_keys_of_others():
         body(torch.tensor([row.tokens[:-1]]), use_cache=False)
     assert seen.shape == (11, 3, 64)
     assert closeness(seen, torch.stack(right, dim=1)) < CLOSE
+
+
+class Several(torch.nn.Module):
+    """Hands on several states of each token, as the layers of Gemma 3n do."""
+
+    def forward(self, states):
+        return states.expand(4, -1, -1, -1)
+
+
+def test_layers_that_hand_on_several_states_of_a_token_are_refused_where_they_are_read():
+    layer, refused = Several(), pytest.raises(CapabilityError, match="several states of each token")
+    with refused, tapping([layer], layer, (Layer(0),)):
+        layer(torch.zeros(1, 2, 3))
 
 
 def test_taps_of_a_one_token_prompt_are_empty(make_tiny):

@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from families import CHAINS, FURTHER, REQUIRED, SCALED, few, sharing_keys, slowly
+import transformers as hf
+from families import CHAINS, COMMON, FURTHER, REQUIRED, ROPE, SCALED, few, sharing_keys, slowly
 from play import (
     closeness,
     fresh_tree,
@@ -256,6 +257,23 @@ def test_layers_whose_keys_others_read_cannot_be_left_and_the_default_does_witho
         foretoken.load(model, "layerskip", exit_layer=3, **options)
     with foretoken.load(model, **options) as session:
         assert len(session.generate([1, 2, 3], max_new_tokens=8).tokens) == 8
+
+
+def test_layers_that_a_text_does_not_run_cannot_be_left_and_the_default_does_without():
+    """Mllama's layers that read images pass text by."""
+    torch.manual_seed(0)
+    config = hf.MllamaTextConfig(
+        **COMMON | {"bos_token_id": 1}, cross_attention_layers=[1], rope_parameters=dict(ROPE)
+    )
+    model, ids = hf.MllamaForCausalLM(config).eval(), torch.tensor([[1, 2, 3]])
+    options = {"kernels": "dense", "compile": "off"}
+    with pytest.raises(CapabilityError, match="layer 1 of MllamaForCausalLM did not run"):
+        foretoken.load(model, "del", **options)
+    right = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False
+    )
+    with foretoken.load(model, **options) as session:
+        assert session.generate([1, 2, 3], max_new_tokens=8).tokens == right[0, 3:].tolist()
 
 
 def test_a_load_that_is_short_of_memory_says_so(make_llama, monkeypatch):

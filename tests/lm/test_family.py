@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 from families import COMMON, OTHERS
 
+import foretoken
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime import attention, probe
@@ -19,6 +20,27 @@ from foretoken.lm.runtime.rounding import allowed
 def test_recurrent_models_are_refused_by_name(family, make_tiny):
     with pytest.raises(CapabilityError, match=f"{family} keeps recurrent state"):
         open_lm(make_tiny(family), kernels="dense")
+
+
+def test_a_hybrid_family_is_decoded_where_all_its_layers_attend():
+    """The class of Granite 4 says that it keeps a state; small ones of the family keep none."""
+    torch.manual_seed(0)
+    config = hf.GraniteMoeHybridConfig(
+        **COMMON, layer_types=["full_attention"] * 4, num_local_experts=0, mamba_n_heads=8,
+        shared_intermediate_size=96, position_embedding_type="rope",
+    )  # fmt: skip
+    model, text = hf.GraniteMoeHybridForCausalLM(config).eval(), [3, 4, 5]
+    with foretoken.load(model, "prompt-lookup", kernels="dense", compile="off") as session:
+        assert session.target.caps.tree == "mask"
+        written = session.generate(text, 12, ignore_eos=True).tokens
+    for _ in range(12):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([text]), use_cache=False).logits
+        text = [*text, int(logits[0, -1].argmax())]
+    assert written == text[3:]
+    model.config.layer_types = ["full_attention"] * 3 + ["linear_attention"]
+    with pytest.raises(CapabilityError, match="granitemoehybrid keeps recurrent state"):
+        open_lm(model, kernels="dense")
 
 
 def test_encoder_decoders_are_refused_by_name():

@@ -65,6 +65,29 @@ def test_a_loaded_model_is_used_as_it_is(make_tiny):
     assert load_model(model) is model
     assert load_model(model, device="cpu", dtype="float32") is model
     refused(model, ConfigError, "bfloat16", "used as it is", dtype="bfloat16")
+    refused(model, ConfigError, "device_map=", "used as it is", device_map={"": "cpu"})
+    refused(model, ConfigError, "device='gpu'", "devices of this machine", device="gpu")
+
+
+class Adapted(torch.nn.Module):
+    """A model inside another module, as one with an adapter is."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def get_base_model(self):
+        return self.model
+
+
+def test_a_module_around_a_model_is_refused_with_the_way_to_the_model(make_tiny):
+    model = make_tiny("llama")
+    compiled = torch.nn.Module()
+    compiled._orig_mod = model  # as torch.compile keeps it
+    told = "Adapted was passed as model", "get_base_model()", "merge_and_unload()"
+    refused(Adapted(model), ConfigError, *told)
+    refused(compiled, ConfigError, "pass its _orig_mod")
+    refused(torch.nn.Linear(2, 2), ConfigError, "the transformers model inside it")
 
 
 def test_missing_directories_name_their_neighbours(good):
@@ -83,6 +106,15 @@ def test_directories_without_a_model(tmp_path, copied):
     refused(copied, CheckpointError, "has no weights")
 
 
+def test_an_adapter_alone_names_the_model_that_it_belongs_to(tmp_path):
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    named = '{"base_model_name_or_path": "owner/base"}'
+    for said, base in ((named, "owner/base"), ("[", "another model")):
+        (tmp_path / "adapter_config.json").write_text(said)
+        words = f"an adapter of {base}", "merge_and_unload", "load_adapter"
+        refused(tmp_path, CheckpointError, *words)
+
+
 def test_pickled_weights_are_refused_unless_allowed(copied):
     model = load_model(copied)
     torch.save(model.state_dict(), copied / "pytorch_model.bin")
@@ -99,6 +131,21 @@ def test_broken_files(copied):
     refused(copied, CheckpointError, "config.json is no JSON")
     (copied / "config.json").write_text('{"model_type": "zork"}')
     refused(copied, CapabilityError, "zork", "cannot build")
+
+
+@pytest.mark.parametrize("kind", ["t5", "whisper"])
+def test_encoder_decoders_are_refused_before_a_weight_is_read(kind, copied):
+    """A decoder could be read from some of these, and would write without what was encoded."""
+    (copied / "config.json").write_text(json.dumps({"model_type": kind}))
+    refused(copied, CapabilityError, f"{kind} is an encoder-decoder model")
+
+
+def test_models_of_images_and_text_are_told_their_own_class(copied):
+    (copied / "config.json").write_text('{"model_type": "llava"}')
+    refused(copied, CapabilityError, "llava", "AutoModelForImageTextToText", "pass the model")
+    with pytest.raises(CapabilityError) as told:
+        load_model(copied)
+    assert "newer" not in str(told.value)
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(copied):

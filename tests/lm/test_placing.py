@@ -83,6 +83,15 @@ def test_a_draft_is_put_beside_the_last_layer(make_llama):
     assert beside(model, {"device_map": None, "device": "cpu"}) == {"device": "cpu"}
 
 
+def test_a_loaded_draft_stays_where_its_owner_put_it(tiny_pair, monkeypatch):
+    """Nobody named a device: the one of the target is for drafts that are read."""
+    monkeypatch.setattr("foretoken.lm.placing.last_device", lambda model: torch.device("cuda:0"))
+    target, draft = tiny_pair
+    with load(target, "chain", draft, kernels="dense", depth=5) as session:
+        assert session.draft.model is draft
+        assert len(session.generate([1, 2, 3], 4, ignore_eos=True).tokens) == 4
+
+
 def test_a_draft_goes_where_its_target_is_unless_somebody_says_where(make_llama, monkeypatch):
     """On a machine with a GPU, too, where a model left on the CPU has its draft there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

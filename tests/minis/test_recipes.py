@@ -77,6 +77,16 @@ def test_scale_shortens_a_run(tmp_path):
     assert recipes.train("tiny", tmp_path / "short", scale=0.5, progress=False).step == 3
 
 
+def test_a_run_of_another_scale_does_not_go_on(tmp_path):
+    recipes.train("tiny", tmp_path, scale=0.5, progress=False)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match=r"begun there with another scale(.|\n)*--fresh"):
+        recipes.train("tiny", tmp_path, progress=False)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    (tmp_path / "training" / "scale.json").unlink()
+    assert recipes.train("tiny", tmp_path, progress=False).step == 6, "none was noted once"
+
+
 def test_bad_requests_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="text-target"):
         recipes.train("text-targe", tmp_path)
@@ -120,6 +130,18 @@ def test_a_draft_with_other_ids_is_not_compared(tiny, byte_tokenizer, make_llama
     byte_tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="tokenizer of its own"):
         evaluate.report(tiny, tmp_path, count=1, families=["translation"])
+
+
+def test_an_end_that_the_target_did_not_say_is_not_counted(byte_tokenizer, make_llama, tmp_path):
+    model = make_llama(len(byte_tokenizer), max_position_embeddings=2048)
+    with torch.no_grad():
+        model.lm_head.weight[byte_tokenizer.eos_token_id] = 0.0  # others are always likelier
+    model.save_pretrained(tmp_path)
+    byte_tokenizer.save_pretrained(tmp_path)
+    found = evaluate.report(tmp_path, tmp_path, count=1, families=["translation"])
+    row = found["families"]["translation"]
+    assert row["answer_tokens"] == 128, "as many as it may write"
+    assert row["agreement"] == 1.0
 
 
 @pytest.mark.parametrize(

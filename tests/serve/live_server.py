@@ -41,6 +41,21 @@ class Running:
         return self.service.metrics.registry.get_sample_value(f"foretoken_{name}", labels)
 
 
+class Slowly:
+    """A rule that takes its time, so that a text lasts as long as a test needs."""
+
+    def __init__(self, rule, seconds):
+        self.rule, self.seconds, self.calls = rule, seconds, 0
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["rule"], name)
+
+    def verify(self, rows, drafts, scores):
+        self.calls += 1
+        time.sleep(self.seconds)
+        return self.rule.verify(rows, drafts, scores)
+
+
 @contextmanager
 def running(session, learning=None, **settings):
     """A server around a session, for the time of this context."""

@@ -51,7 +51,8 @@ class ScriptedAPI(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.steps: list[dict] = []
-        self.pause = 0.0  # seconds before each step
+        self.pause = 0.0  # seconds before each step, and before a refusal
+        self.names = ["scripted"]  # of the models that it lists
         self.refusal: tuple[int, str] | None = None
         self.templates = True  # whether the model has a chat template
         self.breaks_off = False  # ends the stream without its end
@@ -93,12 +94,19 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def refuse(self, status: int, words: str) -> None:
+        told = {"error": {"message": words, "type": "x", "param": None, "code": None}}
+        self.reply(status, json.dumps(told).encode(), "application/json")
+
     def do_GET(self) -> None:
         if self.path == "/":
             self.reply(200, PAGE.read_bytes(), "text/html; charset=utf-8")
+        elif self.server.refusal is not None:
+            self.refuse(*self.server.refusal)
         elif self.path == "/v1/models":
-            models = {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
-            self.reply(200, json.dumps(models).encode(), "application/json")
+            models = [{"id": name, "object": "model"} for name in self.server.names]
+            told = {"object": "list", "data": models}
+            self.reply(200, json.dumps(told).encode(), "application/json")
         else:
             self.reply(404, b"{}", "application/json")
 
@@ -109,9 +117,11 @@ class Handler(BaseHTTPRequestHandler):
         refusal, chat = api.refusal, self.path == "/v1/chat/completions"
         if refusal is None and chat and not api.templates:
             refusal = (400, "this model has a tokenizer without a chat template.")
+        if refusal is None and body.get("model") not in (None, "scripted"):
+            refusal = (404, f"the model {body['model']!r} was asked for.")
         if refusal is not None:
-            told = {"error": {"message": refusal[1], "type": "x", "param": None, "code": None}}
-            self.reply(refusal[0], json.dumps(told).encode(), "application/json")
+            time.sleep(api.pause)
+            self.refuse(*refusal)
             return
         try:
             self.stream(body, chat)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from live_server import wait_for
+from live_server import Slowly, wait_for
 
 from foretoken.errors import ConfigError, WrongLogits
 from foretoken.serve import Settings, answering, app, request_log
@@ -30,21 +30,6 @@ PARTS = "this.", "that.", "so."
 
 class Broken(Exception):
     """What a part of ours raises."""
-
-
-class Slowly:
-    """A rule that takes its time, so that a text lasts as long as a test needs."""
-
-    def __init__(self, rule, seconds):
-        self.rule, self.seconds, self.calls = rule, seconds, 0
-
-    def __getattr__(self, name):
-        return getattr(self.__dict__["rule"], name)
-
-    def verify(self, rows, drafts, scores):
-        self.calls += 1
-        time.sleep(self.seconds)
-        return self.rule.verify(rows, drafts, scores)
 
 
 @pytest.fixture

@@ -297,6 +297,34 @@ def test_a_refusal_is_told_in_plain_words_and_loses_nothing(
     assert visitor.texts(".notice.wrong") == [] and visitor.text(".answer .text") == TEXT
 
 
+def test_a_message_that_failed_comes_before_the_next_one_that_is_typed(visitor, api):
+    api.refusal, api.pause = (503, "stopping"), 1.0
+    visitor.send("first")
+    visitor.keys("next")
+    visitor.until("return document.querySelector('.notice.wrong') !== null")
+    assert visitor.js("return document.getElementById('message').value") == "first\nnext"
+
+
+@pytest.mark.parametrize("names", [["scripted"], []])
+def test_a_page_that_was_there_before_its_server_asks_for_the_model_later(visitor, api, names):
+    api.refusal = (503, "not yet")
+    visitor.browser.refresh()
+    visitor.until("return document.querySelector('.notice.wrong') !== null")
+    assert visitor.text("#which") == "no model yet"
+    api.refusal, api.names = None, names
+    visitor.ask("go on")
+    assert visitor.text(".answer .text") == TEXT and visitor.texts(".notice.wrong") == []
+    assert api.asked[0][1].get("model", "") == visitor.text("#which") == "".join(names)
+
+
+def test_a_key_that_cannot_be_sent_is_told_as_that(visitor, api):
+    visitor.js("document.getElementById('key').value = '鍵'")
+    visitor.send("hello")
+    visitor.until("return document.querySelector('.notice.wrong') !== null")
+    assert "no key can have" in visitor.text(".notice.wrong") and api.asked == []
+    assert visitor.js("return document.getElementById('message').value") == "hello"
+
+
 def test_a_server_that_is_gone_and_a_stream_that_breaks_off_are_told(visitor, api):
     api.breaks_off = True
     visitor.ask("go on")

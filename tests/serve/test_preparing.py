@@ -1,6 +1,7 @@
 """Requests that are over before their prompts were read: no thread reads for nobody."""
 
 import json
+import sys
 import threading
 
 import openai
@@ -82,3 +83,25 @@ def test_a_model_that_cannot_be_used_is_a_fault_of_the_server(make_session, runn
         assert wrong.status_code == 400
         assert server.metric("engine_errors_total") == 1
         assert server.post(path, json=SHORT).status_code == 200
+
+
+def test_a_package_that_is_missing_is_a_fault_of_the_server(
+    make_session, running, monkeypatch, caplog
+) -> None:
+    """No client can install it; whoever runs the server reads how in the log."""
+    monkeypatch.delitem(sys.modules, "foretoken.engine.guided", raising=False)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    path = "/v1/completions"
+    with make_session("plain") as session, running(session) as server:
+        told = server.post(path, json={**SHORT, "guided_regex": "a"})
+        assert told.status_code == 500 and told.json()["error"]["code"] == "internal_error"
+        assert "pip" not in told.text and "foretoken[guided]" in caplog.text
+        assert server.metric("engine_errors_total") == 1
+        assert server.post(path, json=SHORT).status_code == 200
+
+
+@pytest.mark.parametrize(("seed", "seeds"), [(-1, [None, None]), (-2, [-2, -1]), (3, [3, 4])])
+def test_a_seed_of_minus_one_is_none_as_other_servers_have_it(served, seed, seeds) -> None:
+    asked = CompletionRequest.model_validate_json(json.dumps({**SHORT, "n": 2, "seed": seed}))
+    rows = rows_of(served.session, asked, prompts_of(asked), {}, None)
+    assert [row.params.seed for row in rows] == seeds

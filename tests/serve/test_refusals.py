@@ -1,15 +1,18 @@
 """What cannot be answered is refused as OpenAI's clients read it; a user's input is never a 500."""
 
+import copy
 import json
+import pickle
 
 import httpx
 import openai
 import pytest
 from pydantic import ValidationError
 
+from foretoken import errors
 from foretoken.cli.serve import keys
 from foretoken.engine.requests import SAMPLING
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, ForetokenError
 from foretoken.serve import Settings, app
 from foretoken.serve.wire.errors import Refusal
 from foretoken.serve.wire.requests import ChatRequest, CompletionRequest
@@ -326,6 +329,23 @@ def test_a_body_may_have_so_many_bytes(make_session, running) -> None:
 def test_a_large_body_that_is_allowed_is_read(served) -> None:
     fields = {**GOOD, "metadata": {"a": "x" * (3 << 20)}}
     assert served.post("/v1/completions", json=fields).status_code == 200
+
+
+ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, ForetokenError)
+]
+
+
+@pytest.mark.parametrize("kind", [*ERRORS, Refusal])
+def test_errors_come_whole_out_of_another_process(kind) -> None:
+    """Pools of processes send them pickled, and hang or break where one cannot be read."""
+    error = kind("asked", "possible", "do", **({"status": 429} if kind is Refusal else {}))
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is kind and str(again) == str(error)
+        assert (again.asked, again.possible, again.do) == ("asked", "possible", "do")
+        assert vars(again) == vars(error) and getattr(again, "status", 429) == 429
 
 
 def test_tokens_and_texts_are_limited(make_session, running) -> None:

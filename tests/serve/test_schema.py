@@ -1,10 +1,14 @@
 """The description of the server holds what it does, and no body at all makes it fail or hang."""
 
+import asyncio
 import json
 
 import httpx
 import pytest
 from live_server import wait_for
+from pydantic import BaseModel
+
+from foretoken.serve import app
 
 GOOD = {"prompt": "a", "max_tokens": 2, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "temperature": 0}
@@ -171,6 +175,45 @@ def test_the_description_is_a_schema_by_its_own_rules(limited) -> None:
     jsonschema = pytest.importorskip("jsonschema", reason="the package `jsonschema` is missing")
     for part in limited.get("/openapi.json").json()["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(part)
+
+
+class Note(BaseModel):
+    """The body of a route that somebody added."""
+
+    text: str
+
+
+def test_own_routes_of_an_application_are_described_beside_ours(make_session) -> None:
+    """Also one that comes after the description was read."""
+
+    async def looked_at(*paths: str) -> list[httpx.Response]:
+        transport = httpx.ASGITransport(api)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return [await client.get(path) for path in paths]
+
+    async def mine() -> list[int]:
+        return []
+
+    async def noted(note: Note) -> Note:
+        return note
+
+    async def numbers(more: list[int]) -> None:
+        return None
+
+    with make_session("plain") as session:
+        api = app(session)
+        api.post("/notes")(noted)
+        api.post("/numbers")(numbers)
+        for added in ("/mine", "/late"):
+            api.get(added, status_code=201)(mine)
+            for _ in range(2):
+                described, page = asyncio.run(looked_at("/openapi.json", "/docs"))
+                assert described.status_code == page.status_code == 200
+                schema = described.json()
+                places = {one.rpartition("/")[2] for one in references(schema)}
+                assert {"ChatRequest", "Note"} <= places <= set(schema["components"]["schemas"])
+                assert schema["paths"]["/mine"]["get"]["responses"]["201"]["content"]
+                assert "POST /notes" in page.text and "POST /numbers" in page.text
 
 
 def test_every_status_that_is_sent_is_described(make_session, running) -> None:

@@ -12,6 +12,7 @@ import torch
 from killed_acceptance import VOCAB, session, settings, some, train
 from safetensors.torch import save_file
 
+from foretoken.cli.train import prompts as given_prompts
 from foretoken.engine.assemble import assemble
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError
@@ -252,3 +253,17 @@ def test_calibrated_targets_are_outcomes_of_like_predictions():
     smooth = targets(predicted, outcomes, Cape(kind="kde"))
     assert float(smooth[0]) < 0.01 and float(smooth[-1]) > 0.99
     assert float(smooth[500]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_prompts_beyond_the_option_are_told_of(tmp_path, caplog):
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n\n".join(f"question {n}" for n in range(20)))
+    for split, count, told in (
+        ("train", 12, "12 of 18 prompts in {} are taken; --set prompts=18: all"),
+        ("all", 5, "5 of 20 prompts in {} are taken; --set chats=20: all"),
+    ):
+        assert len(given_prompts(path, split, count)) == count
+        assert told.format(path) in caplog.text
+    caplog.clear()
+    assert len(given_prompts(path, "train", 18) + given_prompts(path, "valid", 1)) == 19
+    assert not caplog.text

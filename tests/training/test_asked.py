@@ -74,6 +74,7 @@ def test_a_text_may_fill_the_models_positions(length):
 def test_texts_of_a_batch_are_of_one_length_and_come_once_per_epoch():
     with foretoken.load(tiny("llama"), "plain", kernels="dense") as session:
         texts = AskedTexts(session, chats(100), CAPTURES[0], "some")
+        lengths = Alike(texts, 6, 1).batch(3)["lengths"]
     stream = Alike(texts, 6, 1)
     epochs = [[stream.chosen(16 * epoch + i) for i in range(16)] for epoch in range(2)]
     assert stream.per_epoch == 16 <= POOL
@@ -83,6 +84,7 @@ def test_texts_of_a_batch_are_of_one_length_and_come_once_per_epoch():
         assert sum(len(set(texts.sizes[some].tolist())) == 1 for some in epoch) >= 10
     assert [a.tolist() for a in epochs[0]] != [b.tolist() for b in epochs[1]]
     assert torch.equal(stream.chosen(3), epochs[0][3]), "an index says it all"
+    assert torch.equal(lengths, texts.sizes[stream.chosen(3)]), "without padding"
 
 
 def some(split, count):
@@ -214,3 +216,19 @@ def test_outputs_made_of_embeddings_are_refused_where_a_target_has_others():
         pytest.raises(ConfigError, match="other rows than it embeds"),
     ):
         UnrolledObjective.completed(config, session)
+
+
+def test_a_size_beside_a_start_of_another_is_refused(tmp_path):
+    config = UnrolledTraining(
+        prompts=10, window=32, batch=4, steps=2, width=64, inner=64, vocabulary=80, unrolled=2,
+        states="asked",
+    )  # fmt: skip
+    with foretoken.load(tied(), "plain") as session:
+        run_training(session, "eagle3", some, config, tmp_path, show=False)
+        begun = UnrolledTraining(prompts=10, window=32, states="asked", start=str(tmp_path))
+        own = replace(begun, width=64, inner=64, vocabulary=80)
+        for same in (begun, own):
+            assert UnrolledObjective.completed(same, session) == same
+        for name, size in (("width", 128), ("layers", 2), ("inner", 96), ("vocabulary", 60)):
+            with pytest.raises(ConfigError, match=f"a head of {name}={size} that begins as"):
+                UnrolledObjective.completed(replace(own, **{name: size}), session)

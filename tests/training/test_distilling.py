@@ -235,6 +235,31 @@ def test_distilling_raises_acceptance(on_policy, session, texts, weak_draft, tmp
         assert one == other
 
 
+@pytest.mark.parametrize(
+    ("recipe", "options"), [(distilling, DistillConfig), (selecting, AdaspecConfig)]
+)
+def test_no_text_that_the_draft_has_just_drawn_judges_it(
+    recipe, options, session, texts, weak_draft, tmp_path, monkeypatch
+):
+    """The held-out loss of the same weights is the same, whatever they would draw."""
+    found = []
+
+    class Judging(learning.Trainer):
+        def run(self, **named):
+            for seed in (1, 2):
+                torch.manual_seed(seed)
+                found.append(self.evaluate())
+            return super().run(**named)
+
+    monkeypatch.setattr(learning, "Trainer", Judging)
+    config = options(
+        epochs=0.1, minutes=None, tokens=512, row_tokens=64, evaluations=1, held_out=2,
+        on_policy=1.0, new_tokens=8, precision="no",
+    )  # fmt: skip
+    recipe.run(Order(session, config, tmp_path, texts, weak_draft, (), "tiny", False))
+    assert found and found[::2] == pytest.approx(found[1::2], abs=1e-6)
+
+
 def test_the_places_with_the_most_to_gain_are_kept_and_ties_with_them():
     values = torch.tensor([0.1, 0.5, 0.3, 0.5, -1.0])
     assert largest(values, 0.4).tolist() == [False, True, False, True, False]

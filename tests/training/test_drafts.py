@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, LlamaConfig, MptConfig
 
 import foretoken
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+from foretoken.heads.export import POSITIONS
 from foretoken.lm import draft_exits, draft_vocabulary
 from foretoken.training import checkpoint, recipes
 from foretoken.training.dataset.making import DataConfig, make_data
@@ -24,6 +25,12 @@ from foretoken.training.drafts.making import DraftConfig, make_draft
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.objectives.sparse_laws import SparseCrossEntropy, SparseLaws
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 TEXTS = DataConfig(
     chats=48, shard=24, new_tokens=24, held_out=0.2, laws=6, repeated=1.0, temperatures=(0.0, 1.0)
 )
@@ -209,6 +216,20 @@ def test_embeddings_of_a_draft_keep_the_targets_geometry():
     gram = [((t - t.mean(0)) @ (t - t.mean(0)).T).flatten() for t in (table, found)]
     assert torch.corrcoef(torch.stack(gram))[0, 1] > 0.9999
     assert float(found.pow(2).mean()) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "expected"),
+    [
+        (BloomConfig, {"n_layer": 4, "n_head": 4}, POSITIONS),  # ALiBi: it names no end
+        (MptConfig, {"n_layers": 4, "n_heads": 4, "max_seq_len": 96}, 96),
+        (LlamaConfig, {"max_position_embeddings": 96}, 96),
+        (LlamaConfig, {"max_position_embeddings": 128, "rope_parameters": YARN}, 512),
+    ],
+)
+def test_a_draft_reads_as_many_tokens_as_its_target(kind, told, expected):
+    config = shape.Shape(64, 1).config(kind(**told), 256)
+    assert config.max_position_embeddings == expected
 
 
 def test_a_shape_costs_no_more_than_asked(make_llama, monkeypatch):

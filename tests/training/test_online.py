@@ -524,6 +524,25 @@ def test_topics_learn_apart_and_texts_of_a_mixed_batch_stay(pair, truth):
         assert not torch.equal(one, other)
 
 
+def test_rows_that_a_batch_is_tried_on_go_to_their_own_topics(pair, truth, monkeypatch):
+    """The draft meets their texts for the first time there, and a text is routed once."""
+    kinds = [[at for at, ids in enumerate(PROMPTS) if ids[0] % 2 == kind] for kind in (0, 1)]
+    places, tried, found = [*kinds[0][:2], *kinds[1][:2]], [], []
+    settings = OnlineSettings(share=1.0, interval=1000, topics=2)
+    with (
+        foretoken.load(pair[0], "chain", draft=pair[1], controller="cost_model") as session,
+        OnlineDraft(session, settings, router=lambda ids: ids[0] % 2) as online,
+    ):
+        price = session.engine.price
+        monkeypatch.setattr(session.engine, "price", lambda rows: tried.append(rows) or price(rows))
+        session.engine.listeners.append(lambda step: found.append(dict(online.served.topics)))
+        rows = session.rows([PROMPTS[at] for at in places], 24, temperature=0.0)
+        session.decode(rows)
+        assert [row.new_tokens for row in rows] == [truth[at] for at in places]
+    assert len(tried[0]) == 4
+    assert found[0] == {row.uid: PROMPTS[at][0] % 2 for row, at in zip(rows, places, strict=True)}
+
+
 def test_two_drafts_and_a_router_beat_one_draft_where_a_domain_comes_back(pair):
     """The same requests and as many steps in all; one draft forgets what it does not meet."""
     one, other = [PROMPTS[0]] * 24, [[token + 30 for token in PROMPTS[1]]] * 24

@@ -266,3 +266,15 @@ def test_exits_learn_no_token_that_a_draft_wrote(session, texts, config, tmp_pat
             make_sorted(
                 session, replace(config, also=str(also)), texts[0], tmp_path / "out", show=False
             )
+
+
+def test_ordinary_text_is_learned_first(session, tmp_path):
+    story = tmp_path / "story.txt"
+    story.write_text(" ".join(f"on the train {n} are {n * n % 23} others." for n in range(60)))
+    few = replace(TEXTS, chats=16, shard=16, text_window=64)
+    given = [f"in the {n} rain on the {n * 7 % 13} train" for n in range(16)]
+    make_data(session, few, tmp_path / "data", given, [str(story)], show=False)
+    config = replace(CONFIG, epochs=1.0, evaluations=1, text_share=0.5)
+    notes = make_sorted(session, config, tmp_path / "data", tmp_path / "out", show=False)
+    assert notes["on_text"]["steps"] > 0 < notes["steps"]
+    assert list(tmp_path.glob("out/training/*/text/step-*.pt"))

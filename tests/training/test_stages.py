@@ -286,3 +286,13 @@ def test_a_start_that_was_trained_further_is_continued_anew(session, texts, draf
     second = make_draft(session, config, texts, out, start=start, show=False)
     assert second["first_loss"] != first["first_loss"]
     assert len(list((out / "training").iterdir())) == 2
+
+
+def test_chats_that_nothing_judges_are_refused_before_text_is_learned(session, texts, tmp_path):
+    """Windows of text lie in both splits, and no chat was held out."""
+    shutil.copytree(texts, tmp_path / "data")
+    for path in (tmp_path / "data").glob("valid-0*"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="none of the split 'valid' in it, of chats"):
+        make_draft(session, CONFIG, tmp_path / "data", tmp_path / "out", show=False)
+    assert not list(tmp_path.glob("out/training/*/text/step-*.pt"))

@@ -33,6 +33,7 @@ def test_rows_hold_whole_documents_and_little_padding():
             i += row[i]
         assert not any(row[i:])
     assert torch.equal(batch["weights"] == 0, batch["input_ids"] == 0)
+    assert torch.equal(batch["lengths"], (batch["input_ids"] != 0).sum(1))
     assert (batch["input_ids"] == 0).float().mean() < 0.05
 
 

@@ -17,6 +17,8 @@ from toy import objective, trainer
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.training import checkpoint
 from foretoken.training import trainer as loop
+from foretoken.training.dataset.records import Chat, Laws, write_shard
+from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.schedule import cosine
 
 
@@ -324,3 +326,27 @@ def test_a_run_that_time_ends_is_judged_as_often_as_one_that_steps_end(tmp_path,
 def test_a_run_that_steps_end_is_judged_by_steps_whatever_its_limit(tmp_path):
     progress = trainer(tmp_path, seconds=3600.0)[0].run(show=False)
     assert [step for step, _ in progress.held_out] == [6, 12, 18, 24]
+
+
+def test_tokens_are_counted_without_padding(tmp_path):
+    chats = [Chat("given", 0.0, [1, 2, 3], [4] * answer) for answer in (2, 5, 9)]
+    told = [(chat, Laws.none(len(chat.answer))) for chat in chats]
+    write_shard(tmp_path, 0, {"train": told, "valid": []})
+    stream = ChatStream(tmp_path, "train", tokens=48, row_tokens=16, pad=0, seed=0, packed=False)
+    run, _ = trainer(tmp_path / "run", stream, steps=1, accumulate=1)
+    assert run.run(show=False).tokens == 5 + 8 + 12
+
+
+def test_where_a_run_is_at_work_another_is_refused(tmp_path):
+    refused = []
+
+    def begins_another(model, batch, rng):
+        with pytest.raises(ConfigError, match="another run is at work there") as caught:
+            trainer(tmp_path)[0].run(show=False)
+        refused.append(caught.value)
+        raise KeyError("it fails")
+
+    with pytest.raises(KeyError):
+        trainer(tmp_path, loss=begins_another)[0].run(show=False)
+    assert refused and not list(tmp_path.iterdir())
+    assert trainer(tmp_path)[0].run(show=False).step == 24, "whatever ended the first"

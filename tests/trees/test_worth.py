@@ -47,3 +47,12 @@ def test_what_has_no_chance_has_none_by_experience():
     assert known.chance(0.0, 0, False) == 0.0, "nothing was promised yet, and nothing is now"
     known.tried(0.01, 0, False, True)
     assert known.chance(0.0, 0, False) == 0.0
+
+
+def test_a_promise_of_nan_has_no_chance_and_teaches_nothing():
+    known = Calibration()
+    known.tried(0.97, 0, True, True)
+    before = known.chance(0.97, 0, True)
+    assert known.chance(math.nan, 0, True) == 0.0
+    known.tried(math.nan, 0, True, False)
+    assert known.chance(0.97, 0, True) == before

@@ -13,6 +13,7 @@ from foretoken.audit.law import BOUND
 from foretoken.coins import Coins, SeededCoins, enumerate_outcomes
 from foretoken.lm.table import TableLM
 from foretoken.types import Draft, Draw, SamplingParams, Scores, TokenTree, Verdict
+from foretoken.verifiers import k_sequential
 from foretoken.verifiers.k_sequential import (
     KSequential,
     any_try,
@@ -95,6 +96,23 @@ def test_the_fast_factor_equals_the_printed_one(dtype: torch.dtype) -> None:
             found = [any_try(one_try(p, q, f(p, q, k)), k) for f in (division_factor, by_bisection)]
             # Where nearly all is accepted many factors will do; what they accept is the same.
             assert found[0] == pytest.approx(found[1], abs=1e-6 if dtype == torch.float32 else 1e-9)
+
+
+def test_a_large_vocabulary_is_searched_and_not_gone_through(monkeypatch) -> None:
+    asked, enough = [], k_sequential.enough
+
+    def counted(rho: float, beta: float, k: int) -> bool:
+        asked.append(rho)
+        return enough(rho, beta, k)
+
+    for p, q in laws(50_000, 3, seed=4):
+        with monkeypatch.context() as watched:
+            watched.setattr(k_sequential, "enough", counted)
+            fast = division_factor(p, q, 8)
+        found = [any_try(one_try(p, q, rho), 8) for rho in (fast, by_bisection(p, q, 8))]
+        assert found[0] == pytest.approx(found[1], abs=1e-9)
+        assert 40 < len(asked) <= 100
+        asked.clear()
 
 
 def test_equal_laws_and_disjoint_ones() -> None:

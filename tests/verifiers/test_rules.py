@@ -23,6 +23,8 @@ from foretoken.types import Budget, Draft, Draw, SamplingParams, Scores, Shape, 
 from foretoken.verifiers.block import Block, all_at_once, keepable, one_by_one
 from foretoken.verifiers.point import Point, beside, met, walk, walk_together
 from foretoken.verifiers.recursive import Recursive
+from foretoken.verifiers.target_first import TargetFirst
+from foretoken.verifiers.traversal import Traversal
 from foretoken.warp import Warp
 
 HOT = {"temperature": 1.0}
@@ -271,3 +273,54 @@ def test_a_walk_that_meets_a_law_of_nan_is_refused() -> None:
     assert met([4, -1], 0) == 4
     with pytest.raises(ConfigError, match="no numbers"):
         met([4, -1], 1)
+
+
+@pytest.mark.parametrize("option", [{}, {"repetition_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize("vocab", [8, NARROW])
+def test_nan_behind_a_guess_ends_no_greedy_text_that_says_another_token(option, vocab) -> None:
+    """float16 may overflow there, and plain decoding never looks."""
+    row = make_row([0], SamplingParams(**option), SeededCoins(0), vocab)
+    logits = torch.zeros(2, vocab)
+    logits[0, 3], logits[1] = 2.0, math.nan
+
+    def judged(by, guess: int) -> list[Verdict]:
+        draft = Draft(chain(0, [guess]), Draw.POINT)
+        laws = row.warp.laws(row.tokens, draft.tree, logits)
+        return by([row], [draft], [Scores(logits, p=laws)])
+
+    for by in (Point().verify, walk_together):
+        assert judged(by, 5) == [Verdict((), 3)]
+        with pytest.raises(ConfigError, match="no numbers"):
+            judged(by, 3)
+
+
+@pytest.mark.parametrize("rule", [Block(), Traversal()], ids=lambda rule: type(rule).__name__)
+def test_no_drafted_token_is_accepted_by_a_law_of_nan(rule: Block | Traversal) -> None:
+    """The text is refused where it gets there, and nowhere else."""
+    q = torch.tensor([0.5, 0.5, 0.0])
+    flat, nan = torch.zeros(3), torch.full((3,), math.nan)
+    two = torch.tensor([-math.inf, -math.inf, 0.0])  # says that token alone
+
+    def judged(*logits: torch.Tensor) -> Verdict:
+        tree = chain(0, [1] * (len(logits) - 1))
+        scores = torch.stack(logits)
+        laws = Warp(SamplingParams(temperature=1.0), 1, 3).laws([0], tree, scores)
+        draft = Draft(tree, Draw.IID, (*[q] * (len(logits) - 1), None))
+        fast, slow = (f(draft, laws, SeededCoins(0)) for f in (all_at_once, one_by_one))
+        assert fast[0] == slow[0]
+        torch.testing.assert_close(fast[1], slow[1], equal_nan=True)
+        return rule.judge_row(draft, Scores(scores, p=laws), SeededCoins(0))
+
+    with pytest.raises(ConfigError, match="no numbers"):
+        judged(nan, flat)
+    assert judged(two, nan, flat) == Verdict((), 2)
+
+
+@pytest.mark.parametrize("guesses", [[], [2]])
+def test_a_first_layer_from_a_law_of_nan_is_refused(guesses: list[int]) -> None:
+    tree = chain(0, guesses)
+    logits = torch.zeros(len(tree), 4)
+    laws = Warp(SamplingParams(), 1, 4).laws([0], tree, logits)
+    draft = Draft(tree, Draw.TARGET, (torch.full((4,), math.nan), *[None] * len(guesses)))
+    with pytest.raises(ConfigError, match="no numbers"):
+        TargetFirst().judge_row(draft, Scores(logits, p=laws), SeededCoins(0))

@@ -301,3 +301,20 @@ def test_a_tree_of_any_form() -> None:
         torch.testing.assert_close(law, plain_law)
         ends.add(node)
     assert ends == set(range(1, 7)), "three children of the root leave no other token"
+
+
+def test_no_node_of_a_tree_is_accepted_by_a_law_of_nan() -> None:
+    """A node with such a law is kept as often as one without children, and its law is refused."""
+    tree = TokenTree((0, 1, 0, 1), (-1, 0, 0, 1))
+    q = torch.tensor([0.5, 0.5, 0.0])
+    draft = Draft(tree, Draw.DISTINCT, (q, q, None, None))
+    logits = torch.zeros(4, 3)
+    logits[0], logits[1] = torch.tensor([0.25, 0.25, 0.5]).log(), math.nan
+    laws = Warp(SamplingParams(temperature=1.0), 1, 3).laws([0], tree, logits)
+    ends = set()
+    for seed in range(40):
+        for settle in (Traversal().one_by_one, level_by_level):
+            node, law = settle(draft, laws, Thrifty(seed))
+            assert bool(law.isnan().any()) == (node == 1)
+            ends.add((node, settle.__name__))
+    assert len(ends) == 4 and {node for node, _ in ends} == {0, 1}

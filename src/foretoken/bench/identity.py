@@ -16,6 +16,7 @@ import foretoken
 from foretoken.bench import environment
 from foretoken.bench.interpreters import Interpreter
 from foretoken.bench.journal import Journal
+from foretoken.bench.metrics import REFERENCES
 from foretoken.bench.rows import RowSpec
 from foretoken.bench.tasks import Task
 from foretoken.lm.load import locate
@@ -62,6 +63,27 @@ def forgetful(journal: Journal) -> list[str]:
         "interrupted; going on they knew nothing of the texts before, and may be faster than told"
     )
     return [f"{rows}: {words}"] if rows else []
+
+
+def apart(journal: Journal, labels: Sequence[str]) -> list[str]:
+    """A warning of rows that were never measured in one run with the row they are compared with:
+    what the machine did meanwhile is then a part of their speed-ups.
+    """
+    measured: dict[str, dict[tuple[str, int], int]] = {}
+    for cell in journal.cells:
+        measured.setdefault(cell.row, {})[cell.prompt, cell.repetition] = cell.run
+    reference = next((row for row in (*REFERENCES, *labels) if row in measured), None)
+    if reference is None:
+        return []
+    runs = measured[reference]
+    both = {
+        row: [run == runs[key] for key, run in measured[row].items() if key in runs]
+        for row in labels
+        if row in measured
+    }
+    rows = ", ".join(row for row, together in both.items() if together and not any(together))
+    words = "measured in another run than the reference, not interleaved"
+    return [f"{rows}: {words} ({reference})"] if rows else []
 
 
 def row_contents(spec: RowSpec, engines: Mapping[str, Interpreter]) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Cell:
     peak_cuda: int | None = None
     texts: int | None = None  # of beams, and the score of the best one
     score: float | None = None
+    run: int = 0  # of the bench: resuming begins the next; journals of before tell none
 
 
 @dataclass(slots=True)
@@ -53,12 +54,14 @@ class Journal:
     failed: dict[str, str] = field(default_factory=dict)  # row -> why
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)  # kind -> key -> value
     finished: bool = False
+    run: int = 0  # that cells are added by now
 
     def done(self) -> set[tuple[str, str, int]]:
         return {(cell.row, cell.prompt, cell.repetition) for cell in self.cells}
 
     def add(self, cell: Cell) -> None:
         self.finished = False  # it was, and has grown
+        cell.run = self.run
         self.cells.append(cell)
         self._write({"kind": "cell", **asdict(cell)})
 
@@ -116,6 +119,7 @@ def open_journal(path: Path, asked: dict[str, Any], resume: bool) -> Journal:
         if resume:
             _check_same(asked, old_asked, path)
             journal.failed.clear()  # what failed is tried again; the cause may be gone
+            journal.run = 1 + max((cell.run for cell in journal.cells), default=-1)
             return journal
         if journal.cells and not journal.finished:
             raise ConfigError(

@@ -29,13 +29,17 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 
 def draw(results: Mapping[str, Any]) -> dict[str, Picture]:
-    """Every picture there are numbers for, by name; the fastest row first."""
+    """Every picture there are numbers for, by name; the fastest row first.
+
+    Rows that failed on the way wrote some of the prompts: they are in no picture of speeds.
+    """
     named = {titled(label, row): row for label, row in results["rows"].items()}
     done = {name: row for name, row in named.items() if "tokens_per_second" in row}
     rows = dict(sorted(done.items(), key=lambda one: -float(one[1]["tokens_per_second"]["value"])))
+    whole = {name: row for name, row in rows.items() if not row["failed"]}
     made = {
-        "speedup": speedups(rows),
-        "families": by_family(rows, results["families"]),
+        "speedup": speedups(whole),
+        "families": by_family(whole, results["families"]),
         "acceptance": acceptance(rows),
         "steps": tokens_per_forward(rows),
         "scoring": scoring_costs(results.get("scoring")),

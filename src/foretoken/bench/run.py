@@ -18,7 +18,7 @@ from rich.console import Console
 
 from foretoken.bench import catalogue, environment, memory
 from foretoken.bench.files import writable
-from foretoken.bench.identity import forgetful, header, row_contents
+from foretoken.bench.identity import apart, forgetful, header, row_contents
 from foretoken.bench.journal import Cell, Journal, cell_of, open_journal
 from foretoken.bench.limit import hold_against_limit, note_bandwidth
 from foretoken.bench.metrics import summarise
@@ -174,7 +174,7 @@ def run_bench(config: BenchConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         ),
         "title": config.title,
         "environment": started,
-        "warnings": warnings + forgetful(journal),
+        "warnings": warnings + forgetful(journal) + apart(journal, list(results["rows"])),
         "setting": setting(config, specs, prompts, skipped, models),
         "notes": {label: journal.notes.get("row", {}).get(label, "") for label in results["rows"]},
         "scoring": scoring(config, models, prompts, journal),

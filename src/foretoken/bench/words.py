@@ -136,6 +136,8 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
     sampling = f"temperature {setting['temperature']}"
     if setting["temperature"] > 0:
         sampling += f", top-k {setting['top_k']}, top-p {setting['top_p']}, seed {setting['seed']}"
+    if setting.get("ignore_eos"):
+        sampling += ", end tokens ignored"
     load = results.get("load_average")
     together = f"; {n} requests at once" if (n := setting.get("requests", 1)) > 1 else ""
     found = {

@@ -174,16 +174,13 @@ def named_method(
     method: str | None, draft: Any, rules: dict[str, Any], config: dict[str, Any]
 ) -> str:
     """The method asked for, or what `load` would take."""
-    from foretoken.methods import default_method
+    from foretoken.engine.loading import usual_method
     from foretoken.methods import method as method_row
 
     if method is not None:
         return method_row(method).name
-    if config.get("draft_head"):
-        from foretoken.heads.store import method_of
-
-        return method_of(str(config["draft_head"]))
-    return default_method(draft, rules.get("controller"), rules.get("verifier"))
+    head = config.get("draft_head")
+    return usual_method(draft, head, rules.get("controller"), rules.get("verifier"))
 
 
 def described(

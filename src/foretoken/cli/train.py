@@ -286,7 +286,12 @@ def cell(value: Any) -> str:
 def prompts(data: Path | None, split: str, count: int, seed: int = 0) -> list[str]:
     """`count` prompts of a split (train or valid) or of all: from a file, or of six families."""
     if data is not None:
-        return _passages(data, split)[:count]
+        found = _passages(data, split)
+        if split != "valid" and len(found) > count:
+            option = "chats" if split == "all" else "prompts"
+            LOG.warning("%d of %d prompts in %s are taken; --set %s=%d: all", count, len(found),
+                        data, option, len(found))  # fmt: skip
+        return found[:count]
     from foretoken.minis import tasks
 
     split = "train" if split == "all" else split

@@ -231,9 +231,9 @@ class GoodputPolicy:
         at = self.probes.due(idle, False, lambda at: requests[at].idle)
         if at is None:
             return
-        depth = min(self.probes.depth, self.goals.max_depth)
+        depth = min(self.probes.depth, self.goals.max_depth, self.goals.max_nodes)
         nodes = min(2 * depth, self.goals.max_nodes) if self.branching else depth
-        chosen[at] = Budget(depth, max(nodes, depth))
+        chosen[at] = Budget(depth, nodes)
 
     def admit(self, rows: Rows, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """Of what was looked up, the part that is worth scoring in this company."""

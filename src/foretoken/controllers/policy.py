@@ -192,7 +192,7 @@ class Policy:
 
     def lengths(self, records: Sequence[Record], costs: StepCosts, rows: int) -> list[int]:
         """Drafted tokens per row that let all `rows` of a step get on fastest."""
-        limit = self.limits.max_depth
+        limit = min(self.limits.max_depth, self.limits.max_nodes)
         prior = self.slots.chained(limit, BELIEF, 2.0)
         offers: list[list[float]] = []
         for record in records:
@@ -355,7 +355,7 @@ class Policy:
         at = self.probes.due(idle, broke, lambda at: records[at].idle)
         if at is None:
             return
-        depth = min(self.probes.depth, self.limits.max_depth)
+        depth = min(self.probes.depth, self.limits.max_depth, self.limits.max_nodes)
         nodes = min(2 * depth, self.limits.max_nodes) if self.branching else depth
         chosen[at] = Budget(depth, nodes)
         if self.priced:  # at the speed of plain decoding a draft has most to offer

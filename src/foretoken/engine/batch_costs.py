@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
-from foretoken.engine.step import Parts, Proposed, clip, judge, propose_timed, score
+from foretoken.engine.step import Parts, Proposed, clip, judge, propose, propose_timed, score
 from foretoken.engine.timings import TOO_DEAR, batches_before, settled, wait_for
 from foretoken.trees.build import chain, undrafted
 from foretoken.types import Budget, CostTable, Draft, Draw, Rows, Shape
@@ -36,6 +36,8 @@ def batch_costs(
     """
     trial, known = Trial(rows, parts, affords), batches_before(parts.target).get(len(rows))
     apart = getattr(parts.drafter, "view", None) is None
+    if apart and trial.fits(AHEAD[0]):
+        trial.read()
     with rehearsed(rows):
         for turn in range(ROUNDS):
             trial.plain()
@@ -111,12 +113,25 @@ class Trial:
         """Nodes that are drafted to see what this depth takes."""
         return 2 * depth if self.trees else depth
 
+    def asked_for(self, depth: int) -> Budget:
+        """What is granted to see what this depth takes."""
+        return Budget(depth, self.drafted_at(depth))
+
     def may_pay(self, costs: CostTable) -> bool:
         """Whether more nodes could be worth their time: those of the largest forward so far are."""
         count, largest = len(self.rows), max(costs.target)
         plain = costs.target[count]
         each = (costs.target[largest] - plain) / max(largest - count, 1)
         return each <= PAYING * plain / count
+
+    def read(self) -> None:
+        """Have the drafter read what it will be asked about, while the rows are no rehearsals yet.
+
+        What it concludes from a text that it meets holds as long as the row does: its topic, what
+        is kept of one that begins alike. Of a rehearsal it would conclude nothing, for good.
+        """
+        propose(self.rows, self.granted(self.asked_for(AHEAD[0])), self.parts)
+        self.began = perf_counter()
 
     def plain(self) -> None:
         """A forward without drafts, and the verdicts on it."""
@@ -143,7 +158,7 @@ class Trial:
 
     def draft(self, ahead: int) -> None:
         """Proposals of this depth for every row that has room for them."""
-        budgets = self.granted(Budget(ahead, self.drafted_at(ahead)))
+        budgets = self.granted(self.asked_for(ahead))
         proposed = self.proposed(budgets)
         deepest = max(max(draft.tree.depths()) for draft in proposed.drafts)
         if deepest:

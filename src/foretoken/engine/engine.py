@@ -8,7 +8,7 @@ tokens but the last are cached, and the last is the root of its next tree.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -22,7 +22,7 @@ from foretoken.engine.alike import Alike, half_of
 from foretoken.engine.batch_costs import batch_costs
 from foretoken.engine.interrupts import Uninterrupted
 from foretoken.engine.promise import UNHEEDED, Promise, check_parts, heeds, promise_of
-from foretoken.engine.step import Parts, advance
+from foretoken.engine.step import Parts, advance, joined
 from foretoken.engine.tolerant import blamed
 from foretoken.errors import ForetokenError
 from foretoken.row import place_processors, rewind
@@ -49,6 +49,7 @@ class Engine(Parts):
     given: GivenText | None = None  # around the drafter, once a request says what comes next
     unheeded: bool = False  # a prediction came that is not used, and that was told
     made: Step | None = None  # a step whose rows are committed, and that was not returned yet
+    untried: set[int] = field(default_factory=set)  # bit lengths of batches whose trial failed
 
     def __post_init__(self) -> None:
         check_parts(self.target, self.drafter, self.verifier, self.controller)
@@ -249,7 +250,7 @@ class Engine(Parts):
         lengths = [len(row.tokens) for row in rows]
         try:
             if self.unpriced(len(rows)):
-                self.price(rows)
+                self.try_out(rows)
             return self.advance(rows)
         except BaseException as error:
             guilty = [row for row in rows if blamed([row], error)]
@@ -274,7 +275,21 @@ class Engine(Parts):
 
     def unpriced(self, count: int) -> bool:
         """Whether a batch of so many rows is to be tried before it makes a step."""
-        return self.controller.lacks(count)
+        return count.bit_length() not in self.untried and self.controller.lacks(count)
+
+    def try_out(self, rows: Rows) -> None:
+        """Price a batch. Where that fails, mostly for want of memory, its steps need not: they go
+        on by what is known of other sizes, and nothing like this batch is tried again.
+        """
+        used = [getattr(row.coins, "used", 0) for row in rows]
+        try:
+            self.price(rows)
+        except Exception as error:
+            if blamed(rows, error):
+                raise
+            rewind(rows, used)
+            self.untried.add(len(rows).bit_length())  # as controllers tell sizes apart
+            LOG.warning("batches of about %d rows cannot be tried: %r", len(rows), error)
 
     def price(self, rows: Rows) -> None:
         """Let the controller know what a batch like this costs, tried on its own rows."""
@@ -348,22 +363,6 @@ class Engine(Parts):
         for row in (*self.running, *self.filling, *self.waiting):
             self.cancel(row)
         self.sweep()
-
-
-def joined(steps: Sequence[Step]) -> Step:
-    """Steps of single rows as one."""
-    first = steps[0]
-    for step in steps[1:]:
-        for name in ("rows", "nodes", "draft", "target", "other", "hidden", "prefill"):
-            setattr(first.times, name, getattr(first.times, name) + getattr(step.times, name))
-    return Step(
-        tuple(row for step in steps for row in step.rows),
-        tuple(draft for step in steps for draft in step.drafts),
-        tuple(score for step in steps for score in step.scores),
-        tuple(verdict for step in steps for verdict in step.verdicts),
-        tuple(tokens for step in steps for tokens in step.emitted),
-        first.times,
-    )
 
 
 def decode(

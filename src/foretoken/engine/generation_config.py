@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
 
 from foretoken.engine.hf_arguments import other_searches, refuse_processors, split_processors
+from foretoken.engine.requests import KINDS
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.types import SamplingParams
 
@@ -94,7 +96,7 @@ class GenerationDefaults:
         self, asked: Mapping[str, Any], ids: Sequence[int], eos: frozenset[int], vocab_size: int
     ) -> dict[str, Any]:
         """The options of one row: what was asked for, and what the config adds to it."""
-        known = {name: asked[name] for name in SHARED if name in asked}
+        known: dict[str, Any] = {n: plain(n, asked[n]) for n in SHARED if n in asked}
         SamplingParams(**known)  # a bad value is the caller's, and named as such
         config = self._config()
         if config.do_sample is not True and config.top_k is None:
@@ -126,7 +128,7 @@ class GenerationDefaults:
         }
         if banned:
             options["banned_tokens"] = banned | frozenset(asked.get("banned_tokens") or ())
-        if config.stop_strings and not asked.get("stop"):
+        if config.stop_strings and "stop" not in asked:  # an empty list asks for none
             options["stop"] = config.stop_strings
         return options
 
@@ -159,6 +161,13 @@ class GenerationDefaults:
         )
         refuse_processors([p for p in processors if not any(p is one for one in own)], 1)
         return processors
+
+
+def plain(name: str, value: Any) -> int | float:
+    """A number that was checked, of the type that transformers asks for by name: it refuses whole
+    temperatures and the scalars of numpy.
+    """
+    return int(value) if KINDS[name][0] is Integral else float(value)
 
 
 def split_leading(processors: Any, own: Sequence[Any]) -> tuple[dict[str, Any], Any]:

@@ -122,15 +122,29 @@ def left_padding(input_ids: Tensor, model_kwargs: dict[str, Any]) -> list[int]:
         )
     positions = model_kwargs.get("position_ids")
     if positions is not None:
-        expected = real.long().cumsum(-1) - 1
-        if positions.shape != expected.shape or bool((positions != expected)[real].any()):
-            raise ConfigError(
-                "position_ids of your own were passed.",
-                "positions count the prompt's tokens from 0.",
-                "leave position_ids to generate.",
-            )
+        check_positions(positions, real)
     padding: list[int] = (~real).sum(1).tolist()
     return padding
+
+
+def check_positions(positions: Tensor, real: Tensor) -> None:
+    """An error unless positions count the real tokens [B, S] from 0; models of images bring several
+    planes of them, [3 or 4, B, S], which are all equal where there is text alone."""
+    expected = real.long().cumsum(-1) - 1
+    planes = positions if positions.dim() == 3 else positions[None]
+    if planes.shape[1:] == expected.shape and not bool(((planes != expected) & real).any()):
+        return
+    if positions.dim() == 3:
+        raise CapabilityError(
+            "positions of images or videos were passed.",
+            "prompts are text here: every plane of position_ids counts the tokens from 0.",
+            "pass text alone, or drop custom_generate.",
+        )
+    raise ConfigError(
+        "position_ids of your own were passed.",
+        "positions count the prompt's tokens from 0.",
+        "leave position_ids to generate.",
+    )
 
 
 def refuse_processors(processors: Any, rows: int) -> None:

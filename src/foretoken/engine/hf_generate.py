@@ -37,15 +37,15 @@ from foretoken.engine.hf_arguments import (
     warn_ignored,
 )
 from foretoken.engine.hf_lengths import check_lengths
+from foretoken.engine.loading import usual_method
 from foretoken.engine.models import check_request, engine_over
 from foretoken.engine.prepare import teach_costs
 from foretoken.engine.promise import promise_of_row
 from foretoken.engine.requests import row_seeds, stop_texts
 from foretoken.engine.scheduling import held, turns_of
-from foretoken.engine.text import RowText, decoder, silent_stops
+from foretoken.engine.text import RowText, decoder, silent_stops, words_before
 from foretoken.errors import CheckpointError, ConfigError
 from foretoken.lm.views.view import innermost, keeper
-from foretoken.methods import default_method
 from foretoken.methods import method as method_row
 from foretoken.row import make_row
 from foretoken.types import DecodeState, Finish, SamplingParams, Step
@@ -70,9 +70,11 @@ def custom_generate(
 ) -> Inside:
     """A callable for `generate`'s `custom_generate`; keep it and its engine is built once.
 
-    Without `seed`, sampling follows `torch.manual_seed`. Kernels are in place during calls only.
+    Without `method` it is the one that `load` takes: a `draft_head` has its own. Without `seed`,
+    sampling follows `torch.manual_seed`. Kernels are in place during calls only.
     """
-    method = default_method(draft, controller, verifier) if method is None else method
+    if method is None:
+        method = usual_method(draft, config.get("draft_head"), controller, verifier)
     row = check_request(method, draft, max_rows)
     if row.writes != "text":
         raise ConfigError(
@@ -231,15 +233,16 @@ class Inside:
                 seed=seed,
                 **options,
             )
-            ended = self._watch(asked, ids)
-            rows.append(make_row(ids[pad:].tolist(), params, SeededCoins(seed), vocab, ended=ended))
+            row = make_row(ids[pad:].tolist(), params, SeededCoins(seed), vocab)
+            row.ended = self._watch(asked, ids, row)
+            rows.append(row)
         return rows
 
-    def _watch(self, criteria: Any, ids: Tensor) -> Watch | None:
+    def _watch(self, criteria: Any, ids: Tensor, row: DecodeState) -> Watch | None:
         text = None
         if self.stops:
-            silent = silent_stops(self.tokenizer, self.stops)
-            text = RowText(decoder(self.tokenizer), self.stops, silent)
+            decode, silent = decoder(self.tokenizer), silent_stops(self.tokenizer, self.stops)
+            text = RowText(decode, self.stops, silent, before=words_before(row, decode))
         return Watch(criteria, text, ids) if criteria or text else None
 
     def _run(self, rows: list[DecodeState], engine: Engine, input_ids: Tensor, cache: Any) -> None:

@@ -85,8 +85,7 @@ def load(
         return load(**complete(tuned, {**asked, **config}))
     check_given(target)
     if method is None:
-        head = config.get("draft_head")
-        method = method_of(head) if head else default_method(draft, controller, verifier)
+        method = usual_method(draft, config.get("draft_head"), controller, verifier)
     check_options(method, controller=controller, verifier=verifier, **config)
     check_places(target, method, draft, draft_vocabulary, loading)
     check_request(method, draft, max_rows)
@@ -99,6 +98,15 @@ def load(
         "draft_thresholds": draft_thresholds, "budget": budget, **config,
     }  # fmt: skip
     return session_over(target, method, draft, tokenizer, loading, generation_config, parts)
+
+
+def usual_method(
+    draft: Any, head: Any, controller: str | None = None, verifier: str | None = None
+) -> str:
+    """What a user gets who names no method: what a `draft_head` was trained for where there is
+    one, a draft beside it or not; else the default with this draft, or without any.
+    """
+    return method_of(head) if head else default_method(draft, controller, verifier)
 
 
 def check_places(

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from foretoken.coins import Coins
 from foretoken.engine.engine import Engine
+from foretoken.engine.scheduling import Turns, lent, turns_here
 from foretoken.engine.step import commit, plan, propose, score, step_of
 from foretoken.errors import CapabilityError
 from foretoken.trees.build import chain, undrafted
@@ -211,8 +212,11 @@ class Workers:
 
     def both(self, propose: Propose, score: Score) -> Phase:
         """Both jobs at once; done when both are, for rows are only freed when nobody works."""
-        began = perf_counter()
-        jobs = self.drafting.submit(timed, propose), self.scoring.submit(timed, score)
+        began, turns = perf_counter(), turns_here()
+        jobs = (
+            self.drafting.submit(timed_inside, turns, propose),
+            self.scoring.submit(timed_inside, turns, score),
+        )
         try:
             (ahead, _), (scores, target) = jobs[0].result(), jobs[1].result()
         finally:
@@ -230,6 +234,12 @@ def one_after_the_other(propose: Propose, score: Score) -> Phase:
     ahead, draft = timed(propose)
     scores, target = timed(score)
     return Phase(ahead, scores, draft, target)
+
+
+def timed_inside(turns: Turns, job: Callable[[], Any]) -> tuple[Any, float]:
+    """`timed` in a worker, whose leader holds these turns and waits for it."""
+    with lent(turns):
+        return timed(job)
 
 
 def settle_in(threads: int) -> None:

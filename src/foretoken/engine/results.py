@@ -15,7 +15,8 @@ class Result:
 
     text: str  # new text only, without end tokens and stop texts
     tokens: list[int]  # new tokens, the one that ended the row included
-    # "stop", "length" (max_new_tokens), "context" (no position left) or "cancelled"
+    # "stop", "length" (max_new_tokens), "context" (no position left), "cancelled", "error", or
+    # "unfinished": it is still being written
     finish_reason: str
     stats: Stats
     steps: list[StepTrace]  # what was guessed, accepted and emitted in each step

@@ -8,7 +8,7 @@ model take turns step by step.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,6 +22,8 @@ from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.views.view import innermost
 from foretoken.types import DecodeState, Rows, Step
 
+Turns = Sequence[threading.RLock]
+
 
 def turns_of(*models: Any) -> list[threading.RLock]:
     """The turns of models, in the one order in which everybody takes them."""
@@ -30,10 +32,11 @@ def turns_of(*models: Any) -> list[threading.RLock]:
 
 
 class Inside(threading.local):
-    """The turns that this thread holds."""
+    """The turns that this thread holds, or that are held for it."""
 
     def __init__(self) -> None:
         self.turns: list[threading.RLock] = []
+        self.lent: Turns = ()  # of these, what another thread holds that waits for this one
 
 
 _inside = Inside()
@@ -54,9 +57,29 @@ def held(turns: Iterable[threading.RLock]) -> Iterator[None]:
         sweep_what_was_left()
 
 
+def turns_here() -> Turns:
+    """The turns that this thread works inside."""
+    return tuple(_inside.turns)
+
+
+@contextmanager
+def lent(turns: Turns) -> Iterator[None]:
+    """This thread works inside turns of another one, which waits for it: to ask for one of them is
+    to wait for oneself, and refused here as it is there.
+    """
+    before = _inside.turns, _inside.lent
+    _inside.turns, _inside.lent = list(turns), turns
+    try:
+        yield
+    finally:
+        _inside.turns, _inside.lent = before
+
+
 def taken(turns: Iterable[threading.RLock], stack: ExitStack, wait: bool = True) -> bool:
     """Take these turns until the stack is left; False, and none, where one would be waited for."""
     for turn in turns:
+        if wait and turn in _inside.lent:
+            raise step_within_a_step()
         if not turn.acquire(blocking=wait):
             stack.close()
             return False
@@ -87,6 +110,7 @@ class Scheduler:
         self.models: list[Any] = [innermost(model) for model in (engine.target, *models)]
         self.changed = threading.Condition()
         self.led = False  # somebody runs the steps just now
+        self.again = False  # somebody came to sweep while it was led
         self.steps = 0  # that were told to their callers
         self.submissions = 0
         self.stepping: int | None = None  # the thread that makes or tells one just now
@@ -147,6 +171,7 @@ class Scheduler:
             with self.changed:
                 self.led, self.stepping = False, None
                 self.changed.notify_all()
+            sweep_what_was_left()  # for rows dropped behind its last step
 
     def step(self) -> bool:
         """One step, or a chunk of prompts before it, told to the callers of its rows; whether there
@@ -214,11 +239,13 @@ class Scheduler:
                     self.ends.pop(row, None)
                     self.engine.cancel(row)
                 if self.led:
-                    return  # who leads gives their memory back
+                    # Who leads may have made its last step, and looks here behind it.
+                    _left[id(self)], self.again = self, True
+                    return
                 _left[id(self)] = self  # before the attempt: whoever has a turn looks behind it
                 if _inside.turns:
                     return
-                self.led = True
+                self.led, self.again = True, False
             try:
                 with ExitStack() as stack:
                     free = taken(self.turns, stack, wait=False)
@@ -227,11 +254,11 @@ class Scheduler:
                         self.engine.sweep()
             finally:
                 with self.changed:
-                    self.led = False
+                    self.led, again = False, self.again
                     self.changed.notify_all()
             if free:
                 sweep_what_was_left()
-            elif id(self) not in _left:  # taken up meanwhile, by one who found it led here
+            elif again:  # in vain, as it was led here: whoever had the turn may be gone
                 self.drop(())
 
 

@@ -139,11 +139,12 @@ class Session:
         draft: Any = None,
         eos: frozenset[int] = frozenset(),
         generation: GenerationDefaults | None = None,
+        owns_models: bool = True,
     ) -> None:
         self.engine, self.method, self.tokenizer = engine, method, tokenizer
         self.target, self.draft = engine.target, draft
         self.eos = frozenset(token for token in eos if 0 <= token < self.target.vocab_size)
-        self.generation = generation
+        self.generation, self.owns_models = generation, owns_models
         self.foretelling = Foretelling(tokenizer, self.target.vocab_size, self.eos)
         self.scheduler = Scheduler(engine, *self.models)
         self.preparing = threading.Lock()
@@ -271,7 +272,8 @@ class Session:
     def close(self) -> None:
         """Give loaded models back as they were: their own kernels, their own mode.
 
-        What the method has learnt is kept before, as by `save`.
+        What the method has learnt is kept before, as by `save`. A session that `using` made ends
+        its own texts only: its models are those of the session it was made from.
         """
         try:
             self.save()
@@ -282,8 +284,10 @@ class Session:
         if "pool" in self.__dict__:
             del self.pool  # its threads end with it
         with held(self.scheduler.turns):  # between two steps of whoever decodes
-            for lm in self.models:
+            for lm in self.models if self.owns_models else ():
                 lm.close()
+            if not self.owns_models and self.writes == "text":  # beams hold their turns to the end
+                self.engine.close()
 
     def refresh(self, full: bool = True) -> int:
         """Take over weights that were changed since the model was loaded; how many there were.
@@ -309,20 +313,19 @@ class Session:
             self.engine.drafter.save()
 
     def using(self, method: str, **parts: Any) -> Session:
-        """The same models with another method around them; `parts` as in `load`."""
+        """The same models with another method around them; `parts` as in `load`.
+
+        The models stay this session's: closing the new one ends its texts and gives none back.
+        """
         row = check_request(method, self.draft, self.max_rows)
         draft = self.draft if needs_draft(row) else None
         parts = {"max_rows": self.max_rows, **parts}
         engine = assemble(method, innermost(self.target), draft, **parts)
         check_vocabulary(engine, self.tokenizer)
         return session_class(row)(
-            engine,
-            method=method,
-            tokenizer=self.tokenizer,
-            draft=self.draft,
-            eos=self.eos,
-            generation=self.generation,
-        )
+            engine, method=method, tokenizer=self.tokenizer, draft=self.draft, eos=self.eos,
+            generation=self.generation, owns_models=False,
+        )  # fmt: skip
 
     def rows(
         self, prompts: list[Prompt], max_new_tokens: int | None = None, **sampling: Unpack[Sampling]
@@ -362,7 +365,7 @@ class Session:
         return Result(
             text=self._text(row),
             tokens=row.new_tokens,
-            finish_reason=row.finish.reason if row.finish else "length",
+            finish_reason=row.finish.reason if row.finish else "unfinished",
             stats=recorder.stats[row.uid],
             steps=recorder.steps[row.uid],
             promise=self.engine.promise,

@@ -154,3 +154,19 @@ def learn(step: Step, parts: Parts) -> None:
     parts.drafter.observe(step)
     step.times.draft += perf_counter() - began
     parts.controller.observe(step)
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """Steps of single rows as one."""
+    first = steps[0]
+    for step in steps[1:]:
+        for name in ("rows", "nodes", "draft", "target", "other", "hidden", "prefill"):
+            setattr(first.times, name, getattr(first.times, name) + getattr(step.times, name))
+    return Step(
+        tuple(row for step in steps for row in step.rows),
+        tuple(draft for step in steps for draft in step.drafts),
+        tuple(score for step in steps for score in step.scores),
+        tuple(verdict for step in steps for verdict in step.verdicts),
+        tuple(tokens for step in steps for tokens in step.emitted),
+        first.times,
+    )

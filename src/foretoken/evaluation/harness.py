@@ -28,6 +28,8 @@ from tqdm import tqdm
 from foretoken.coins import seed_from_torch
 from foretoken.engine.generation_config import generation_defaults
 from foretoken.engine.loading import load
+from foretoken.engine.memory import amounts
+from foretoken.engine.memory.bounded import Bounded
 from foretoken.engine.scheduling import held, owner_of
 from foretoken.errors import ConfigError
 from foretoken.evaluation.generation import generation_config, most_new_tokens
@@ -159,7 +161,7 @@ class ForetokenLM(HFLM):  # type: ignore[misc]
         self.session.generation = generation_defaults(self.model, config)
         cap = most_new_tokens(self.model, new_tokens, until)
         seeds = [seed_from_torch() for _ in contexts] if sampled else None
-        stop = [text for text in until if text]
+        stop = [text for text in until if text] or None  # none of its own: those of the config
         return self.session.rows(
             [self.prompt(context, room) for context in contexts], cap, stop=stop, seed=seeds
         )
@@ -188,6 +190,7 @@ class ForetokenLM(HFLM):  # type: ignore[misc]
         self, requests: Sequence[Any], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[Answer]:
         """Log-likelihoods under the target's own law; of a context that does not fit, the end."""
+        check_unbounded(self.session)
         longest = self.max_length + 1
         pairs = []
         for _, context, continuation in requests:
@@ -252,6 +255,21 @@ def check_writes_texts(session: Any) -> None:
             f"method {session.method!r} was asked for in an evaluation.",
             "a task takes one text per prompt; this method writes a scored set of them.",
             "use another method, such as chain.",
+        )
+
+
+def check_unbounded(session: Any) -> None:
+    """ConfigError for log-likelihoods under a budget of memory: it is kept where texts are written,
+    and a batch of contexts that is read beside them is in nobody's plan.
+    """
+    waiting = session.engine.waiting
+    if isinstance(waiting, Bounded):
+        budget = amounts.told(waiting.room.budget)
+        raise ConfigError(
+            f"log-likelihoods were asked for within a memory budget of {budget}.",
+            "a budget is kept for texts that are written; contexts that are scored may take more.",
+            "load without memory_budget, with batch_size=1 where memory is short; tasks that write "
+            "texts keep to a budget.",
         )
 
 

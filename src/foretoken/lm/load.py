@@ -21,8 +21,9 @@ from transformers.utils import logging
 
 from foretoken import shipped
 from foretoken.errors import CheckpointError, ConfigError
+from foretoken.lm.runtime.family import refuse_encoder_decoder
 from foretoken.lm.runtime.pages import into_large_pages
-from foretoken.lm.unreadable import NO_MEMORY, UNREADABLE, explain, first_line, no_memory
+from foretoken.lm.unreadable import NO_MEMORY, UNREADABLE, explain, first_line, no_config, no_memory
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SAFE = ("*.safetensors",)
@@ -50,7 +51,7 @@ def load_model(
     checkpoint's elsewhere.
     """
     if isinstance(source, PreTrainedModel):
-        return same_model(source, device, dtype)
+        return same_model(source, device, dtype, device_map)
     place = find_device(device)
     kind = find_dtype(dtype, place)
     where = check_source(source, allow_pickle)
@@ -143,16 +144,16 @@ def tokenizer_of(model: PreTrainedModel, trust_remote_code: bool) -> Any:
         return None
 
 
-def same_model(model: PreTrainedModel, device: Any, dtype: Any) -> PreTrainedModel:
+def same_model(model: PreTrainedModel, device: Any, dtype: Any, device_map: Any) -> PreTrainedModel:
     """A loaded model belongs to the caller: it is neither moved nor converted."""
-    asked = model.device if device is None else torch.device(device)
+    asked = model.device if device is None else find_device(device, anywhere=True)
     numbers = {asked.index, model.device.index} - {None}  # of GPUs; none named: any
     other_place = asked.type != model.device.type or len(numbers) > 1
     other_kind = dtype is not None and find_dtype(dtype, model.device) not in (model.dtype, "auto")
-    if other_place or other_kind:
+    if other_place or other_kind or device_map is not None:
         raise ConfigError(
             f"a loaded model ({model.device}, {model.dtype}) was passed with "
-            f"device={device!r}, dtype={dtype!r}.",
+            f"device={device!r}, dtype={dtype!r}, device_map={device_map!r}.",
             "a loaded model is used as it is.",
             "call model.to(...) first, or pass its directory instead of the model.",
         )
@@ -165,8 +166,8 @@ def locate(source: Any, what: str) -> Path | str:
     if not isinstance(source, str | Path):
         raise ConfigError(
             f"a {type(source).__name__} was passed as {what}.",
-            f"a {what} is a directory, a hub name or a loaded object.",
-            "pass one of these.",
+            f"a {what} is a directory, a hub name or a loaded object of transformers.",
+            way_inside(source),
         )
     path = expanded(source, what)
     if path.is_dir():
@@ -184,6 +185,17 @@ def locate(source: Any, what: str) -> Path | str:
             "check the path" + beside(path) + ".",
         )
     return source
+
+
+def way_inside(source: Any) -> str:
+    """What to do about an object of another kind: many are modules around a model."""
+    if hasattr(source, "_orig_mod"):
+        return "pass its _orig_mod, the model as it was before torch.compile."
+    if hasattr(source, "get_base_model"):
+        return "pass its get_base_model(), or merge_and_unload() for weights that hold the adapter."
+    if isinstance(source, torch.nn.Module):
+        return "pass the transformers model inside it, or the directory it was saved to."
+    return "pass one of these."
 
 
 def expanded(source: str | Path, what: str) -> Path:
@@ -216,12 +228,7 @@ def check_directory(path: Path, allow_pickle: bool) -> None:
             "save or download the model again.",
         )
     if "config.json" not in files:
-        some = ", ".join(files[:5])
-        raise CheckpointError(
-            f"{path} has no config.json.",
-            f"a model directory holds config.json beside its weights; found here: {some}.",
-            "pass the directory that save_pretrained wrote to.",
-        )
+        raise no_config(path, files)
     if any(next(path.glob(pattern), None) for pattern in SAFE):
         return
     pickled = sorted(item.name for pattern in PICKLES for item in path.glob(pattern))
@@ -239,14 +246,15 @@ def check_directory(path: Path, allow_pickle: bool) -> None:
         )
 
 
-def find_device(device: Any) -> torch.device:
+def find_device(device: Any, anywhere: bool = False) -> torch.device:
+    """A device of this machine; `anywhere`: any that torch has a name for."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError):
         place = None
-    if place is None or not is_here(place):
+    if place is None or not (anywhere or is_here(place)):
         gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         others = [kind for kind in ("mps", "xpu") if is_here(torch.device(kind))]
         raise ConfigError(
@@ -295,9 +303,11 @@ def read_config(where: Path | str, options: dict[str, Any]) -> Any:
                 "save or download the model again.",
             ) from error
     try:
-        return AutoConfig.from_pretrained(where, **options)
+        config = AutoConfig.from_pretrained(where, **options)
     except UNREADABLE as error:
         explain(where, error, options)
+    refuse_encoder_decoder(config, config.model_type)
+    return config
 
 
 def read_weights(
@@ -312,7 +322,7 @@ def read_weights(
     try:
         model, report = read(where, config=config, dtype=dtype, output_loading_info=True, **options)
     except UNREADABLE as error:
-        explain(where, error, options)
+        explain(where, error, options, config)
     return model, report
 
 

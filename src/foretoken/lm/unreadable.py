@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,8 +23,10 @@ NOT_TO_BE_HAD = re.compile(
 NO_MEMORY = re.compile("can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
 
 
-def explain(where: Path | str, error: Exception, options: dict[str, Any]) -> NoReturn:
-    """Turn what transformers said into an error with a way out."""
+def explain(
+    where: Path | str, error: Exception, options: dict[str, Any], config: Any = None
+) -> NoReturn:
+    """Turn what transformers said into an error with a way out; `config`, once it was read."""
     said, whole = first_line(error), str(error)
     if "trust_remote_code" in whole and not options["trust_remote_code"]:
         raise CheckpointError(
@@ -53,6 +56,13 @@ def explain(where: Path | str, error: Exception, options: dict[str, Any]) -> NoR
             "with `hf auth login`.",
         ) from error
     if re.search("model.type|Unrecognized", whole):
+        if reads_images(config):
+            raise CapabilityError(
+                f"{where} is a model of images and text, {config.model_type}.",
+                "models are read by name with AutoModelForCausalLM, which has none of this kind; "
+                "prompts are text in any case.",
+                "load it with AutoModelForImageTextToText of transformers, and pass the model.",
+            ) from error
         raise CapabilityError(
             f"{where} is of a kind that the installed transformers cannot build: {said}.",
             "any causal language model that AutoModelForCausalLM builds.",
@@ -69,6 +79,42 @@ def explain(where: Path | str, error: Exception, options: dict[str, Any]) -> NoR
         "config.json and *.safetensors as save_pretrained writes them.",
         "save or download the model again.",
     ) from error
+
+
+def no_config(path: Path, files: list[str]) -> CheckpointError:
+    """A directory with these files and no configuration; many are adapters of another model."""
+    if "adapter_config.json" in files:
+        base = adapted(path / "adapter_config.json")
+        return CheckpointError(
+            f"{path} holds an adapter of {base}, and no model.",
+            "a model directory holds config.json beside all of a model's weights.",
+            "merge it first (merge_and_unload, then save_pretrained), or load the base with "
+            "transformers, call its load_adapter with this directory, and pass that model.",
+        )
+    return CheckpointError(
+        f"{path} has no config.json.",
+        "a model directory holds config.json beside its weights; found here: "
+        f"{', '.join(files[:5])}.",
+        "pass the directory that save_pretrained wrote to.",
+    )
+
+
+def adapted(path: Path) -> str:
+    """The model that an adapter's configuration names."""
+    try:
+        return str(json.loads(path.read_text())["base_model_name_or_path"] or "another model")
+    except (ValueError, KeyError, TypeError, OSError):
+        return "another model"
+
+
+def reads_images(config: Any) -> bool:
+    """Whether transformers has a model of images and text for it, and none of text alone."""
+    # not at the top: the command line asks this module what an error means before models are read
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = type(config)
+    causal, images = AutoModelForCausalLM._model_mapping, AutoModelForImageTextToText._model_mapping
+    return kind in images and kind not in causal
 
 
 def no_memory(asked: str) -> ForetokenError:

@@ -42,7 +42,9 @@ def greedy(
     examples: Sequence[Example],
     limit: int = 128,
 ) -> list[list[int]]:
-    """Greedy continuations of the prompts, without the end token, in one left-padded batch."""
+    """Greedy continuations of the prompts, with the end token where it came, in one left-padded
+    batch.
+    """
     prompts = [tokenizer(example.prompt).input_ids for example in examples]
     longest = max(map(len, prompts))
     end = tokenizer.eos_token_id
@@ -58,7 +60,7 @@ def greedy(
     )
     found = []
     for row in out[:, longest:].tolist():
-        found.append(row[: row.index(end)] if end in row else row)
+        found.append(row[: row.index(end) + 1] if end in row else row)
     return found
 
 
@@ -68,7 +70,9 @@ def accuracy(
     tokenizer: PreTrainedTokenizerFast,
 ) -> float:
     """Part of the answers that pass their example's check."""
-    passed = [e.check(tokenizer.decode(a)) for e, a in zip(examples, answers, strict=True)]
+    end = tokenizer.eos_token_id
+    said = [tokenizer.decode(a[:-1] if a and a[-1] == end else a) for a in answers]
+    passed = [e.check(text) for e, text in zip(examples, said, strict=True)]
     return sum(passed) / len(passed)
 
 
@@ -144,7 +148,7 @@ def report(
         row: dict[str, Any] = {
             "target_accuracy": accuracy(examples, answers, tokenizer),
             "entropy_per_token": statistics.fmean(entropy(model, tokenizer, examples)),
-            "answer_tokens": statistics.fmean(map(len, answers)) + 1,  # with the end token
+            "answer_tokens": statistics.fmean(map(len, answers)),  # with the end token, if it came
         }
         if small:
             row |= _pair(small, tokenizer, examples, answers, depth)
@@ -180,9 +184,7 @@ def _pair(
 ) -> dict[str, float]:
     tokens = steps = agreed = 0
     for example, answer in zip(examples, answers, strict=True):
-        agrees = agreement(
-            small, tokenizer(example.prompt).input_ids, [*answer, tokenizer.eos_token_id]
-        )
+        agrees = agreement(small, tokenizer(example.prompt).input_ids, answer)
         emitted, needed = accepted_length(agrees, depth)
         tokens, steps, agreed = tokens + emitted, steps + needed, agreed + sum(agrees)
     return {

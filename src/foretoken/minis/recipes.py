@@ -177,6 +177,7 @@ def train(
     with processes.main_process_first():
         if source is not None:
             _check_teacher(found, source, work, resume)
+        _check_scale(found, scale, work, resume)
         tokenizer = _tokenizer(found, source, work / "tokenizer")
     model = build(found, tokenizer)
     how = (resume, scale, progress)
@@ -235,7 +236,7 @@ def _phase(
     """One run of the trainer on the recipe's data: plain, LayerSkip, or taught by `master`."""
     resume, scale, show = how
     seconds = plan.seconds * scale if plan.seconds else None
-    plan = replace(plan, steps=max(1, round(plan.steps * scale)), seconds=seconds)
+    plan = replace(plan, steps=_steps(plan, scale), seconds=seconds)
     objective = Distill(teacher=master) if master else found.layer_skip or LanguageModel()
 
     def stream(split: str, seed: int) -> PackedStream:
@@ -306,21 +307,42 @@ def _check_teacher(found: Recipe, source: Path, work: Path, resume: bool) -> Non
     """Refuse to go on with what another teacher has taught; else note who teaches."""
     weights = sorted([*source.glob("*.safetensors"), *source.glob("*.bin")])
     told = json.dumps({path.name: digest(path) for path in weights}, indent=2) + "\n"
-    note = work / "teacher.json"
+    _check_note(work / "teacher.json", told, resume, ConfigError(
+        asked=f"training {found.name} in {work.parent}, taught by {source}",
+        possible="it was begun there with another teacher, whose laws its checkpoints have "
+        "learned",
+        do="pass --fresh to begin anew, name the teacher it was begun with, or another folder",
+    ))  # fmt: skip
+
+
+def _check_scale(found: Recipe, scale: float, work: Path, resume: bool) -> None:
+    """Refuse to go on with a run of another length, whose rates fall at other steps."""
+    plans = [plan for plan in (found.plan, found.teaching) if plan is not None]
+    told = json.dumps({"scale": scale, "steps": [_steps(plan, scale) for plan in plans]}) + "\n"
+    _check_note(work / "scale.json", told, resume, ConfigError(
+        asked=f"training {found.name} in {work.parent} with scale={scale:g}",
+        possible="it was begun there with another scale, and its checkpoints are those of a run "
+        "of another length",
+        do="pass --fresh to begin anew, pass the scale it was begun with, or another folder",
+    ))  # fmt: skip
+
+
+def _check_note(note: Path, told: str, resume: bool, other: ConfigError) -> None:
+    """Raise `other` where a run that was begun otherwise is to go on; else note what is told."""
     before = note.read_text(encoding="utf-8") if note.is_file() else None
     if before == told:
         return
     if before is not None and resume:
-        raise ConfigError(
-            asked=f"training {found.name} in {work.parent}, taught by {source}",
-            possible="it was begun there with another teacher, whose laws its checkpoints have "
-            "learned",
-            do="pass --fresh to begin anew, name the teacher it was begun with, or another folder",
-        )
+        raise other
     if before is not None:  # a run that is killed before it saves would go on from these
         for phase in ("data", "distill"):
-            shutil.rmtree(work / phase, ignore_errors=True)
+            shutil.rmtree(note.parent / phase, ignore_errors=True)
     replace_text(note, told)
+
+
+def _steps(plan: TrainingPlan, scale: float) -> int:
+    """Optimizer steps of a run that is so much shorter."""
+    return max(1, round(plan.steps * scale))
 
 
 def _check_out(name: str, out: Path) -> None:

@@ -128,11 +128,12 @@ class Answer:
             self._waiter = asyncio.get_running_loop().create_future()
             await asyncio.wait((job, self._waiter), return_when=asyncio.FIRST_COMPLETED)
 
-    async def take(self) -> list[Piece]:
-        """What has come in since the last call; waits for something, unless all is over."""
+    async def take(self, limit: float | None = None) -> list[Piece]:
+        """What has come in since the last call; waits for something, unless all is over, and for so
+        many seconds at most."""
         if not self._box and not self.done:
             self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            await asyncio.wait((self._waiter,), timeout=limit)
         pieces, self._box = self._box, []
         return pieces
 

@@ -20,6 +20,8 @@ from foretoken.serve.wire.words import DONE, event, words_for
 
 UNREAD = 60.0  # seconds that a message waits for a client that does not read
 UNREAD_LATE = 5.0  # likewise, behind the time limit
+ALIVE = 15.0  # seconds without a byte of a stream, as proxies end one after 60
+KEEP_ALIVE = ": keep-alive\n\n"  # a comment of the stream, which its readers pass over
 LONG_ANSWER = 2048  # tokens told of from which on a document is written beside the event loop
 STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -104,11 +106,14 @@ class Answering(Response):
         if opening := words.opened():
             await send(body(opening, more=True))
         while True:
-            told = "".join([words.told(piece) for piece in await answer.take()])
+            pieces = await answer.take(ALIVE)
+            told = "".join([words.told(piece) for piece in pieces])
             if told:
                 await send(body(told, more=True))
             if answer.done:
                 break
+            if not pieces:
+                await send(body(KEEP_ALIVE, more=True))
         told = "".join([words.told(piece) for piece in await answer.take()])
         if answer.refusal is not None:
             self.answer.account.facts["error"] = answer.refusal.code or answer.refusal.kind

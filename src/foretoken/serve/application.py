@@ -16,14 +16,14 @@ from starlette.requests import ClientDisconnect
 
 from foretoken.engine.session import Session
 from foretoken.serve.answer import LEFT
-from foretoken.serve.answering import Answering
+from foretoken.serve.answering import UNREAD, Answering
 from foretoken.serve.asking import prompts_of
 from foretoken.serve.gate import GUARDED, Gate
-from foretoken.serve.pages import add_pages
+from foretoken.serve.pages import READ, add_pages
 from foretoken.serve.request_log import RequestLog
 from foretoken.serve.service import Service
 from foretoken.serve.settings import Settings
-from foretoken.serve.wire.errors import GONE, Refusal, invalid
+from foretoken.serve.wire.errors import GONE, Refusal, invalid, late
 from foretoken.serve.wire.requests import Asked, ChatRequest, CompletionRequest
 from foretoken.serve.wire.schema import describe
 from foretoken.serve.wire.unsupported import check_fields
@@ -118,7 +118,7 @@ def add_texts(api: FastAPI, service: Service) -> None:
 
     @api.post("/v1/completions", summary="Continue texts.")
     async def completions(request: Request) -> Response:
-        asked = await read(request, CompletionRequest)
+        asked = await read(request, service, CompletionRequest)
         if asked.echo and asked.logprobs is not None:
             raise Refusal(
                 "echo was asked for with logprobs.",
@@ -131,7 +131,7 @@ def add_texts(api: FastAPI, service: Service) -> None:
 
     @api.post("/v1/chat/completions", summary="Answer a conversation.")
     async def chat(request: Request) -> Response:
-        asked = await read(request, ChatRequest)
+        asked = await read(request, service, ChatRequest)
         top = asked.top_logprobs or 0
         if top and not asked.logprobs:
             raise Refusal(
@@ -143,9 +143,14 @@ def add_texts(api: FastAPI, service: Service) -> None:
         return answering(request, service, asked, top if asked.logprobs else None)
 
 
-async def read(request: Request, kind: type[A]) -> A:
+async def read(request: Request, service: Service, kind: type[A]) -> A:
     """The body of a request, checked; long ones beside the event loop."""
-    body = await request.body()
+    limit = service.settings.request_timeout or UNREAD
+    try:
+        async with asyncio.timeout(limit):
+            body = await request.body()
+    except TimeoutError as error:
+        raise late(limit) from error
 
     def checked() -> A:
         try:
@@ -189,15 +194,18 @@ def add_state(api: FastAPI, service: Service) -> None:
             },
         }
 
+    @api.head("/v1/models", include_in_schema=False)
     @api.get("/v1/models", summary="The model that is served.")
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model()]}
 
+    @api.head("/v1/models/{name:path}", include_in_schema=False)
     @api.get("/v1/models/{name:path}", summary="The model of this name.")
     async def one_model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return model()
 
+    @api.head("/health", include_in_schema=False)
     @api.get("/health", summary="Whether requests are taken: 200, or 503.")
     async def health() -> JSONResponse:
         status = "ok" if service.healthy else "stopping" if service.stopping else "down"
@@ -205,7 +213,7 @@ def add_state(api: FastAPI, service: Service) -> None:
 
     if service.settings.metrics:
 
-        @api.get("/metrics", summary="Figures for Prometheus.", include_in_schema=False)
+        @api.api_route("/metrics", methods=READ, include_in_schema=False)
         async def metrics() -> Response:
             text = generate_latest(service.metrics.registry)
             return Response(text, media_type=CONTENT_TYPE_LATEST)

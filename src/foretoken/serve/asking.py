@@ -246,7 +246,8 @@ def rows_of(
             raise refusal_of(error, field_of(asked)) from error
         check_reading(asked, getattr(tokenizer, "chat_template", None), len(ids))
         first = number * asked.texts
-        seeds = None if asked.seed is None else [asked.seed + first + i for i in range(asked.texts)]
+        seed = None if asked.seed == -1 else asked.seed  # -1: drawn, as other servers have it
+        seeds = None if seed is None else [seed + first + i for i in range(asked.texts)]
         most = most_tokens(asked, len(ids), longest, usual, limit)
         for begin in range(0, asked.texts, AT_ONCE):
             if begin and over():

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.serve.answer import Account
 from foretoken.serve.service import Service
-from foretoken.serve.wire.errors import GONE, INTERNAL, TIMEOUT, Refusal
+from foretoken.serve.wire.errors import GONE, INTERNAL, LATE, TIMEOUT, Refusal
 
 REQUESTS = logging.getLogger("foretoken.serve.requests")  # one record per request, as a dict
 GUARDED = "/v1"  # paths that need a key
@@ -94,8 +94,8 @@ class Gate:
             metrics.errors.labels(path, facts["error"]).inc()
         if facts.get("ttft") is not None:
             metrics.ttft.observe(facts["ttft"])
-        elif facts.get("error") == TIMEOUT:  # or the slowest would be missing
-            metrics.ttft.observe(waited)
+        elif facts.get("error") == TIMEOUT and account.status != LATE:
+            metrics.ttft.observe(waited)  # or the slowest would be missing
         if facts.get("tpot") is not None:
             metrics.tpot.observe(facts["tpot"])
         if not account.path.startswith(GUARDED):

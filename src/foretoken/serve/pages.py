@@ -10,18 +10,19 @@ from fastapi import FastAPI
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 PAGE = Path(__file__).parent / "page" / "index.html"
+READ = ["GET", "HEAD"]  # methods of what is only looked at
 
 
 def add_pages(api: FastAPI) -> None:
     """The chat where it ships, and the docs."""
 
-    @api.get("/", include_in_schema=False)
+    @api.api_route("/", methods=READ, include_in_schema=False)
     async def home() -> Response:
         if PAGE.is_file():
             return FileResponse(PAGE, media_type="text/html; charset=utf-8")
         return RedirectResponse("docs")
 
-    @api.get("/docs", include_in_schema=False)
+    @api.api_route("/docs", methods=READ, include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(docs_of(api.openapi()))
 
@@ -35,8 +36,8 @@ def docs_of(schema: dict[str, Any]) -> str:
             parts.append(f"<h2><code>{escape(title)}</code></h2><p>{escape(call['summary'])}</p>")
             content = call.get("requestBody", {}).get("content", {})
             for kind in content.values():
-                name = kind["schema"]["$ref"].rpartition("/")[2]
-                parts.append(fields_of(schema["components"]["schemas"][name]))
+                name = kind["schema"].get("$ref", "").rpartition("/")[2]  # none: no model
+                parts.append(fields_of(schema["components"]["schemas"].get(name, {})))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>foretoken</title>'
         '<meta name="viewport" content="width=device-width">'
@@ -55,7 +56,7 @@ def fields_of(schema: dict[str, Any]) -> str:
     rows = [
         f"<dt>{escape(name)}{' (required)' if name in needed else ''}</dt>"
         f"<dd>{escape(type_of(field))}</dd>"
-        for name, field in schema["properties"].items()
+        for name, field in schema.get("properties", {}).items()
     ]
     return f"<dl>{''.join(rows)}</dl>"
 

@@ -14,6 +14,7 @@ from foretoken.errors import ConfigError
 from foretoken.serve.service import Service
 
 LAST = 2  # seconds that connections get to take what was already sent
+IDLE = 75  # and that idle ones stay open: above the 60 of usual proxies, or these use closed ones
 
 
 class Server(uvicorn.Server):
@@ -26,6 +27,7 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             lifespan="on",
+            timeout_keep_alive=IDLE,
             timeout_graceful_shutdown=LAST,
         )
         super().__init__(config)

@@ -198,9 +198,9 @@ class Service:
         return internal(number)
 
     def own_fault(self, error: ForetokenError) -> bool:
-        """Whether no request is to blame: logits of a cache are wrong, or a model was closed or
-        set to training mode."""
-        if isinstance(error, WrongLogits):
+        """Whether no request is to blame: logits of a cache are wrong, a package is missing, or a
+        model was closed or set to training mode."""
+        if isinstance(error, WrongLogits) or isinstance(error.__cause__, ModuleNotFoundError):
             return True
         try:
             for lm in self.session.models:

@@ -118,7 +118,11 @@ class Shuffled:
         self.per_epoch = len(features) // self.size
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        return self.features.take(self.chosen(index))
+        found = self.features.take(self.chosen(index))
+        if "weights" in found:  # whole texts, whose last token is one that the target wrote
+            places = torch.arange(1, found["weights"].shape[1] + 1).to(found["weights"].device)
+            found["lengths"] = ((found["weights"] > 0) * places).amax(1)
+        return found
 
     def chosen(self, index: int) -> Tensor:
         """The numbers of the tokens in batch `index`."""

@@ -28,8 +28,17 @@ class Stream(Protocol):
     """What the trainer reads from."""
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        """Batch number `index`: at least ``input_ids`` and ``weights``, both [rows, row_tokens]."""
+        """Batch number `index`: at least ``input_ids`` and ``weights``, both [rows, row_tokens];
+        and ``lengths`` [rows] where some of a row may be padding.
+        """
         ...
+
+
+def tokens_in(batch: dict[str, Tensor]) -> int:
+    """Tokens of a batch, without padding where it tells "lengths" [rows]."""
+    if "lengths" in batch:
+        return int(batch["lengths"].sum())
+    return batch["input_ids"].numel()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +62,8 @@ class PackedStream:
         for i, row in enumerate(rows):
             tokens[i, : len(row.tokens)] = torch.tensor(row.tokens)
             weights[i, : len(row.weights)] = torch.tensor(row.weights)
-        return {"input_ids": tokens, "weights": weights}
+        lengths = torch.tensor([len(row.tokens) for row in rows])
+        return {"input_ids": tokens, "weights": weights, "lengths": lengths}
 
 
 def pack(documents: Iterator[Document], rows: int, row_tokens: int) -> list[Document]:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,17 @@ from accelerate.utils import broadcast_object_list
 from torch import Tensor, nn
 
 from foretoken.engine.interrupts import Uninterrupted
-from foretoken.errors import CheckpointError, ConfigError
+from foretoken.errors import CheckpointError
 
 from . import checkpoint
 from .bar import bar
 from .curve import draw_curve
+from .folders import working_alone
 from .optimizers import split_optimizers
 from .processes import on_cpu
 from .scalars import Scalars
 from .schedule import cosine
-from .stream import Stream
+from .stream import Stream, tokens_in
 
 LOG = logging.getLogger(__name__)
 _SECONDS_BETWEEN_CURVES = 60.0
@@ -76,7 +77,7 @@ class Progress:
     """What a run has seen so far; saved with every checkpoint."""
 
     step: int = 0
-    tokens: int = 0
+    tokens: int = 0  # without padding
     seconds: float = 0.0
     train: list[tuple[int, float]] = field(default_factory=list)
     held_out: list[tuple[int, float]] = field(default_factory=list)
@@ -155,15 +156,23 @@ class Trainer:
         """Train to the end of the plan, from the newest checkpoint if there is one.
 
         Ctrl-C waits for the end of a step and leaves a checkpoint of it; a second one does not.
+        Of two runs in one folder the second is refused.
         """
-        self._check_folder()
+        main = self.accelerator.is_main_process
+        alone: AbstractContextManager[None] = nullcontext()
+        if main:
+            alone = working_alone(self.folder)
+        with alone:
+            return self._run(resume, show and main)
+
+    def _run(self, resume: bool, shown: bool) -> Progress:
+        """The same, in a folder where nobody else is at work."""
         if resume and (path := checkpoint.latest(self.folder)):
             self._restore(checkpoint.load(path), path)
         if self.plan.tensorboard and self.accelerator.is_main_process:
             self.scalars = Scalars(self.folder, self.progress.step)
         self.loss.train()
         self.saved, stop = time.monotonic(), False
-        shown = show and self.accelerator.is_main_process
         with (
             bar(self.name, self.plan.steps, shown) as advance,
             Uninterrupted() as interrupted,  # between steps alone there is something to save
@@ -197,7 +206,7 @@ class Trainer:
         turns = [progress.step * plan.accumulate + part for part in range(plan.accumulate)]
         batches = [self._batch(turn) for turn in turns]
         counts = [self.count(batch) if self.count else 1 for batch in batches]
-        read = sum(batch["input_ids"].numel() for batch in batches)
+        read = sum(tokens_in(batch) for batch in batches)
         places, tokens = self._summed(sum(counts), read)
         mean = places / (plan.accumulate * accelerator.num_processes)
         total = 0.0
@@ -364,14 +373,6 @@ class Trainer:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
 
-    def _check_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(self.folder, str(error)) from error
-        if not os.access(self.folder, os.W_OK):
-            raise _unwritable(self.folder, "no permission to write")
-
     def _refuse_nan(self, value: float, what: str = "loss") -> None:
         kept = checkpoint.latest(self.folder)
         raise CheckpointError(
@@ -379,11 +380,3 @@ class Trainer:
             possible=f"the {what} became {value}; last good checkpoint: {kept or 'none'}",
             do="start again with lower learning rates; a run with other rates begins anew",
         )
-
-
-def _unwritable(folder: Path, why: str) -> ConfigError:
-    return ConfigError(
-        asked=f"training into {folder}",
-        possible=f"the folder cannot be written ({why})",
-        do="choose another folder",
-    )

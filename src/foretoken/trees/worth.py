@@ -71,7 +71,8 @@ class Calibration:
 
     def chance(self, law: float, rank: int, greedy: bool) -> float:
         """The chance that a child of this law and rank is the one, given that its parent is."""
-        if law <= 0.0:  # by rounding: a token may be drawn at a temperature at which it is likelier
+        # NaN, or zero by rounding: a token may be drawn at a temperature at which it is likelier
+        if not law > 0.0:
             return 0.0
         at = 4 * bisect(self.EDGES, law) + 2 * greedy + (rank > 0)
         word = self.weight * law
@@ -80,6 +81,8 @@ class Calibration:
 
     def tried(self, law: float, rank: int, greedy: bool, hit: bool) -> None:
         """A child whose parent was reached, and whether it was the one."""
+        if law != law:  # no number: what is counted would be none from now on
+            return
         at = 4 * bisect(self.EDGES, law) + 2 * greedy + (rank > 0)
         self.hits[at] = self.hits[at] * self.FADE + hit
         self.promised[at] = self.promised[at] * self.FADE + law

@@ -40,9 +40,10 @@ def all_at_once(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
     p = [laws[i] for i in range(drafted)]  # [V] each; the one behind i kept tokens
     q = [drawn_from(draft, i) for i in range(1, drafted + 1)]
     keep = keepable(chances(p, tokens), chances(q, tokens), sure(p[0]))
+    drafted = len(keep) - 1  # fewer where a law is NaN
     if coins.flip(keep[drafted]):
         return drafted, laws[drafted]
-    masses = owed(p, q, keep[:-1])
+    masses = owed(p[:drafted], q[:drafted], keep[:-1])
     kept = next((i for i in range(drafted - 1, 0, -1) if coins.flip(share(masses[i], keep[i]))), 0)
     return kept, left_over(p[kept], q[kept], keep[kept], masses[kept])
 
@@ -56,6 +57,9 @@ def one_by_one(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
     keep = [1.0]
     for i, token in enumerate(tokens):
         ratio = float(p[i][token]) / max(float(q[i][token]), 1e-300)
+        if ratio != ratio:  # NaN
+            drafted = i
+            break
         keep.append(min(1.0, keep[-1] * ratio))
         if keep[-1] >= sure(p[0]):
             keep[-1] = 1.0
@@ -72,10 +76,16 @@ def one_by_one(draft: Draft, laws: Laws, coins: Coins) -> tuple[int, Tensor]:
 
 
 def keepable(target: list[float], guess: list[float], certain: float) -> list[float]:
-    """P[0..G]: the running product of p/q, clipped to one at every step."""
+    """P[0..G]: the running product of p/q, clipped to one at every step.
+
+    It ends before a token whose law is NaN, as if no more had been drafted: nothing is accepted by
+    such a law, and a text that gets there is refused by drawing from it.
+    """
     keep = [1.0]
     for p, q in zip(target, guess, strict=True):
-        now = min(1.0, keep[-1] * p / max(q, 1e-300))
+        now = keep[-1] * p / max(q, 1e-300)
+        if now != now:
+            break
         keep.append(1.0 if now >= certain else now)
     return keep
 

@@ -14,6 +14,7 @@ out, the drafts that carry it live on (Algorithm 2 of the paper, for trees of an
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
@@ -79,12 +80,8 @@ def division_factor(p: Tensor, q: Tensor, k: int) -> float:
     part = q[order].sum() - q[order].cumsum(0)  # of those beyond, q
     inside = (ratios > low) & (ratios < high)
     at = ratios[inside]
-    good = [
-        enough(*pair, k)
-        for pair in zip(at.tolist(), (whole[inside] / at + part[inside]).tolist(), strict=True)
-    ]
-    first = good.index(True) if True in good else len(good)
-    places = at.tolist()
+    places, betas = at.tolist(), (whole[inside] / at + part[inside]).tolist()
+    first = bisect_left(range(len(places)), True, key=lambda i: enough(places[i], betas[i], k))
     below = int((ratios <= low).sum()) + first - 1  # the last ratio under the segment
     a, b = (float(part[below]), float(whole[below])) if below >= 0 else (float(q.sum()), 0.0)
     low = places[first - 1] if first > 0 else low
@@ -101,7 +98,11 @@ def by_bisection(p: Tensor, q: Tensor, k: int) -> float:
 
 
 def enough(rho: float, beta: float, k: int) -> bool:
-    """Whether rho leaves nothing negative; once true, it stays true for every larger rho."""
+    """Whether rho leaves nothing negative; once true, it stays true for every larger rho.
+
+    beta is the sum of min(q, p / rho), so it never rises with rho, and any_try falls with it; rho
+    beta is the sum of min(rho q, p), which never falls.
+    """
     return any_try(beta, k) <= rho * beta
 
 

@@ -116,25 +116,28 @@ def walk_together(rows: Rows, drafts: Sequence[Draft], scores: Sequence[Scores])
     """The walks of all rows from tokens drawn at every node: of one depth, only one is used.
 
     Each node is drawn for with the coin that its depth will use, so the verdicts are those of
-    `walk`, and no verdict waits for another's token.
+    `walk`, and no verdict waits for another's token. Greedy rows are walked: their tokens were read
+    together already, and at a node that is not reached there may be none.
     """
     drawn: list[Tensor] = []
     for row, draft, score in zip(rows, drafts, scores, strict=True):
+        if row.warp.greedy:
+            continue
         laws = score.p
         assert laws is not None, "the engine sets the laws before a verdict is asked"
         stacked = torch.stack([laws[node] for node in range(len(draft.tree))])  # [N, V]
         assert isinstance(row.coins, SeededCoins), "only seeded coins can be looked at ahead"
-        drawn.append(
-            stacked.argmax(-1) if laws.greedy else row.coins.draw_many(stacked, draft.tree.depths())
-        )
-    said = torch.cat(drawn).tolist()  # the one read
+        drawn.append(row.coins.draw_many(stacked, draft.tree.depths()))
+    said: list[int] = torch.cat(drawn).tolist() if drawn else []  # the one read
     verdicts, at = [], 0
-    for row, draft in zip(rows, drafts, strict=True):
+    for row, draft, score in zip(rows, drafts, scores, strict=True):
+        if row.warp.greedy:
+            verdicts.append(walk(draft, score, row.coins))
+            continue
         tokens = said[at : at + len(draft.tree)]
         at += len(draft.tree)
         verdicts.append(descend(draft, partial(met, tokens)))
-        if not row.warp.greedy:
-            row.coins.skip(len(verdicts[-1].path) + 1)  # type: ignore[attr-defined]
+        row.coins.skip(len(verdicts[-1].path) + 1)  # type: ignore[attr-defined]
     return verdicts
 
 

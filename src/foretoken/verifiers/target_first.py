@@ -8,9 +8,12 @@ speculative sampling. Nothing is drawn at the end of a path: the next step's fir
 
 from __future__ import annotations
 
-from foretoken.coins import Coins
+import math
+
+from foretoken.coins import Coins, no_law
 from foretoken.types import Draft, Draw, Scores, Verdict
 from foretoken.verifiers.recursive import Recursive
+from foretoken.warp.best import best_tokens
 
 
 class TargetFirst(Recursive):
@@ -27,7 +30,9 @@ class TargetFirst(Recursive):
         tree, law = draft.tree, draft.q[0]
         assert law is not None, "the first layer has the target's law"
         if len(tree) == 1:
-            return Verdict((), int(law.argmax()) if scores.p.greedy else coins.draw(law))
+            return Verdict((), best_tokens(law) if scores.p.greedy else coins.draw(law))
+        if math.isnan(float(law[tree.tokens[1]])):  # nothing else tests the first layer
+            raise no_law()
         run = [0] * len(tree)  # passed tests down to each node; -1: one of them failed
         best = 1
         for node in range(1, len(tree)):

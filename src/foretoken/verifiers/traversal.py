@@ -61,7 +61,10 @@ class Traversal(ForDrawn):
                 chance = float(q[token])
                 if chance <= 0.0:  # q ran out: nothing is known of the candidates that are left
                     break
-                kept = min(1.0, owed * float(p[token]) / chance)
+                ratio = owed * float(p[token]) / chance
+                if ratio != ratio:  # p is NaN: a text that ends here is refused by drawing from it
+                    break
+                kept = min(1.0, ratio)
                 found = visit(child, 1.0 if kept >= sure(p) else kept)
                 if found is not None:
                     return found
@@ -162,8 +165,9 @@ class _Families:
         if self.draft.draw is Draw.MIXED:  # the others are fixed: their law gives nothing else
             q = torch.where(guess > 0.0, q, torch.zeros_like(q).scatter_(1, picks, 1.0))
             guess = q.gather(1, picks)
-        known = self.open[at] & (guess[:, 0] > 0.0)
         kept = (owed[:, None] * p.gather(1, picks) / guess.clamp_min(1e-30))[:, 0].clamp(max=1.0)
+        # a law of NaN accepts nothing
+        known = self.open[at] & (guess[:, 0] > 0.0) & (kept >= 0.0)
         kept = torch.where(kept >= sure(p), torch.ones_like(kept), kept)
         rest = torch.addcmul(-q, p, owed[:, None]).clamp_(min=0.0)
         mass = rest.sum(-1)

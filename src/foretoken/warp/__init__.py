@@ -18,13 +18,12 @@ from torch import Tensor
 
 from foretoken.coins import Coins, no_law
 from foretoken.errors import ConfigError
-from foretoken.native.best_columns import first_columns
 from foretoken.native.laws import softmax
 from foretoken.types import Ragged, SamplingParams, TokenTree
+from foretoken.warp.best import FIT, best_tokens
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
 from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
 
-FIT = frozenset({torch.float32, torch.float64})  # dtypes that laws may have
 ALL_AT_ONCE = 1 << 18  # laws of a whole tree are computed together up to this many numbers
 
 
@@ -286,16 +285,22 @@ class WarpedLaws:
         return self.choice(node) if self.greedy else coins.draw(self[node])
 
     def choice(self, node: int) -> int:
-        """The most likely token at `node`."""
+        """The most likely token at `node`; ConfigError where its scores are NaN.
+
+        Those of other nodes may be: half precision overflows at guesses that no text reaches.
+        """
         if node not in self._choices:
             if self._warp.bare:
-                self._choices = dict(enumerate(best_tokens(self._logits)))
-                return self._choices[node]
-            nodes = self._together(node)
-            found = best_tokens(self._scores(nodes))
-            self._choices.update(zip(nodes, found, strict=True))
+                nodes: Sequence[int] = range(len(self._logits))
+                scores = self._logits
+            else:
+                nodes = self._together(node)
+                scores = self._scores(nodes)
+            self._choices.update(zip(nodes, best_tokens(scores, strict=False), strict=True))
         if node in self._dead:
             raise nothing_left(len(self._tokens) + len(self._tree.path(node)))
+        if self._choices[node] < 0:
+            raise no_law()
         return self._choices[node]
 
     def _law(self, node: int) -> Tensor:
@@ -349,47 +354,6 @@ def nothing_left(length: int) -> ConfigError:
         "at least one token must stay possible at every place of the text.",
         "ban fewer tokens, or lower min_new_tokens.",
     )
-
-
-def best_tokens(scores: Float[Tensor, "*n V"]) -> Any:
-    """The most likely token of every row, the first of equals, in one read from the device.
-
-    On a CPU torch's own search is the slowest. ConfigError where scores are NaN.
-    """
-    shape = scores.shape
-    if len(shape) == 1:
-        return best_tokens(scores[None])[0]
-    rows = scores if len(shape) == 2 else scores.reshape(-1, shape[-1])
-    best = first_columns(rows)
-    if best is None:
-        return best_by_numpy(rows.detach()) if rows.is_cpu else best_on_device(rows)
-    if -1 in best:
-        raise no_law()
-    return best
-
-
-def best_on_device(rows: Float[Tensor, "n V"]) -> list[int]:
-    """The same by torch, which takes the first NaN for the largest."""
-    found = rows.argmax(-1)
-    said = rows.gather(-1, found[:, None])[:, 0]
-    best: list[int] = torch.where(said.isnan(), -1, found).tolist()
-    if -1 in best:
-        raise no_law()
-    return best
-
-
-def best_by_numpy(rows: Float[Tensor, "n V"]) -> list[int]:
-    """Of numbers of any type; ConfigError where one of them is NaN."""
-    best: list[int] = []
-    # what numpy cannot read is widened in blocks that stay in the processor's cache
-    few = len(rows) if rows.dtype in FIT else max(ALL_AT_ONCE // rows.shape[-1], 1)
-    for block in torch.split(rows, few):
-        numbers = (block if rows.dtype in FIT else block.float()).numpy()
-        found = numbers.argmax(-1).tolist()  # the first NaN counts as the largest
-        if any(math.isnan(numbers.item(row, token)) for row, token in enumerate(found)):
-            raise no_law()
-        best += found
-    return best
 
 
 def point_mass(token: int, like: Float[Tensor, "V"]) -> Float[Tensor, "V"]:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from foretoken.warp import Warp, fit, impossible, nothing_left, point_mass
+from foretoken.warp.best import best_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,5 +44,5 @@ def joint_law(
         log_p[dead] = -torch.inf
     flat = (log_p + log_p.new_tensor(weights)[:, None]).flatten()
     if warp.greedy:
-        return Joint(point_mass(int(flat.argmax()), flat), log_p)
+        return Joint(point_mass(best_tokens(flat), flat), log_p)
     return Joint(warp.probabilities(flat), log_p)

@@ -1,6 +1,7 @@
 """The two loops: what a closed one holds back, what an open one does not, and how both end."""
 
 import asyncio
+from contextlib import suppress
 from random import Random
 from time import perf_counter, process_time
 
@@ -8,7 +9,7 @@ import pytest
 
 from foretoken.bench.load.arrivals import Level
 from foretoken.bench.load.drive import PAUSE, Limit, closed, opened, watched
-from foretoken.bench.load.record import Block, Record
+from foretoken.bench.load.record import INTERRUPTED, Block, Record
 from foretoken.bench.load.steady import RULES, TOO_FEW, steady_part
 
 
@@ -124,7 +125,7 @@ def test_a_wait_at_the_limit_in_flight_is_in_the_latency() -> None:
     assert last.ttft == last.latency > 4 * (last.ended - last.sent)
 
 
-def test_what_is_cut_off_is_counted_and_no_part_of_the_numbers() -> None:
+def test_what_is_cut_off_is_kept_as_what_it_waited() -> None:
     block = Block(server="s", level=Level("closed", 3), round=0)
 
     async def run():
@@ -141,8 +142,36 @@ def test_what_is_cut_off_is_counted_and_no_part_of_the_numbers() -> None:
 
     with pytest.raises(TimeoutError):
         asyncio.run(run())
-    assert len(block.records) == 2 and block.unfinished == 3
+    assert sum(one.ok for one in block.records) == 2 and block.unfinished == 3
     assert all(one.ended > one.sent for one in block.records) and block.seconds > 0.1
+    cut = [one for one in block.records if not one.ok]
+    assert sorted(one.number for one in cut) == [2, 3, 4]
+    assert all(one.error == INTERRUPTED and one.waited for one in cut)
+    longest = max(cut, key=lambda one: one.latency)
+    assert longest.number == 2 and longest.ttft == longest.latency > 0.09
+
+
+def test_requests_that_wait_to_be_sent_are_cut_off_too() -> None:
+    block = Block(server="s", level=Level("poisson", 1.0), round=0)
+
+    async def run():
+        async with watched(block) as zero:
+            ask, times = Desk(10.0).asked(zero), [0.0, 0.01, 0.02]
+            sending = asyncio.create_task(opened(block, record, ask, zero, times, 1))
+            while block.held < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            sending.cancel()
+            with suppress(asyncio.CancelledError):
+                await sending
+
+    asyncio.run(run())
+    first, *held = sorted(block.records, key=lambda one: one.number)
+    assert block.unfinished == 3 == len(block.records)
+    assert first.seconds_within(0.0, block.seconds) > 0.05
+    for one in held:
+        assert one.error == INTERRUPTED and one.latency > 0.04
+        assert one.seconds_within(0.0, block.seconds) == 0.0, "the server never had it"
 
 
 def test_the_generator_tells_what_it_took_itself() -> None:

@@ -8,6 +8,8 @@ import pytest
 from foretoken.bench import intervals
 from foretoken.bench.intervals import RESAMPLES, over_resamples, resampled, spread
 from foretoken.bench.load.arrivals import Level
+from foretoken.bench.load.hours import by_hour
+from foretoken.bench.load.plots import over_day
 from foretoken.bench.load.ratios import over
 from foretoken.bench.load.record import Block, Record
 from foretoken.bench.load.sample import Promise, floors_of, percentiles, sample_of
@@ -220,3 +222,46 @@ def test_requests_without_an_end_in_time_count_as_what_they_waited() -> None:
     assert found["ttft"]["p99"]["value"] == pytest.approx(30.0)
     assert found["tpot"]["p99"]["value"] == pytest.approx(0.1)
     assert found["answered"] == 72
+
+
+def day_of(length: float, seconds: float, planned: int) -> Block:
+    """A request every two seconds, until Ctrl-C where the day was planned to be longer."""
+    records = [answered(n, 2.0 * n + 0.5, 0.2, 0.1, 9) for n in range(int(seconds / 2.0))]
+    return Block(server="s", level=Level("day", 1.0), round=0, records=records, seconds=seconds,
+                 last_sent=records[-1].due, planned=planned, length=length)  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["Ctrl-C", "--requests"])
+def test_hours_that_a_day_never_reached_are_no_part_of_its_rates(by) -> None:
+    cut, whole = day_of(120.0, 60.0, 60), day_of(120.0, 120.0, 60)
+    if by == "--requests":
+        cut.planned, cut.reached = len(cut.records), 60.0
+    alone, both, known = (by_hour(blocks, Promise()) for blocks in ([cut], [cut, whole], [whole]))
+    for part in alone:
+        wanted = (pytest.approx(4.5), pytest.approx(0.5)) if part["hour"] < 12 else (None, None)
+        assert (part["tokens_per_second"], part["arrivals_per_second"]) == wanted
+    for part, other in zip(both, known, strict=True):
+        for name in ("tokens_per_second", "arrivals_per_second"):
+            assert part[name] == pytest.approx(other[name])
+
+
+def test_a_picture_of_a_day_has_a_gap_where_nothing_is_known() -> None:
+    speeds = [1.0, 2.0, None, 3.0, 4.0, None]
+    day = [{"hour": 4.0 * n, "until": 4.0 * n + 4.0, "speed": v} for n, v in enumerate(speeds)]
+    results = {"levels": [{"kind": "day", "value": 1.0, "servers": {"s": {"day": day}}}]}
+    picture = over_day(results, "A day", "speed", 1.0)
+    assert picture is not None and picture.inline().count("<polyline") == 2
+
+
+def test_a_promise_that_ctrl_c_left_open_is_neither_kept_nor_broken() -> None:
+    """A client's last request, sent just before: to call it late would blame the server."""
+    block = steady_stream()
+    for record in block.records[-2:]:
+        record.pieces = []
+        record.cut_off(record.due + 0.01)
+    found = summary([block], Promise(ttft=0.25), {})
+    assert found["errors"]["interrupted"]["count"] == 2 and found["answered"] == 38
+    assert found["goodput"]["share"]["value"] == 1.0
+    last = block.records[-1]
+    assert not Promise(ttft=0.25).told(last)
+    assert Promise(ttft=0.005).told(last) and not Promise(ttft=0.005).kept(last)

@@ -1,7 +1,9 @@
 """Whole load tests against small servers: the numbers, the turns, the reports, going on."""
 
+import asyncio
 import json
 import re
+from contextlib import suppress
 from html import unescape
 from statistics import median
 from xml.etree import ElementTree
@@ -9,6 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from small_server import serving
 
+import foretoken
+from foretoken.bench import environment
 from foretoken.bench.load import words
 from foretoken.bench.load.address import servers_of
 from foretoken.bench.load.arrivals import Level
@@ -171,6 +175,17 @@ def test_a_day_is_told_hour_by_hour(tmp_path) -> None:
     assert results["prompts"]["repeated"] is (row["requests"] > 60 - asked.warm_up)
 
 
+def test_hours_that_a_day_of_few_requests_never_reached_have_no_rates(tmp_path) -> None:
+    with serving(first=0.005, each=0.001) as server:
+        asked = config(tmp_path, server, levels=(Level("day", 60.0),), seconds=2.0, requests=20)
+        results = run_load(asked, TASKS)
+    hours = next(iter(results["levels"][0]["servers"].values()))["day"]
+    assert sum(one["requests"] for one in hours) == 20
+    assert hours[0]["tokens_per_second"] is not None
+    assert hours[-1]["tokens_per_second"] is None is hours[-1]["arrivals_per_second"]
+    assert (tmp_path / "plots" / "day.svg").exists()
+
+
 def test_tokens_are_counted_where_a_server_tells_no_usage(tmp_path) -> None:
     with serving(first=0.002, each=0.001, knows_usage=False) as server:
         results = run_load(config(tmp_path, server, requests=16), TASKS)
@@ -221,6 +236,71 @@ def test_an_interrupted_test_reports_what_it_did_and_goes_on(tmp_path, monkeypat
     kept, before = (one["levels"][0]["servers"]["s"]["latency"] for one in (results, found))
     assert kept["p50"]["value"] == pytest.approx(before["p50"]["value"], abs=2e-4)
     assert read_journal(tmp_path / NAME)[1].finished
+
+
+def test_what_hung_at_ctrl_c_is_in_the_latencies(tmp_path, monkeypatch) -> None:
+    """Else a server that hangs looks as quick as the answers that it gave before."""
+    measured = Run.one
+
+    async def stopped(run, block, client, first):
+        measuring = asyncio.create_task(measured(run, block, client, first))
+        while len(server.asked) < 10 or server.running < 4:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        measuring.cancel()
+        with suppress(asyncio.CancelledError):
+            await measuring
+        raise KeyboardInterrupt
+
+    def hangs(number: int) -> float:
+        return 30.0 * (number > 2 and number % 2)  # of three that warm up none does
+
+    monkeypatch.setattr(Run, "one", stopped)
+    with serving(first=0.002, each=0.001, slow_first=hangs) as server:
+        asked = config(tmp_path, server, names=("s",), requests=40, promise=Promise(ttft=0.2))
+        results = run_load(asked, TASKS)
+    row = results["levels"][0]["servers"]["s"]
+    assert (row["requests"], row["answered"], row["unfinished"]) == (7, 3, 4)
+    assert row["errors"]["interrupted"]["count"] == 4
+    assert row["latency"]["p50"]["value"] > 0.3 and row["ttft"]["p50"]["value"] > 0.3
+    assert row["goodput"]["share"]["value"] < 0.5, "they were late by then"
+    [warning] = [text for text in results["warnings"] if "cut off by Ctrl-C" in text]
+    assert "4 requests" in warning and warning in (tmp_path / "load.md").read_text()
+
+
+def test_blocks_of_another_model_or_machine_are_not_gone_on_with(tmp_path, monkeypatch) -> None:
+    measured, levels = Run.one, (Level("closed", 1), Level("closed", 2))
+
+    async def stopped(run, block, client, first):
+        if block.level.value == 2:
+            raise KeyboardInterrupt
+        await measured(run, block, client, first)
+
+    def asked(server, resume: bool = True) -> LoadConfig:
+        return config(tmp_path, server, levels=levels, requests=4, names=("s",), resume=resume)
+
+    quick = {"first": 0.002, "each": 0.001}
+    with serving(**quick, models=("a",)) as one, serving(**quick, models=("b",)) as other:
+        with monkeypatch.context() as patched:
+            patched.setattr(Run, "one", stopped)
+            assert run_load(asked(one, resume=False), TASKS)["interrupted"]
+        with pytest.raises(ConfigError, match="another model: a -> b"):
+            run_load(asked(other), TASKS)
+        with monkeypatch.context() as patched:
+            patched.setattr(environment, "cpu", lambda: "quicker one")
+            with pytest.raises(ConfigError, match=r"another processor: .* -> quicker one"):
+                run_load(asked(one), TASKS)
+        with monkeypatch.context() as patched:
+            patched.setattr(foretoken, "__version__", "0.0")
+            with pytest.raises(ConfigError, match=r"another version: .* -> 0\.0"):
+                run_load(asked(one), TASKS)
+        assert len(read_journal(tmp_path / NAME)[1].blocks) == 1, "nothing was measured"
+
+        lines = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]
+        assert [line.pop("made", None) is not None for line in lines] == [False, True]
+        old = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (tmp_path / NAME).write_text(old)  # one of before told nothing of this
+        assert not run_load(asked(other), TASKS)["interrupted"]
 
 
 def test_a_journal_cut_off_in_its_last_line_is_read(tmp_path) -> None:

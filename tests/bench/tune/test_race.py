@@ -10,11 +10,12 @@ from foretoken.bench.rows import RowSpec
 from foretoken.bench.run import settled_heap
 from foretoken.bench.tasks import Task, single
 from foretoken.bench.tune.config import TuneConfig
+from foretoken.bench.tune.page import tiles
 from foretoken.bench.tune.prompts_in_turn import PromptsInTurn, digest, in_turn
 from foretoken.bench.tune.race import Clock, Race
 from foretoken.bench.tune.results import row_record
 from foretoken.bench.tune.search import Search
-from foretoken.bench.tune.words import COLUMNS, cells
+from foretoken.bench.tune.words import COLUMNS, cells, summary
 from foretoken.bench.words import MISSING
 from foretoken.errors import ConfigError
 from foretoken.types import SamplingParams
@@ -205,3 +206,38 @@ def test_drawn_texts_are_not_held_against_plains(temperature) -> None:
     assert count and row["same_text"] == (None if temperature else {"equal": count, "of": count})
     shown = cells("suffix", row, "suffix")[COLUMNS.index("text as plain")]
     assert shown == (MISSING if temperature else f"{count}/{count}")
+
+
+def plain_chosen(fastest: str = "plain", interrupted: bool = False, **other) -> dict:
+    """Results of a tuning that chose plain decoding beside one other candidate."""
+    plain = {"speedup": {}, "tokens_per_second": 10.0, "failed": None, "prompts": 6}
+    over = {"value": 1.0, "interval": None}
+    suffix = {"speedup": {"plain": over}, "tokens_per_second": 10.0, "failed": None, "prompts": 6}
+    return {
+        "chosen": "plain", "fastest": fastest, "unsure": [],
+        "rows": {"plain": plain, "suffix": other or suffix},
+        "minutes": {"spent": 1.0, "limit": 2.0, "interrupted": interrupted},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        (plain_chosen(), "is the fastest: no way of guessing that was tried pays here"),
+        (
+            plain_chosen(fastest="suffix"),
+            "is the one to use: suffix was no faster than can be felt (2 %), and plain is simpler",
+        ),
+        (
+            plain_chosen(speedup={}, failed="it broke", prompts=0),
+            "is the one to use: no way of guessing could be measured",
+        ),
+        (plain_chosen(interrupted=True), "is the fastest so far"),
+    ],
+    ids=["nothing pays", "not felt", "all failed", "interrupted"],
+)
+def test_that_no_guessing_pays_is_said_only_where_it_was_found(results, said) -> None:
+    text = summary(results)
+    assert text.startswith(f"**plain** decoding {said}.") and text.count("no faster") <= 1
+    assert ("interrupted" in text) == results["minutes"]["interrupted"]
+    assert f"<span>{said}</span>" in tiles(results)[0]

@@ -291,3 +291,11 @@ def test_what_ranks_a_row_follows_its_forks_and_the_row_again(row):
     fork = replace(one, tokens=[*one.tokens, 3])
     assert ranking(fork)._source is fork.tokens
     assert ranking(one)._source is one.tokens
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_a_draft_that_says_nan_guesses_nothing(row, calibrate):
+    draft = TableLM(torch.full((12, 12), torch.nan))
+    one = row([1], 12, max_new_tokens=30)
+    _, found = grown(draft, one, Budget(4, 12), calibrate=calibrate)
+    assert len(found.tree) == 1 and draft.forwards == 1

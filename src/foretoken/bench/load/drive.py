@@ -48,7 +48,7 @@ async def closed(
             number, following = following, following + 1
             block.last_sent = max(block.last_sent, now)
             record = make(number, now)
-            await finished(block, record, ask)
+            await finished(block, record, ask, zero)
             if record.error in TURNED_AWAY:
                 await asyncio.sleep(PAUSE)
             if think > 0:
@@ -70,24 +70,29 @@ async def opened(
     block.planned = len(times)
     room = asyncio.Semaphore(most)
 
-    async def one_request(number: int, due: float) -> None:
+    async def with_room(record: Record) -> None:
         block.held += room.locked()
         async with room:
-            await finished(block, make(number, due), ask)
+            await ask(record)
 
     async with asyncio.TaskGroup() as requests:
         for number, due in enumerate(times):
             await asyncio.sleep(max(0.0, due - (perf_counter() - zero)))
             block.last_sent = due
-            requests.create_task(one_request(number, due))
+            requests.create_task(finished(block, make(number, due), with_room, zero))
 
 
-async def finished(block: Block, record: Record, ask: Ask) -> None:
-    """One request to its end, kept in the block; one cut off by Ctrl-C is only counted."""
+async def finished(block: Block, record: Record, ask: Ask, zero: float) -> None:
+    """One request to its end, or to Ctrl-C, kept in the block.
+
+    Those in flight at Ctrl-C are the slowest: without them the quick ones would speak for all.
+    """
     try:
         await ask(record)
     except asyncio.CancelledError:
+        record.cut_off(perf_counter() - zero)
         block.unfinished += 1
+        block.records.append(record)
         raise
     block.records.append(record)
 

@@ -15,7 +15,11 @@ PARTS = 12  # of a day
 
 
 def by_hour(blocks: Sequence[Block], promise: Promise) -> list[dict[str, Any]]:
-    """Every part of the day, over all rounds: arrivals, tokens, and how long was waited."""
+    """Every part of the day, over all rounds: arrivals, tokens, and how long was waited.
+
+    A round that was cut short counts up to there: what nobody was asked is not what a server did
+    not write. Rates are None where no round came so far.
+    """
     found = []
     for part in range(PARTS):
         start, stop = part / PARTS, (part + 1) / PARTS
@@ -23,17 +27,18 @@ def by_hour(blocks: Sequence[Block], promise: Promise) -> list[dict[str, Any]]:
         for block in blocks:
             assert block.length is not None  # of a day
             first, last = start * block.length, stop * block.length
-            seconds += last - first
+            until = min(last, block.day_until)
+            seconds += max(0.0, until - first)
             inside += [record for record in block.records if first <= record.due < last]
-            tokens += sum(r.tokens_within(first, last) for r in block.records if r.ok)
+            tokens += sum(r.tokens_within(first, until) for r in block.records if r.ok)
         found.append(
             {
                 "hour": HOURS * start,
                 "until": HOURS * stop,
                 "requests": len(inside),
-                "arrivals_per_second": len(inside) / seconds,
-                "tokens_per_second": tokens / seconds,
-                "good_share": mean([promise.kept(record) for record in inside]),
+                "arrivals_per_second": len(inside) / seconds if seconds else None,
+                "tokens_per_second": tokens / seconds if seconds else None,
+                "good_share": mean([promise.kept(r) for r in inside if promise.told(r)]),
                 **waits([r.ttft for r in inside if r.waited and r.ttft is not None]),
             }
         )

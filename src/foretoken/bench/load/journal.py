@@ -34,6 +34,23 @@ class Journal:
         """The finished block of a load, a round and a server."""
         return next((block for block in self.blocks if block.key == key), None)
 
+    def same(self, server: str, made: dict[str, str]) -> None:
+        """ConfigError where blocks of a server were measured with something else than `made` says.
+
+        What a block of before does not tell is no difference.
+        """
+        for block in self.blocks:
+            if block.server != server:
+                continue
+            differ = {what: was for what, was in block.made.items() if made.get(what, was) != was}
+            if differ:
+                told = "; ".join(f"{what}: {was} -> {made[what]}" for what, was in differ.items())
+                raise ConfigError(
+                    f"going on with the load test in {self.path.parent}.",
+                    f"the finished blocks of {server} were measured with another {told}.",
+                    "go on with what it was begun with, or name another --out.",
+                )
+
     def _write(self, entry: dict[str, Any]) -> None:
         json_lines.append(self.path, entry, "block")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from foretoken.bench import svg
@@ -95,15 +96,16 @@ def against_load(
 
 
 def over_day(results: Mapping[str, Any], title: str, name: str, scale: float) -> Picture | None:
-    """A value hour by hour, of the busiest day that was tried."""
+    """A value hour by hour, of the busiest day that was tried; a gap where there is none."""
     days = [level for level in results["levels"] if level["kind"] == "day"]
     if not days:
         return None
     lines = []
     for server, row in max(days, key=lambda level: level["value"])["servers"].items():
         hours = [((one["hour"] + one["until"]) / 2, one[name]) for one in row.get("day", [])]
-        points = [(hour, scale * value) for hour, value in hours if value is not None]
-        lines += [Line(server, "", points)] if points else []
+        for known, span in groupby(hours, lambda hour: hour[1] is not None):
+            if known:
+                lines.append(Line(server, "", [(hour, scale * value) for hour, value in span]))
     ticks = {float(hour): f"{hour}" for hour in range(0, 25, 4)}
     note = "hour of the compressed day"
     return curves(title, lines, lambda hour: hour / 24.0, ticks, note) if lines else None

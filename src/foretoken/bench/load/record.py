@@ -9,6 +9,8 @@ from typing import Any
 from foretoken.bench.load.arrivals import Level
 
 TIMEOUT = "timeout"  # the kind of an error: no end in time
+INTERRUPTED = "interrupted"  # nor before Ctrl-C
+CENSORED = (TIMEOUT, INTERRUPTED)  # its times would have been longer than what was waited
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,12 +39,12 @@ class Record:
     @property
     def waited(self) -> bool:
         """Whether its times tell how long one waits: it was answered, or waited for in vain."""
-        return self.ok or self.error == TIMEOUT
+        return self.ok or self.error in CENSORED
 
     @property
     def ttft(self) -> float | None:
         """Time to first token, from when the request was due; at least, where none came in time."""
-        if not self.streamed or not (self.pieces or self.error == TIMEOUT):
+        if not self.streamed or not (self.pieces or self.error in CENSORED):
             return None
         return self.pieces[0] - self.due if self.pieces else self.latency
 
@@ -74,6 +76,13 @@ class Record:
         """How much of a span the request was in flight."""
         return max(0.0, min(self.ended, stop) - max(self.sent, start))
 
+    def cut_off(self, now: float) -> None:
+        """End it at Ctrl-C: what was waited until then is known, and what came."""
+        self.error, self.detail = INTERRUPTED, "cut off by Ctrl-C"
+        self.sent, self.ended = self.sent or now, now  # it may have waited to be sent
+        if self.counted and self.streamed:
+            self.tokens = len(self.pieces)
+
 
 @dataclass(slots=True, kw_only=True)
 class Block:
@@ -87,14 +96,25 @@ class Block:
     last_sent: float = 0.0  # when the last request was due: afterwards the load falls
     planned: int | None = None  # requests of the schedule, where one was made beforehand
     length: float | None = None  # of a day, in seconds
+    reached: float | None = None  # of a day with fewer requests than it has: its last arrival
     held: int = 0  # requests that waited at the limit of requests in flight
-    unfinished: int = 0  # cut off by Ctrl-C, and no part of the numbers
+    unfinished: int = 0  # of the records: cut off by Ctrl-C
     cpu: float = 0.0  # seconds of processor time that the load generator took
     lags: list[float] = field(default_factory=list)  # how late its event loop woke up
+    # model, processor and version of foretoken it was measured with; blocks of before tell none
+    made: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
         return f"{self.level.label} / {self.round} / {self.server}"
+
+    @property
+    def day_until(self) -> float:
+        """Seconds of its day that came: until Ctrl-C or the last of its requests, or all of it."""
+        assert self.length is not None  # of a day
+        until = self.length if self.reached is None else self.reached
+        cut = self.unfinished or len(self.records) < (self.planned or 0)
+        return min(until, self.seconds) if cut else until
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, times to the tenth of a millisecond."""

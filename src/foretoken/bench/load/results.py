@@ -106,6 +106,11 @@ def warnings_of(results: Mapping[str, Any]) -> list[str]:
                     f"{at}: {late} requests had no end in time; their latencies, and times to a "
                     "first token that never came, are counted as what was waited: at least that"
                 )
+            if cut := row["unfinished"]:
+                found.append(
+                    f"{at}: {cut} requests were cut off by Ctrl-C; their latencies, and times to a "
+                    "first token that had not come, are counted as what was waited: at least that"
+                )
             if row["client"]["held"]:
                 found.append(
                     f"{at}: {row['client']['held']} requests waited at the limit of requests in "

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+import foretoken
 from foretoken.bench import environment
 from foretoken.bench.files import writable
 from foretoken.bench.load.address import Server
@@ -58,13 +59,15 @@ class Run:
                     clients[server.name], config.writing, self.prompts,
                     config.model(server), config.warm_up,
                 )  # fmt: skip
+                self.journal.same(server.name, self.made(server.name))
             turns = turns_of(config.levels, config.servers, config.turns)
             self.bar.begin("load", len(turns))
             first, before = 0, (turns[0][:2])
             for level, number, server in turns:
                 if (level, number) != before:
                     first, before = self.used(*before, first), (level, number)
-                block = Block(server=server.name, level=level, round=number)
+                made = self.made(server.name)
+                block = Block(server=server.name, level=level, round=number, made=made)
                 self.bar.say(block.key)
                 if self.journal.block(block.key) is None:
                     self.partial = block
@@ -72,6 +75,14 @@ class Run:
                     self.partial = None
                     self.journal.add(block)
                 self.bar.advance()
+
+    def made(self, server: str) -> dict[str, str]:
+        """What a resumed test must share with the finished blocks of a server that was met."""
+        return {
+            "model": self.met[server].model,
+            "processor": environment.cpu(),
+            "version": foretoken.__version__,
+        }
 
     def used(self, level: Level, number: int, first: int) -> int:
         """The first prompt that no server saw in this round of a load or before."""
@@ -100,6 +111,8 @@ class Run:
             if level.open:
                 times = schedule(level, limit.requests, limit.seconds, chance)
                 block.length = limit.seconds if level.kind == "day" else None
+                if level.kind == "day" and len(times) == limit.requests:
+                    block.reached = times[-1]
                 await opened(block, make, ask, zero, times, config.max_in_flight)
             else:
                 await closed(block, make, ask, zero, limit, config.think, chance)
@@ -121,8 +134,8 @@ def run_load(config: LoadConfig, tasks: Sequence[Task]) -> dict[str, Any]:
         try:
             asyncio.run(run.measure())
         except KeyboardInterrupt:
-            if not run.blocks:
-                raise
+            if all(block.unfinished == len(block.records) for block in run.blocks):
+                raise  # not one request ended
             interrupted = True
         finally:
             gc.unfreeze()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.bench.intervals import over_resamples, spread
-from foretoken.bench.load.record import Block, Record
+from foretoken.bench.load.record import INTERRUPTED, Block, Record
 from foretoken.bench.load.steady import Steady, steady_part
 
 Floats = npt.NDArray[np.float64]
@@ -37,6 +37,12 @@ class Promise:
         slow = self.ttft is not None and (record.ttft is None or record.ttft > self.ttft)
         return not slow and (self.tpot is None or (record.tpot or 0.0) <= self.tpot)
 
+    def told(self, record: Record) -> bool:
+        """Whether it is known that a request kept it, or did not. One that Ctrl-C cut off might
+        have, but for a first token that was late by then."""
+        late = self.ttft is not None and (record.ttft is None or record.ttft > self.ttft)
+        return late or record.error != INTERRUPTED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -51,6 +57,7 @@ class Sample:
     busy: Floats  # seconds in flight within it
     finished: Floats  # 1 where it was answered to the end within it
     good: Floats  # 1 where the promise was kept
+    told: npt.NDArray[np.bool_]  # where it is known whether it was
     values: Mapping[str, Floats]  # latencies; nan where there is none, or none that counts
 
     @property
@@ -115,6 +122,7 @@ def sample_of(
         busy=column(lambda record, part: record.seconds_within(part.start, part.stop), False),
         finished=column(finished, False),
         good=column(lambda record, part: float(promise.kept(record)), False),
+        told=np.array([promise.told(record) for _, _, record in rows]),
         values={
             "ttft": column(lambda record, part: record.ttft, True),
             "tpot": column(lambda record, part: record.tpot if record.ok else None, True),

@@ -126,7 +126,7 @@ def goodput(sample: Sample) -> dict[str, Any] | None:
     """Share of requests that kept the promise, and the tokens per second of these alone; None where
     no request that ended was sent within the steady part: of nothing there is no share.
     """
-    good = sample.good[sample.sent]
+    good = sample.good[sample.sent & sample.told]
     if not len(good):
         return None
     tokens, busy = sample.tokens * sample.good, sample.busy
@@ -143,7 +143,7 @@ def goodput(sample: Sample) -> dict[str, Any] | None:
 def of_family(sample: Sample, family: str) -> dict[str, Any]:
     """The same for the prompts of one family; their part of the tokens of all."""
     mine = np.array([record.family == family for record in sample.records])
-    sent = mine & sample.sent
+    sent = mine & sample.sent & sample.told
     return {
         "requests": int(mine.sum()),
         "answered": sum(record.ok for record in sample.records if record.family == family),

@@ -31,7 +31,8 @@ GUIDE = {
     "queue": "an estimate from outside: TTFT less the least TTFT that this server showed for the "
     "same family of prompts at any load.",
     "good": "requests sent within the steady part that were answered within the targets "
-    "(--slo-ttft, --slo-tpot), of all that were sent; good tokens/s: tokens of these alone.",
+    "(--slo-ttft, --slo-tpot), of all that were sent, but for those that Ctrl-C cut off before it "
+    "was told; good tokens/s: tokens of these alone.",
     "ratios": "the first server over another one, on the same requests, resampled in pairs. Above "
     "1 is better for tokens/s, below 1 for times.",
 }

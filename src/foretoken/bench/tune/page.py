@@ -99,7 +99,7 @@ def tiles(results: Mapping[str, Any]) -> list[str]:
     if over := row["speedup"].get(PLAIN):
         found.append(ratio_tile(over, f"plain's speed: {results['chosen']}, the one to use"))
     else:
-        found.append(tile(PLAIN, "is the fastest: no guessing that was tried pays"))
+        found.append(tile(PLAIN, words.why_plain(results)))
     found.append(tile(f"{row['tokens_per_second']:.1f}", "tokens per second"))
     measured = sum("tokens_per_second" in one for one in results["rows"].values())
     found.append(tile(str(measured), "configurations were measured"))

@@ -18,21 +18,36 @@ def summary(results: Mapping[str, Any]) -> str:
     """The choice in a few sentences."""
     chosen, row = results["chosen"], results["rows"][results["chosen"]]
     if chosen == PLAIN:
-        best = "the fastest" if results["fastest"] == PLAIN else "the one to use"
-        text = f"**plain** decoding is {best}: no way of guessing that was tried pays here."
+        text = f"**plain** decoding {why_plain(results)}."
     else:
         ratio = times(row["speedup"][PLAIN])
         text = f"**{chosen}** is the one to use: {ratio} plain decoding's speed"
         text += f" over {row['prompts']} prompts, {row['tokens_per_second']:.1f} tokens/s."
-    if results["fastest"] != chosen:
-        text += (
-            f" {results['fastest']} was no faster than can be felt (2 %), and {chosen} is simpler."
-        )
+        if results["fastest"] != chosen:
+            text += f" {unfelt(results)}."
     if results["unsure"]:
         text += f" Not told apart on these prompts: {', '.join(results['unsure'])}."
     if results["minutes"]["interrupted"]:
         text += " The search was interrupted: this is the best so far."
     return text
+
+
+def why_plain(results: Mapping[str, Any]) -> str:
+    """Why plain decoding was chosen: that no guessing pays is said where that was found only."""
+    if results["fastest"] != PLAIN:
+        return f"is the one to use: {unfelt(results)}"
+    others = [row for label, row in results["rows"].items() if label != PLAIN]
+    if not any("tokens_per_second" in row and not row["failed"] for row in others):
+        return "is the one to use: no way of guessing could be measured"
+    if results["minutes"]["interrupted"]:
+        return "is the fastest so far"
+    return "is the fastest: no way of guessing that was tried pays here"
+
+
+def unfelt(results: Mapping[str, Any]) -> str:
+    """Why the fastest is not the chosen one."""
+    fastest, chosen = results["fastest"], results["chosen"]
+    return f"{fastest} was no faster than can be felt (2 %), and {chosen} is simpler"
 
 
 def table(results: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:

@@ -191,7 +191,7 @@ class BestFirstGrowth(TreeGrowth):
             above = values[node]
             wanted = None if template is None else template.children(self.forms[node])
             for rank, (law, token) in enumerate(zip(of_node, ids_of_node, strict=True)):
-                if law <= 0.0 or above <= least:
+                if not law > 0.0 or above <= least:  # NaN is no law either
                     break  # laws fall with the rank, and no child is worth more than its parent
                 value = above * chance(law, rank)
                 if value <= least:

@@ -107,8 +107,17 @@ class AlignedLM(CachedLM):
                 self.cache.shift(memory.slot, move.source, move.target, memory.cached)
             except BaseException:
                 self.alignment.undo(moves[at:])
+                self.lose(move.row)
                 raise
         self.alignment.seconds += self.clock() - began
+
+    def lose(self, row: DecodeState) -> None:
+        """Have a row read anew, without pads: what of its columns was moved is not known, and keys
+        that lie apart from their values write another text."""
+        memory = self._memory(row)
+        memory.cached = 0
+        memory.forget()
+        self.alignment.forget([row])
 
     def crop(self, rows: Rows) -> None:
         """Cut all rows to the columns that each of them has."""

@@ -68,23 +68,31 @@ def stretched(config: Any, longest: int) -> int:
     return max(longest, int(before * factor))
 
 
-def refuse(model: Any, name: str) -> None:
-    """Models without a causal head, with a second sequence, or with a state that cannot go back."""
-    if getattr(model.config, "is_encoder_decoder", False):
+def refuse_encoder_decoder(config: Any, name: str) -> None:
+    """Also told of a configuration alone: a decoder may be read from such a checkpoint."""
+    if getattr(config, "is_encoder_decoder", False):
         raise CapabilityError(
             f"{name} is an encoder-decoder model.",
             "only decoder-only language models write with guesses here.",
             "use a causal language model, or plain transformers generate for this one.",
         )
+
+
+def refuse(model: Any, name: str) -> None:
+    """Models without a causal head, with a second sequence, or with a state that cannot go back."""
+    refuse_encoder_decoder(model.config, name)
     if model.get_output_embeddings() is None or not model.can_generate():
         raise CapabilityError(
             f"{type(model).__name__} has no language-model head.",
             "a model is needed that gives logits of the next token.",
             "load it with AutoModelForCausalLM.",
         )
-    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
+    config = model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None) or []
     recurrent = sorted({str(kind) for kind in kinds} & {"linear_attention", "mamba", "recurrent"})
-    if getattr(model, "_is_stateful", False) or recurrent:
+    # a family with recurrent layers may have a model of none: its layers say more than its class
+    attends = set(kinds) <= KNOWN_LAYERS and len(kinds) == getattr(config, "num_hidden_layers", -1)
+    if recurrent or (getattr(model, "_is_stateful", False) and not attends):
         raise CapabilityError(
             f"{name} keeps recurrent state between tokens.",
             "rejected guesses must be taken back, and a recurrent state cannot go back.",

@@ -98,7 +98,7 @@ class Masks:
         bounds = window_bounds(feeds, family.windows)
         if bounds and plan.ordered:
             bounds = dict.fromkeys(bounds, 0)
-        lone = len(feeds) == 1 and plan.own
+        lone = len(feeds) == 1 and plan.own and plan.told
         first = feeds[0]
         masks: dict[int | None, Tensor] = dict.fromkeys(family.windows, self.nothing)
         if lone and width == 1 and first.in_order:

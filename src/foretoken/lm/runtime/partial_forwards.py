@@ -205,6 +205,14 @@ def returned_lengths(model: Any, modules: Sequence[nn.Module]) -> list[int]:
     finally:
         for hook in hooks:
             hook.remove()
+    idle = [i for i, module in enumerate(modules) if module not in found]
+    if idle:
+        raise CapabilityError(
+            "part of a model's layers was asked for.",
+            f"layer {idle[0]} of {type(model).__name__} did not run on a text, so it cannot be "
+            "stopped at or left out.",
+            "use a method that needs no layers of its own: chain, prompt-lookup, plain.",
+        )
     return [found[module] for module in modules]
 
 

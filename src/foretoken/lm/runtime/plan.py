@@ -16,6 +16,7 @@ class Plan:
     attention: str | None  # attention function during our forwards; None leaves the model's
     why: str = ""  # the reason for a limit
     ordered: bool = False  # sums over keys are cut by position, so that all columns must be there
+    told: bool = True  # what is said beside the mask reaches the attention
 
     @property
     def own(self) -> bool:

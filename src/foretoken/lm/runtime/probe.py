@@ -1,7 +1,7 @@
 """What a model's cache allows, found out by running it once at load.
 
-A small irregular tree, a chain and two rows of different length are scored through the cache and
-compared with forwards that use none. The widest plan whose numbers agree is taken.
+A small irregular tree, a chain, two rows of different length and one alone are scored through the
+cache and compared with forwards that use none. The widest plan whose numbers agree is taken.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def choose_plan(lm: CachedLM) -> Truth:
         lm.plan = plan if not reason or plan.tree else replace(plan, why=reason)
         try:
             error = trial(lm, truth)
+            if error <= most and lm.plan.own:  # masks of a row alone are not always made
+                error = max(error, lone_trial(lm, truth, tree=True)[0])
             if error <= most:
                 late = late_truths(lm) if late is None else late
                 error = max([error, *(trial(lm, one) for one in late)])
@@ -122,8 +124,10 @@ def plans(lm: CachedLM) -> list[Plan]:
         return [replace(chain, why=f"{family.name} attends by place in the cache, not by position")]
     ragged = family.switch is None
     why = "" if ragged else f"longrope scales all positions of a call beyond {family.switch}"
-    names: list[str | None] = [attention.NAME, None, "eager"]
-    return [*(Plan(True, ragged, name, why) for name in names), chain]
+    own = Plan(True, ragged, attention.NAME, why)
+    others = [Plan(True, ragged, name, why) for name in (None, "eager")]
+    # Some layers hand nothing but the mask on to their attention, or never ask which one to use.
+    return [own, replace(own, told=False), *others, chain]
 
 
 def probe_row(tokens: Sequence[int]) -> DecodeState:
@@ -236,16 +240,20 @@ def disagreement(lm: CachedLM, truth: Truth) -> str:
     return "" if rounding else f"its captured logits are off by {error:.0%} of their spread"
 
 
-def lone_trial(lm: CachedLM, truth: Truth) -> tuple[float, bool]:
-    """The error of one token alone, whose shapes tracing does not see; whether it attended in C."""
-    row = probe_row(truth.prompts[0])
+def lone_trial(lm: CachedLM, truth: Truth, tree: bool = False) -> tuple[float, bool]:
+    """The error of one token alone, whose shapes tracing does not see, and where it is asked for of
+    a `tree` alone; whether the token attended in C."""
+    row, right = probe_row(truth.prompts[0]), truth.logits[0][0]
+    nodes, parents = tuple(truth.nodes[0][0]), truth.shapes[0]
     try:
         lm.prefill([row])
-        draft = Draft(TokenTree((row.tokens[-1],), (-1,)), Draw.POINT)
-        logits = lm.score([row], [draft])[0].logits
-        right = truth.logits[0][0]
+        logits = lm.score([row], [Draft(TokenTree(nodes[:1], (-1,)), Draw.POINT)])[0].logits
+        error = difference(torch.cat([logits.float(), right[1:]]), right)
         in_c = lm.lean is not None and lm.lean.plain_scores and lm.in_slots.takes(1)
-        return difference(torch.cat([logits.float(), right[1:]]), right), in_c
+        if tree:
+            whole = Draft(TokenTree(nodes, parents), Draw.POINT)
+            error = max(error, difference(lm.score([row], [whole])[0].logits, right))
+        return error, in_c
     finally:
         lm.reset()
 

@@ -33,6 +33,13 @@ def tapping(layers: Sequence[nn.Module], decoder: nn.Module, taps: Taps) -> Iter
     finally:
         for hook in hooks:
             hook.remove()
+    if any(seen[module].dim() > 3 for module in modules):
+        raise CapabilityError(
+            "hidden layers were asked for.",
+            "the layers of this model hand on several states of each token, not one.",
+            "use a method that reads the last states only, medusa or hydra, or none: chain, tree, "
+            "prompt-lookup.",
+        )
     tapped += [seen[module] for module in modules]
 
 

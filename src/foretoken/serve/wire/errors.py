@@ -10,6 +10,7 @@ from foretoken.errors import ForetokenError
 INVALID = "invalid_request_error"
 TIMEOUT = "timeout"  # the code of a request whose time was up
 INTERNAL = "internal_error"  # and of one that failed by a fault of ours
+LATE = 408  # its body did not come in time
 GONE = 499  # the client left before it was answered: in logs and metrics only
 
 
@@ -37,6 +38,8 @@ class Refusal(ForetokenError):
         found = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
         if self.code == TIMEOUT:  # OpenAI's client would send all of it again, twice
             found["x-should-retry"] = "false"
+        if self.status == LATE:  # what the client still sends is not read
+            found["connection"] = "close"
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,6 +93,17 @@ def internal(number: str) -> Refusal:
         status=500,
         kind="server_error",
         code=INTERNAL,
+    )
+
+
+def late(limit: float) -> Refusal:
+    """A client that does not send its request to the end."""
+    return Refusal(
+        "a request was begun whose body did not come to its end.",
+        f"this server waits {limit:g} s for a body.",
+        "send it again, in one go; if it stays, look at the connection.",
+        status=LATE,
+        code=TIMEOUT,
     )
 
 

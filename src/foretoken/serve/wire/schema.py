@@ -38,6 +38,7 @@ REFUSED = (
     (400, "the request cannot be answered as it was asked"),
     (401, "no valid key was sent"),
     (404, "there is no such model"),
+    (408, "the body did not come in time"),
     (413, "the body is too large"),
     (429, "the queue is full"),
     (500, "a fault of the server"),
@@ -54,9 +55,8 @@ def describe(api: FastAPI, model: str, guarded: str | None = None) -> None:
     own = api.openapi
 
     def described() -> dict[str, Any]:
-        known = api.openapi_schema is not None
-        schema = own()
-        if not known:
+        schema = own()  # made anew where a route was added since
+        if any("requestBody" not in schema["paths"][path]["post"] for path in BODIES):
             complete(schema, model, guarded)
         return schema
 
@@ -64,12 +64,16 @@ def describe(api: FastAPI, model: str, guarded: str | None = None) -> None:
 
 
 def complete(schema: dict[str, Any], model: str, guarded: str | None) -> None:
-    """Add the bodies of requests and of answers, errors, and keys."""
+    """Add the bodies of requests and of answers, errors, and keys.
+
+    Paths that somebody else added to the application, and their schemas, stay as they are.
+    """
     kinds = [(kind, "validation") for kind in BODIES.values()]
     _, found = models_json_schema(kinds, ref_template=TEMPLATE)  # type: ignore[arg-type]
     answers = dict(ANSWERS.values())
     parts = {**found.get("$defs", {}), **answers, "Error": ERROR}
-    schema["components"] = {"schemas": parts}
+    components = schema.setdefault("components", {})
+    components.setdefault("schemas", {}).update(parts)
     for path, kind in BODIES.items():
         parts[kind.__name__]["properties"]["model"] = {"enum": [model, None], "default": None}
         call = schema["paths"][path]["post"]
@@ -78,26 +82,27 @@ def complete(schema: dict[str, Any], model: str, guarded: str | None) -> None:
         call["requestBody"] = {"required": True, "content": content}
         for status, words in REFUSED:
             call["responses"][str(status)] = refused(words)
-    for path, calls in schema["paths"].items():
-        for call in calls.values():
-            told = call["responses"]
-            told.pop("422", None)
-            told["200"]["content"] = named(ANSWERS[path][0])
-            told.setdefault("404", refused("not found"))
-            if path.startswith("/v1/"):
-                told["401"] = refused(dict(REFUSED)[401])
-            if guarded is not None and path.startswith(guarded):
-                call["security"] = [{"key": []}]
-            for one in call.get("parameters", ()):
-                if one["name"] == "name":
-                    one["examples"] = {"the model": {"value": model}}
+    for path, (name, _) in ANSWERS.items():
+        call = schema["paths"][path]["post" if path in BODIES else "get"]
+        told = call["responses"]
+        told.pop("422", None)
+        told["200"]["content"] = named(name)
+        told.setdefault("404", refused("not found"))
+        if path.startswith("/v1/"):
+            told["401"] = refused(dict(REFUSED)[401])
+        if guarded is not None and path.startswith(guarded):
+            call["security"] = [{"key": []}]
+        for one in call.get("parameters", ()):
+            if one["name"] == "name":
+                one["examples"] = {"the model": {"value": model}}
     for path in BODIES:
         events = {"text/event-stream": {"schema": EVENT}}
         schema["paths"][path]["post"]["responses"]["200"]["content"] |= events
     health = schema["paths"]["/health"]["get"]["responses"]
     health["503"] = {**health["200"], "description": "the server takes no requests"}
     if guarded is not None:
-        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        keys = components.setdefault("securitySchemes", {})
+        keys["key"] = {"type": "http", "scheme": "bearer"}
 
 
 def named(name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from foretoken.training.dataset.records import (
     Chat,
     Folders,
     Told,
+    every_chat,
     read_chats,
     read_told,
     shards,
@@ -38,10 +39,11 @@ class Place:
 class ChatStream:
     """Batches of `tokens` tokens from a folder that `foretoken train data` made.
 
-    A batch has "input_ids" [rows, T], "weights" [rows, T] (1 at tokens of the answer), and for
-    the n tokens of weight 1, in order, "laws" [n k] and "log_probs" [n k]: the law that each was
-    drawn from. Rows are `row_tokens` long, or twice that for longer chats, which are cut there;
-    without `packed` each holds one chat. With `text` they are windows of ordinary text instead.
+    A batch has "input_ids" [rows, T], "weights" [rows, T] (1 at tokens of the answer), "lengths"
+    [rows] without padding, and for the n tokens of weight 1, in order, "laws" [n k] and
+    "log_probs" [n k]: the law that each was drawn from. Rows are `row_tokens` long, or twice that
+    for longer chats, which are cut there; without `packed` each holds one chat. With `text` they
+    are windows of ordinary text instead.
     """
 
     def __init__(
@@ -62,13 +64,10 @@ class ChatStream:
             Place(shard, number, len(chat.prompt) + len(chat.answer))
             for shard, path in enumerate(self.paths)
             for number, chat in enumerate(read_chats(path))
-            if chat.answer and len(chat.prompt) < 2 * row_tokens  # else nothing of it is learned
+            if learnable(chat, row_tokens)
         ]
         if not self.places:
-            found = [chat for path in self.paths for chat in read_chats(path)]
-            if found:
-                raise too_long(folder, split, found, row_tokens)
-            raise none_there(folder, split, "windows of text" if text else "chats")
+            check_learnable(folder, split, row_tokens, text)  # raises
         self.loaded: OrderedDict[int, list[Told]] = OrderedDict()
         self.dealt: tuple[int, list[list[list[Place]]]] | None = None
         self.per_epoch = len(self.epoch(0))
@@ -80,6 +79,7 @@ class ChatStream:
         length = self.width(max(place.length for row in rows for place in row))
         ids = torch.full((len(rows), length), self.pad)
         weights = torch.zeros(len(rows), length)
+        lengths = torch.zeros(len(rows), dtype=torch.long)
         laws, log_probs = [], []
         for i, row in enumerate(rows):
             at = 0
@@ -92,9 +92,11 @@ class ChatStream:
                 laws.append(said.tokens[: len(text) - first])
                 log_probs.append(said.log_probs[: len(text) - first])
                 at += len(text)
+            lengths[i] = at
         return {
             "input_ids": ids,
             "weights": weights,
+            "lengths": lengths,
             "laws": torch.cat(laws),
             "log_probs": torch.cat(log_probs),
         }
@@ -140,6 +142,20 @@ class ChatStream:
             batches += [rows[i : i + size] for i in range(0, len(rows), size)]
         rng.shuffle(batches)
         return batches
+
+
+def learnable(chat: Chat, row_tokens: int) -> bool:
+    """Whether rows of this length, or twice that, hold some of an answer."""
+    return bool(chat.answer) and len(chat.prompt) < 2 * row_tokens
+
+
+def check_learnable(folder: Folders, split: str, row_tokens: int, text: bool = False) -> None:
+    """ConfigError for a split of which nothing can be learned, or judged by."""
+    if any(learnable(chat, row_tokens) for chat in every_chat(folder, split, text)):
+        return
+    if found := list(every_chat(folder, split, text)):
+        raise too_long(folder, split, found, row_tokens)
+    raise none_there(folder, split, "windows of text" if text else "chats")
 
 
 def none_there(folder: Folders, split: str, what: str = "chats") -> ConfigError:

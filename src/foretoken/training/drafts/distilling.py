@@ -93,7 +93,7 @@ class Student:
         run = self.work / "run"
         progress = fit(
             model, objective, part(order.config, share), self.data, run, self.measure,
-            packed=False, show=order.show,
+            packed=False, judge=self.objective.on_texts, show=order.show,
         )  # fmt: skip
         counts = mass(self.data, session.target.vocab_size)
         notes = {

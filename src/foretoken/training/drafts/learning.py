@@ -79,12 +79,14 @@ def fit(
     packed: bool = True,
     text: bool = False,
     share: float = 1.0,
+    judge: Objective | None = None,
     show: bool = True,
 ) -> Progress:
     """Train on the texts in `data`, and take the weights with the best measured acceptance.
 
     Goes on where `folder` stands. `packed` puts several chats into a row; `text` reads the ordinary
-    text there instead of the chats; `share` is that of the minutes and epochs.
+    text there instead of the chats; `share` is that of the minutes and epochs. `judge` gives the
+    held-out loss where the objective itself would say another one each time.
     """
     if config.in_bf16 and packed and hurried(model):  # other lengths would be compiled again
         hurry(model)
@@ -112,8 +114,9 @@ def fit(
         seed=config.seed,
     )
     trainer = Trainer(
-        model, objective, train, plan, folder, held_out=valid, measure=measure, name="draft"
-    )
+        model, objective, train, plan, folder, held_out=valid, held_out_objective=judge,
+        measure=measure, name="draft",
+    )  # fmt: skip
     progress = trainer.run(show=show)
     if (folder / checkpoint.BEST).is_file():
         model.load_state_dict(checkpoint.load(folder / checkpoint.BEST)["model"])

@@ -16,8 +16,8 @@ from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
 from foretoken.training.capture import models_of
 from foretoken.training.dataset.card import written_by_draft
-from foretoken.training.dataset.records import every_chat, laws_kept, replace_text
-from foretoken.training.dataset.stream import none_there
+from foretoken.training.dataset.records import Folders, every_chat, laws_kept, replace_text
+from foretoken.training.dataset.stream import check_learnable, none_there
 from foretoken.training.drafts.distilling import cost_of, student
 from foretoken.training.drafts.learning import Learning, fit, held_out, run_folder, told
 from foretoken.training.drafts.measuring import EngineAcceptance
@@ -88,6 +88,7 @@ def make_draft(
     which tokens it scores.
     """
     check_splits(data)
+    parts = planned(data, config)  # before anything is learned, or an earlier run forgotten
     config = by_laws_alone(config, data)
     with main_first():
         given = [] if start is None else [continued(session, config, start)]
@@ -107,7 +108,7 @@ def make_draft(
             model, objective, config, data, work / folder, measure, packed=packed, text=text,
             share=share, show=show,
         )
-        for folder, text, share in stages(data, config.text_share)
+        for folder, text, share in parts
     }  # fmt: skip
     notes = {
         "recipe": "draft",
@@ -131,7 +132,16 @@ def check_splits(data: Path) -> None:
             raise none_there(data, split)
 
 
-def stages(data: Path, text_share: float) -> list[tuple[str, bool, float]]:
+def planned(data: Folders, config: DraftConfig) -> list[tuple[str, bool, float]]:
+    """The stages of a run; ConfigError where one of them has nothing to learn or to judge by."""
+    found = stages(data, config.text_share)
+    for _, text, _ in found:
+        for split in ("train", "valid"):
+            check_learnable(data, split, config.row_tokens, text)
+    return found
+
+
+def stages(data: Folders, text_share: float) -> list[tuple[str, bool, float]]:
     """Folders of the runs one after the other, whether each reads ordinary text, their shares."""
     text, chats = (any(every_chat(data, "train", text=of)) for of in (True, False))
     if chats and not any(every_chat(data, "valid", text=True)):

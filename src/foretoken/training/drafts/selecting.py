@@ -38,7 +38,7 @@ def run(order: Order) -> dict[str, Any]:
     twin = copy.deepcopy(student.model)
     fit(
         twin, student.objective, reference, student.data, student.work / "reference",
-        student.measure, packed=False, show=order.show,
+        student.measure, packed=False, judge=student.objective.on_texts, show=order.show,
     )  # fmt: skip
     twin.eval().requires_grad_(False)
     chosen = Selected(student.objective, twin, config.keep)

@@ -20,7 +20,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretoken.coins import SeededCoins
 from foretoken.errors import CapabilityError
+from foretoken.heads.export import POSITIONS
 from foretoken.lm.opening import open_draft, open_lm
+from foretoken.lm.runtime.family import stretched
 from foretoken.row import make_row
 from foretoken.types import SamplingParams
 
@@ -55,10 +57,19 @@ class Shape:
             num_attention_heads=heads,
             num_key_value_heads=heads,
             head_dim=self.hidden // heads,
-            max_position_embeddings=target.max_position_embeddings,
+            max_position_embeddings=positions(target),
             tie_word_embeddings=True,
             **ids,
         )
+
+
+def positions(target: Any) -> int:
+    """Tokens that a target with this text configuration reads, as its cache counts them; where it
+    names no end, as of ALiBi, those of a published head.
+    """
+    longest = getattr(target, "max_position_embeddings", None)
+    longest = longest or getattr(target, "max_seq_len", None)
+    return stretched(target, int(longest)) if longest else POSITIONS
 
 
 # From the cheapest on: on a CPU two more layers cost less than a third more width.

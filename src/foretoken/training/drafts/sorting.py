@@ -16,7 +16,7 @@ from foretoken.training.dataset.card import check_vocabulary
 from foretoken.training.dataset.records import every_chat, laws_kept
 from foretoken.training.drafts.exit_policies import Priced, compared, priced
 from foretoken.training.drafts.learning import fit, held_out, run_folder, told
-from foretoken.training.drafts.making import DraftConfig, by_laws_alone, chosen, decided
+from foretoken.training.drafts.making import DraftConfig, by_laws_alone, chosen, decided, planned
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.drafts.shape import Shape, build
 from foretoken.training.drafts.words import covered, frequent, mass
@@ -95,6 +95,7 @@ def make_sorted(
     """
     width, folders = session.target.vocab_size, (data, *config.others)
     check_folders(folders, session)
+    parts = planned(folders, config)
     config = by_laws_alone(config, *folders)
     if config.shape is not None:
         config.exits_of(config.shape[1])  # raises for others, before anything is deleted
@@ -109,7 +110,13 @@ def make_sorted(
     model = build(shape, target, counts, config.seed)
     objective = SortedLaws.at(exits.layers, tokens, len(counts), config.hard)
     measure = EngineAcceptance(session, held_out(data, config.held_out), tokens, cost, exits=exits)
-    progress = fit(model, objective, config, folders, work / "run", measure, show=show)
+    runs = {
+        name: fit(
+            model, objective, config, folders, work / name, measure, text=text, share=share,
+            show=show,
+        )
+        for name, text, share in parts
+    }  # fmt: skip
     tried = compared(model, exits, measure, prices)
     best = max(tried, key=lambda one: one.speed_up)
     taken = exits if config.thresholds is not None else best.exits
@@ -122,7 +129,8 @@ def make_sorted(
         "exits": {"layers": list(exits.layers), "thresholds": list(taken.thresholds)},
         "each": [one.told() for one in tried[: len(exits.layers)]],
         "policies": [one.told() for one in tried[len(exits.layers) :]],
-        **told(progress),
+        **told(runs["run"]),
+        **({"on_text": told(runs["text"])} if "text" in runs else {}),
         "settings": asdict(config),
     }
     write_draft(
@@ -147,8 +155,8 @@ def check_folders(folders: Sequence[Path], session: Session) -> None:
     for folder in folders[1:]:
         check_texts(folder, session.target.vocab_size)
         check_vocabulary(folder, session)
-    found = {folder: laws_kept(folder, text=False) for folder in folders}
-    kept = {folder: count for folder, count in found.items() if count is not None}  # with chats
+    found = {folder: laws_kept(folder) for folder in folders}
+    kept = {folder: count for folder, count in found.items() if count is not None}  # with texts
     first, own = next(iter(kept.items()), (folders[0], 0))
     for folder, count in kept.items():
         if count and count == own:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,6 +72,11 @@ class Distilled:
         each = [torch.full((length,), 1.0 / length) for length in places.lengths]
         weights = torch.cat(each).to(places.ids.device) / len(each)
         return divergence(model, places.states(model), self.tokens, places.laws, weights, self.of)
+
+    @property
+    def on_texts(self) -> Distilled:
+        """The same on the answers of a batch alone, which are no others the next time."""
+        return replace(self, on_policy=0.0)
 
     def count(self, batch: dict[str, Tensor]) -> int:
         """The texts that the loss is a mean over."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,20 +84,19 @@ class UnrolledObjective(GuessObjective):
         """
         check_taps(config.taps, innermost(session.target))
         check_size(config, innermost(session.target))
-        taps = taps_of(config.start, innermost(session.target)) if config.start else None
-        if taps is None:
-            if config.start:
-                beginning(session, config.start)  # raises for a draft that it cannot begin as
+        if not config.start:
             return config
-        if config.taps not in (None, taps):
+        taps = taps_of(config.start, innermost(session.target))
+        if taps is not None and config.taps not in (None, taps):
             raise ConfigError(
                 f"a head that reads the layers {listed(config.taps)} and begins as {config.start} "
                 "was asked for.",
                 f"what it begins as reads the layers {listed(taps)}, in this order.",
                 "leave the option `taps` out, or the option `start`.",
             )
+        check_begun(config, session)  # raises, too, for a draft that it cannot begin as
         usual = fused_layers(innermost(session.target).layers)
-        return config if taps == usual else replace(config, taps=taps)
+        return config if taps in (None, usual) else replace(config, taps=taps)
 
     def shape(self, session: Session) -> dict[str, Any]:
         config, lm = self.config, innermost(session.target)
@@ -214,6 +213,27 @@ def check_size(config: Any, lm: Any) -> None:
             "this target scores tokens by other rows than it embeds them by.",
             "leave own_rows out: the head then has outputs of its own.",
         )
+
+
+def check_begun(config: Any, session: Session) -> None:
+    """ConfigError for sizes that were asked for beside a start that has others."""
+    _, tokens, own = beginning(session, config.start)
+    usual = {option.name: option.default for option in fields(config)}
+    asked = {name: getattr(config, name) for name in ("width", "layers", "inner", "vocabulary")}
+    own = {**asked, **own, "vocabulary": len(tokens)}
+    if len(tokens) == innermost(session.target).vocab_size:  # all, as whoever asks for more has
+        own["vocabulary"] = max(len(tokens), config.vocabulary)
+    other = [name for name, size in asked.items() if size not in (usual[name], own[name])]
+    if other:
+        raise ConfigError(
+            f"a head of {named_sizes(asked, other)} that begins as {config.start} was asked for.",
+            f"what it begins as has {named_sizes(own, other)}, and keeps it.",
+            f"leave {' and '.join(other)} out, or the option `start`.",
+        )
+
+
+def named_sizes(sizes: dict[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name}={sizes[name]}" for name in names)
 
 
 def tied(lm: Any) -> bool:

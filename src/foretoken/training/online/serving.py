@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import IO
 
 import torch
 
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError, ForetokenError, check_values
 from foretoken.training.drafts.writing import shape_of, write_draft
+from foretoken.training.folders import alone_in
 from foretoken.training.online.draft import OnlineDraft
 from foretoken.training.online.giving_way import never
 from foretoken.training.online.served import twin
@@ -51,7 +51,7 @@ class IdleLearning:
         self.folder, self.settings = folder, settings or ServingSettings()
         check_writable(folder)
         with ExitStack() as undone:
-            self.lock = alone_in(folder)
+            self.lock = alone_in(folder, taken(folder))
             if self.lock is not None:
                 undone.callback(self.lock.close)
             self.online = OnlineDraft(session, self.settings)
@@ -115,23 +115,13 @@ class IdleLearning:
                 LOG.warning("online: a learned draft could not be written: %s", error)
 
 
-def alone_in(folder: Path) -> IO[str] | None:
-    """A lock on the folder, held until it is closed; ConfigError where somebody else has it."""
-    try:
-        import fcntl  # not on every system
-    except ImportError:
-        return None
-    file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise ConfigError(
-            f"keeping what a draft learns in {folder} was asked for.",
-            "another server keeps there what its draft learns.",
-            "name another folder, or end that server.",
-        ) from error
-    return file
+def taken(folder: Path) -> ConfigError:
+    """Of a folder that another server has."""
+    return ConfigError(
+        f"keeping what a draft learns in {folder} was asked for.",
+        "another server keeps there what its draft learns.",
+        "name another folder, or end that server.",
+    )
 
 
 def about(steps: int) -> str:
