@@ -103,6 +103,17 @@ def test_a_resume_that_finishes_a_bench_names_rows_without_a_run_of_the_referenc
     assert not apart_in(more), "the second repetition was measured in one run"
 
 
+def test_a_row_that_shares_a_first_text_alone_is_named(tmp_path) -> None:
+    runs = {"plain": [0, 0, 0, 0], "tree": [0, 1, 1, 1]}
+    journal = Journal(tmp_path / "cells.jsonl", [
+        Cell(row=row, prompt=str(n), family="f", repetition=0, prompt_tokens=1, tokens=[1],
+             seconds=1.0, run=run)
+        for row, found in runs.items() for n, run in enumerate(found)
+    ])  # fmt: skip
+    [warning] = apart(journal, ["plain", "tree"])
+    assert warning.startswith("tree: ")
+
+
 def test_cells_of_a_journal_of_before_are_of_one_run(tmp_path) -> None:
     journal = Journal(tmp_path / "journal.jsonl")
     old = {"prompt": "p", "family": "f", "repetition": 0, "prompt_tokens": 1, "tokens": [1]}

@@ -304,3 +304,35 @@ def test_a_trial_that_fails_is_not_repeated_and_its_rows_go_on_together(monkeypa
     assert tried == [4] and together == [4, 4, 4] and told == []
     assert not any(row.error or row.rehearsal for row in rows)
     assert caplog.text.count("cannot be tried") == 1
+
+
+def test_batches_without_room_for_a_trial_stop_no_start(monkeypatch, caplog):
+    """A server measures them before its first request, and could not start."""
+    engine = engine_of("chain", (TableLM.random(VOCAB), TableLM.random(VOCAB, seed=1)))
+    engine.controller.learn(measure_costs(engine))
+    score = engine.target.score
+
+    def short(rows, drafts, taps=()):
+        if len(rows) > 2:
+            raise MemoryError("no room")
+        return score(rows, drafts, taps)
+
+    monkeypatch.setattr(engine.target, "score", short)
+    measure_batches(engine)
+    assert not engine.unpriced(2) and engine.untried == {3}
+    assert caplog.text.count("cannot be tried") == 1 and engine.target.rows_held == 0
+
+
+def test_a_row_without_a_law_leaves_the_price_of_its_batch_to_be_found():
+    engine = engine_of("chain", (TableLM.random(VOCAB), TableLM.random(VOCAB, seed=1)))
+    engine.controller.learn(measure_costs(engine))
+    rows = rows_of(4, temperature=1.0)
+    banned = SamplingParams(temperature=1.0, banned_tokens=frozenset(range(VOCAB - 1)),
+                            eos=frozenset({VOCAB - 1}), min_new_tokens=5)  # fmt: skip
+    rows[1] = make_row([1, 2], banned, SeededCoins(9), VOCAB)
+    for row in rows:
+        engine.submit(row)
+    engine.step()
+    assert [row.error is None for row in rows] == [True, False, True, True]
+    assert engine.untried == set()
+    engine.close()

@@ -174,3 +174,30 @@ def test_a_row_that_is_dropped_behind_a_leaders_last_step_leaves_its_place():
     assert alive == [False] and first.error is None and len(first.new_tokens) == 4
     assert second.finish is not None and 0 < len(second.new_tokens) < 200
     assert scheduler.engine.idle and target.rows_held == 0
+
+
+def test_a_drop_under_a_leader_costs_its_later_steps_nothing(monkeypatch):
+    """Every text that ends is dropped: with two threads that is the usual state."""
+    scheduler = Scheduler(assemble("plain", TableLM.random(vocab=VOCAB)))
+    first, second = (
+        make_row([1, 2], SamplingParams(max_new_tokens=30), SeededCoins(n), VOCAB) for n in (0, 1)
+    )
+    drop, drops = scheduler.drop, []
+
+    def counted(rows):
+        drops.append(len(first.new_tokens))
+        drop(rows)
+
+    monkeypatch.setattr(scheduler, "drop", counted)
+
+    def watch(step, at):
+        if len(first.new_tokens) == 3:
+            other = threading.Thread(target=scheduler.drop, args=([second],))
+            other.start()
+            other.join(20)
+
+    scheduler.submit([second], lambda step, at: None)
+    scheduler.submit([first], watch)
+    scheduler.wait(lambda: first.finish is not None)
+    assert first.error is None and drops == [3, 30]
+    assert second.finish is not None and scheduler.engine.idle

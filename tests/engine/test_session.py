@@ -436,6 +436,7 @@ BAD_OPTIONS = [
     ({"logit_bias": {999: 1.0}}, "run from 0 to 264"),
     ({"logit_bias": {1: "much"}}, "a bias is a number"),
     ({"logit_bias": {1: float("inf")}}, "finite"),
+    ({"temperature": 10**400}, "temperature.*finite number"),
     ({"banned_tokens": [999]}, "run from 0 to 264"),
     ({"banned_tokens": list(range(265))}, "banned"),
     ({"processors": [1]}, "LogitsProcessorList"),

@@ -77,10 +77,10 @@ def test_parts_on_several_devices_are_told_from_one(make_llama):
 
 def test_a_draft_is_put_beside_the_last_layer(make_llama):
     model = make_llama(40)
-    assert beside(model, {"device_map": {"": "cpu"}, "dtype": "float32"}) == {
+    assert beside(model, {"device_map": {"": "cpu"}, "dtype": "float32"}, "draft") == {
         "dtype": "float32", "device": torch.device("cpu"),
     }  # fmt: skip
-    assert beside(model, {"device_map": None, "device": "cpu"}) == {"device": "cpu"}
+    assert beside(model, {"device_map": None, "device": "cpu"}, "x") == {"device": "cpu"}
 
 
 def test_a_loaded_draft_stays_where_its_owner_put_it(tiny_pair, monkeypatch):
@@ -96,5 +96,15 @@ def test_a_draft_goes_where_its_target_is_unless_somebody_says_where(make_llama,
     """On a machine with a GPU, too, where a model left on the CPU has its draft there."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model = make_llama(61)
-    assert beside(model, {}) == beside(model, {"device": None}) == {"device": torch.device("cpu")}
-    assert beside(model, {"device": "cuda"}) == {"device": "cuda"}
+    assert (
+        beside(model, {}, "draft")
+        == beside(model, {"device": None}, "draft")
+        == {"device": torch.device("cpu")}
+    )
+    assert beside(model, {"device": "cuda"}, "draft") == {"device": "cuda"}
+
+
+def test_what_is_said_of_a_target_is_not_asked_of_a_loaded_draft(tiny_pair):
+    target, draft = tiny_pair
+    told = {"device": "cuda:0", "dtype": "bfloat16", "device_map": "auto", "token": "x"}
+    assert beside(target, told, draft) == {"token": "x"}

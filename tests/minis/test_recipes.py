@@ -83,8 +83,14 @@ def test_a_run_of_another_scale_does_not_go_on(tmp_path):
     with pytest.raises(ConfigError, match=r"begun there with another scale(.|\n)*--fresh"):
         recipes.train("tiny", tmp_path, progress=False)
     assert (tmp_path / "model.safetensors").read_bytes() == before
-    (tmp_path / "training" / "scale.json").unlink()
+    note = tmp_path / "training" / "scale.json"
+    told = json.loads(note.read_text())
+    note.write_text(json.dumps({**told, "steps": [9]}) + "\n")
+    with pytest.raises(ConfigError, match=r"the recipe had other steps: .*\[9\]"):
+        recipes.train("tiny", tmp_path, scale=0.5, progress=False)
+    note.unlink()
     assert recipes.train("tiny", tmp_path, progress=False).step == 6, "none was noted once"
+    assert not note.exists(), "whose scale it is nobody knows"
 
 
 def test_bad_requests_are_refused(tmp_path):

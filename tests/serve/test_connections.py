@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -77,3 +78,21 @@ def test_idle_connections_outlast_those_of_proxies(served) -> None:
         assert json.loads(connection.getresponse().read()) == {"status": "ok"}
     connection.close()
     assert served.server.config.timeout_keep_alive > 60
+
+
+def test_a_body_that_comes_slowly_is_read_to_its_end(make_session, running) -> None:
+    """The limit is of silence: a long prompt on a thin line takes its time."""
+    with make_session("plain") as session, running(session, request_timeout=1.0) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        body = json.dumps(SHORT).encode()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        told = b""
+        with socket.create_connection((host, int(port)), timeout=20) as sock:
+            sock.sendall(head.encode())
+            for at in range(0, len(body), len(body) // 4):
+                time.sleep(0.4)
+                sock.sendall(body[at : at + len(body) // 4])
+            while part := sock.recv(1 << 16):
+                told += part
+    assert told.startswith(b"HTTP/1.1 200 ")

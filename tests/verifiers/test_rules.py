@@ -324,3 +324,14 @@ def test_a_first_layer_from_a_law_of_nan_is_refused(guesses: list[int]) -> None:
     draft = Draft(tree, Draw.TARGET, (torch.full((4,), math.nan), *[None] * len(guesses)))
     with pytest.raises(ConfigError, match="no numbers"):
         TargetFirst().judge_row(draft, Scores(logits, p=laws), SeededCoins(0))
+
+
+def test_a_guess_behind_a_law_of_nan_lengthens_no_path_of_a_target_first_tree() -> None:
+    tree = TokenTree((0, 1, 2, 3), (-1, 0, 1, 0))
+    logits = torch.zeros(4, 4)
+    logits[1] = math.nan
+    laws = Warp(SamplingParams(temperature=1.0), 1, 4).laws([0], tree, logits)
+    flat = torch.full((4,), 0.25)
+    draft = Draft(tree, Draw.TARGET, (flat, flat, None, None))
+    judged = TargetFirst().judge_row(draft, Scores(logits, p=laws), SeededCoins(0))
+    assert judged == Verdict((), 1)

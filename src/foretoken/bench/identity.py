@@ -66,8 +66,8 @@ def forgetful(journal: Journal) -> list[str]:
 
 
 def apart(journal: Journal, labels: Sequence[str]) -> list[str]:
-    """A warning of rows that were never measured in one run with the row they are compared with:
-    what the machine did meanwhile is then a part of their speed-ups.
+    """A warning of rows that were mostly measured in other runs than the row they are compared
+    with: what the machine did meanwhile is then a part of their speed-ups.
     """
     measured: dict[str, dict[tuple[str, int], int]] = {}
     for cell in journal.cells:
@@ -81,7 +81,7 @@ def apart(journal: Journal, labels: Sequence[str]) -> list[str]:
         for row in labels
         if row in measured
     }
-    rows = ", ".join(row for row, together in both.items() if together and not any(together))
+    rows = ", ".join(row for row, same in both.items() if 2 * sum(same) < len(same))
     words = "measured in another run than the reference, not interleaved"
     return [f"{rows}: {words} ({reference})"] if rows else []
 

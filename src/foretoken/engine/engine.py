@@ -285,7 +285,7 @@ class Engine(Parts):
         try:
             self.price(rows)
         except Exception as error:
-            if blamed(rows, error):
+            if blamed(rows, error) or isinstance(error, ForetokenError):  # of a row, as its law
                 raise
             rewind(rows, used)
             self.untried.add(len(rows).bit_length())  # as controllers tell sizes apart

@@ -112,7 +112,9 @@ def measure_batches(engine: Engine, tokens: int = 2048) -> None:
             if engine.unpriced(size) and engine.waiting.affords(context, 1 + 2 * AHEAD[-1], size):
                 for _ in range(size - len(rows)):
                     rows.append(opened.enter_context(closing(ScratchRow(engine, context))).row)
-                engine.price(rows)
+                engine.try_out(rows)
+                if size.bit_length() in engine.untried:
+                    break  # larger ones need more
 
 
 class ScratchRow:

@@ -91,13 +91,8 @@ def engine_over(
         draft_lm = None
         if needs_draft(method_row(method)):
             forward = {k: v for k, v in (lm_options or {}).items() if k in FORWARD_OPTIONS}
-            places = dict(loading or {})
-            if isinstance(draft, str | Path):
-                places = beside(model, places)
-            else:  # it stays where its owner put it
-                places.pop("device_map", None)  # of the target
             draft_lm = opened_draft(
-                load_model(draft, **places),
+                load_model(draft, **beside(model, loading or {}, draft)),
                 draft,
                 draft_vocabulary,
                 thresholds=draft_thresholds,

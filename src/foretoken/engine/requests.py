@@ -77,7 +77,10 @@ def is_number(value: Any, kind: type) -> bool:
     """A finite number of that kind; truth values are none."""
     if isinstance(value, bool) or not isinstance(value, kind):
         return False
-    return isinstance(value, Integral) or math.isfinite(value)  # type: ignore[arg-type]
+    try:
+        return kind is Integral or math.isfinite(float(value))  # type: ignore[arg-type]
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 BEAMS = "beams have methods of their own: load with 'beam-sampling' or 'dsbd', num_beams=4."

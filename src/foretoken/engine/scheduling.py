@@ -110,7 +110,7 @@ class Scheduler:
         self.models: list[Any] = [innermost(model) for model in (engine.target, *models)]
         self.changed = threading.Condition()
         self.led = False  # somebody runs the steps just now
-        self.again = False  # somebody came to sweep while it was led
+        self.again = False  # somebody dropped rows while it was led
         self.steps = 0  # that were told to their callers
         self.submissions = 0
         self.stepping: int | None = None  # the thread that makes or tells one just now
@@ -170,8 +170,10 @@ class Scheduler:
         finally:
             with self.changed:
                 self.led, self.stepping = False, None
+                again, self.again = self.again, False
                 self.changed.notify_all()
-            sweep_what_was_left()  # for rows dropped behind its last step
+            if again:  # rows may have been dropped behind its last step
+                self.drop(())
 
     def step(self) -> bool:
         """One step, or a chunk of prompts before it, told to the callers of its rows; whether there
@@ -238,9 +240,8 @@ class Scheduler:
                     self.watchers.pop(row.uid, None)
                     self.ends.pop(row, None)
                     self.engine.cancel(row)
-                if self.led:
-                    # Who leads may have made its last step, and looks here behind it.
-                    _left[id(self)], self.again = self, True
+                if self.led:  # who leads may have made its last step, and looks behind it
+                    self.again = True
                     return
                 _left[id(self)] = self  # before the attempt: whoever has a turn looks behind it
                 if _inside.turns:
@@ -258,7 +259,7 @@ class Scheduler:
                     self.changed.notify_all()
             if free:
                 sweep_what_was_left()
-            elif again:  # in vain, as it was led here: whoever had the turn may be gone
+            if again:  # in vain, as it was led here: whoever had the turn may be gone
                 self.drop(())
 
 

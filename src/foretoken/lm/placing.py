@@ -8,6 +8,7 @@ be run, and only these are tested.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,11 +85,13 @@ def is_split(model: Any) -> bool:
     return len(places) > 1
 
 
-def beside(model: Any, loading: Mapping[str, Any]) -> dict[str, Any]:
+def beside(model: Any, loading: Mapping[str, Any], draft: str | Path | Any) -> dict[str, Any]:
     """How a draft is loaded for a target: on the device of its last layer, where that was split or
-    nobody said which.
+    nobody said which. A loaded one stays as its owner made it: place and type are of the target.
     """
     options = dict(loading)
+    if not isinstance(draft, str | Path):
+        return {k: v for k, v in options.items() if k not in ("device", "device_map", "dtype")}
     split = options.pop("device_map", None) is not None
     if split or (options.get("device") is None and model.get_output_embeddings() is not None):
         options["device"] = last_device(model)

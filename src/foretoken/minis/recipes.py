@@ -23,6 +23,7 @@ from foretoken.errors import CheckpointError, ConfigError, meant
 from foretoken.heads.files import digest
 from foretoken.training import attention
 from foretoken.training.dataset.records import replace_text
+from foretoken.training.folders import check_idle
 from foretoken.training.objectives.distill import Distill
 from foretoken.training.objectives.language_model import LanguageModel, LayerSkip
 from foretoken.training.stream import PackedStream
@@ -318,11 +319,15 @@ def _check_teacher(found: Recipe, source: Path, work: Path, resume: bool) -> Non
 def _check_scale(found: Recipe, scale: float, work: Path, resume: bool) -> None:
     """Refuse to go on with a run of another length, whose rates fall at other steps."""
     plans = [plan for plan in (found.plan, found.teaching) if plan is not None]
-    told = json.dumps({"scale": scale, "steps": [_steps(plan, scale) for plan in plans]}) + "\n"
-    _check_note(work / "scale.json", told, resume, ConfigError(
-        asked=f"training {found.name} in {work.parent} with scale={scale:g}",
-        possible="it was begun there with another scale, and its checkpoints are those of a run "
-        "of another length",
+    steps = [_steps(plan, scale) for plan in plans]
+    told = json.dumps({"scale": scale, "steps": steps}) + "\n"
+    note = work / "scale.json"
+    if resume and not note.is_file() and any(work.glob("*/step-*.pt")):
+        return  # begun before scales were noted: nobody knows which
+    before = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
+    _check_note(note, told, resume, ConfigError(
+        asked=f"training {found.name} in {work.parent} for {steps} steps (scale={scale:g})",
+        possible=f"it was begun there with another scale, or the recipe had other steps: {before}",
         do="pass --fresh to begin anew, pass the scale it was begun with, or another folder",
     ))  # fmt: skip
 
@@ -335,6 +340,7 @@ def _check_note(note: Path, told: str, resume: bool, other: ConfigError) -> None
     if before is not None and resume:
         raise other
     if before is not None:  # a run that is killed before it saves would go on from these
+        check_idle(note.parent)
         for phase in ("data", "distill"):
             shutil.rmtree(note.parent / phase, ignore_errors=True)
     replace_text(note, told)

@@ -145,12 +145,7 @@ def add_texts(api: FastAPI, service: Service) -> None:
 
 async def read(request: Request, service: Service, kind: type[A]) -> A:
     """The body of a request, checked; long ones beside the event loop."""
-    limit = service.settings.request_timeout or UNREAD
-    try:
-        async with asyncio.timeout(limit):
-            body = await request.body()
-    except TimeoutError as error:
-        raise late(limit) from error
+    body = await body_of(request, min(service.settings.request_timeout or UNREAD, UNREAD))
 
     def checked() -> A:
         try:
@@ -163,6 +158,19 @@ async def read(request: Request, service: Service, kind: type[A]) -> A:
     if len(body) < LONG_BODY:
         return checked()
     return await asyncio.get_running_loop().run_in_executor(None, checked)
+
+
+async def body_of(request: Request, limit: float) -> bytes:
+    """All of a body; a client that sends nothing more for `limit` seconds is refused."""
+    parts, stream = list[bytes](), aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(limit):
+                parts.append(await anext(stream))
+        except StopAsyncIteration:
+            return b"".join(parts)
+        except TimeoutError as error:
+            raise late(limit) from error
 
 
 def answering(request: Request, service: Service, asked: Asked, logprobs: int | None) -> Response:

@@ -16,13 +16,13 @@ LOCK = ".lock"
 @contextmanager
 def working_alone(folder: Path) -> Iterator[None]:
     """Nobody else trains in the folder meanwhile; ConfigError where somebody does already."""
-    check_writable(folder)
     taken = ConfigError(
         asked=f"training into {folder}",
         possible="another run is at work there, and each would delete the other's checkpoints",
         do="wait for it or end it, or choose another folder",
     )
     try:
+        try_writing(folder)
         lock = alone_in(folder, taken)
     except OSError as error:
         raise unwritable(folder, str(error)) from error
@@ -30,9 +30,17 @@ def working_alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            with suppress(OSError):  # while it is held: whoever waits looks whether it is there
-                (folder / LOCK).unlink()
+            if still_there(folder / LOCK, lock):  # not another's, where somebody took it away
+                with suppress(OSError):  # while it is held: whoever waits looks whether it is there
+                    (folder / LOCK).unlink()
             lock.close()
+
+
+def check_idle(folder: Path) -> None:
+    """ConfigError where somebody is at work in the folder or below: it is to be deleted."""
+    for lock in sorted(folder.rglob(LOCK)):
+        with working_alone(lock.parent):
+            pass
 
 
 def alone_in(folder: Path, taken: ConfigError) -> IO[str] | None:
@@ -67,14 +75,12 @@ def still_there(path: Path, file: IO[str]) -> bool:
         return False
 
 
-def check_writable(folder: Path) -> None:
-    """ConfigError for a folder that nothing can be written into."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, str(error)) from error
-    if not os.access(folder, os.W_OK):
-        raise unwritable(folder, "no permission to write")
+def try_writing(folder: Path) -> None:
+    """Make the folder and write into it; OSError where that cannot be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / ".writable"
+    probe.touch()
+    probe.unlink()
 
 
 def unwritable(folder: Path, why: str) -> ConfigError:

@@ -55,7 +55,7 @@ def passes(draft: Draft, scores: Scores, node: int, coins: Coins) -> bool:
         return scores.p.draw(parent, coins) == token
     q = draft.q[parent]
     assert q is not None, "children have a law"
-    return coins.flip(min(1.0, float(scores.p[parent][token]) / float(q[token])))
+    return coins.flip(float(scores.p[parent][token]) / float(q[token]))  # never, of no number
 
 
 def ended_early(draft: Draft, verdict: Verdict) -> Verdict:

@@ -265,3 +265,17 @@ def test_a_promise_that_ctrl_c_left_open_is_neither_kept_nor_broken() -> None:
     last = block.records[-1]
     assert not Promise(ttft=0.25).told(last)
     assert Promise(ttft=0.005).told(last) and not Promise(ttft=0.005).kept(last)
+
+
+def test_requests_that_ctrl_c_cut_off_early_make_no_server_quicker() -> None:
+    """What ended a moment after it was sent tells of no wait; what waited longer than all does."""
+    cut, whole = steady_stream(), steady_stream()
+    for record in cut.records[-10:]:
+        record.pieces = []
+        record.cut_off(record.due + 0.001)
+    found, full = (summary([block], Promise(), {}) for block in (cut, whole))
+    assert found["latency"]["p50"]["value"] == pytest.approx(full["latency"]["p50"]["value"])
+    samples = [sample_of([block], Promise(), {}) for block in (whole, cut)]
+    assert over(*samples)["latency_p50"]["value"] == pytest.approx(1.0)
+    cut.records[-1].ended = cut.records[-1].due + 99.0
+    assert summary([cut], Promise(), {})["latency"]["p99"]["value"] > 1.0

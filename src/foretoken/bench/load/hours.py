@@ -9,7 +9,7 @@ import numpy as np
 
 from foretoken.bench.load.arrivals import HOURS
 from foretoken.bench.load.record import Block, Record
-from foretoken.bench.load.sample import Promise
+from foretoken.bench.load.sample import Promise, telling
 
 PARTS = 12  # of a day
 
@@ -39,7 +39,7 @@ def by_hour(blocks: Sequence[Block], promise: Promise) -> list[dict[str, Any]]:
                 "arrivals_per_second": len(inside) / seconds if seconds else None,
                 "tokens_per_second": tokens / seconds if seconds else None,
                 "good_share": mean([promise.kept(r) for r in inside if promise.told(r)]),
-                **waits([r.ttft for r in inside if r.waited and r.ttft is not None]),
+                **waits([record for record in inside if record.ttft is not None]),
             }
         )
     return found
@@ -49,9 +49,11 @@ def mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def waits(values: Sequence[float]) -> dict[str, float | None]:
+def waits(records: Sequence[Record]) -> dict[str, float | None]:
     """Median and 95th percentile of times to first token."""
-    if not values:
+    values = np.array([record.ttft for record in records], dtype=float)
+    values = values[telling(records, values, first=True)]
+    if not len(values):
         return {"ttft_p50": None, "ttft_p95": None}
     middle, high = np.percentile(values, [50, 95])
     return {"ttft_p50": float(middle), "ttft_p95": float(high)}

@@ -97,11 +97,15 @@ def sample_of(
         return None
     sent = np.array([part.holds(record) for _, part, record in rows])
 
-    def column(of: Callable[[Record, Steady], float | None], counted: bool) -> Floats:
+    records = [record for _, _, record in rows]
+
+    def column(of: Callable[[Record, Steady], float | None]) -> Floats:
         found = [of(record, part) for _, part, record in rows]
-        values = np.array([np.nan if value is None else value for value in found], dtype=float)
-        waited = np.array([record.waited for _, _, record in rows])
-        return np.where(sent & waited, values, np.nan) if counted else values
+        return np.array([np.nan if value is None else value for value in found], dtype=float)
+
+    def waits(of: Callable[[Record, Steady], float | None], first: bool = False) -> Floats:
+        values = column(of)
+        return np.where(sent & telling(records, values, first), values, np.nan)
 
     def tokens(record: Record, part: Steady) -> float:
         return part.tokens(record) if record.ok else 0.0
@@ -113,23 +117,36 @@ def sample_of(
         return None if record.ttft is None else record.ttft - floors.get(record.family, 0.0)
 
     return Sample(
-        records=[record for _, _, record in rows],
+        records=records,
         keys=[(block.round, record.number) for block, _, record in rows],
         parts=parts,
         open=blocks[0].level.open,
         sent=sent,
-        tokens=column(tokens, False),
-        busy=column(lambda record, part: record.seconds_within(part.start, part.stop), False),
-        finished=column(finished, False),
-        good=column(lambda record, part: float(promise.kept(record)), False),
+        tokens=column(tokens),
+        busy=column(lambda record, part: record.seconds_within(part.start, part.stop)),
+        finished=column(finished),
+        good=column(lambda record, part: float(promise.kept(record))),
         told=np.array([promise.told(record) for _, _, record in rows]),
         values={
-            "ttft": column(lambda record, part: record.ttft, True),
-            "tpot": column(lambda record, part: record.tpot if record.ok else None, True),
-            "latency": column(lambda record, part: record.latency, True),
-            "queue": column(queue, True),
+            "ttft": waits(lambda record, part: record.ttft, first=True),
+            "tpot": waits(lambda record, part: record.tpot if record.ok else None),
+            "latency": waits(lambda record, part: record.latency),
+            "queue": waits(queue, first=True),
         },
     )
+
+
+def telling(records: Sequence[Record], values: Floats, first: bool) -> npt.NDArray[np.bool_]:
+    """Which waits tell how long one waits. Of a request that Ctrl-C cut off only one that was
+    longer than all others does: its end may have been a moment away. With `first` they are waits
+    for first tokens, which may have come before.
+    """
+    cut = np.array([r.error == INTERRUPTED and not (first and r.pieces) for r in records], bool)
+    waited = np.array([record.waited for record in records], bool)
+    whole = values[waited & ~cut & np.isfinite(values)]
+    longest = whole.max() if len(whole) else -np.inf
+    known: npt.NDArray[np.bool_] = waited & ~(cut & (values <= longest))
+    return known
 
 
 def floors_of(blocks: Sequence[Block]) -> dict[str, float]:

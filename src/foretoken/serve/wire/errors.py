@@ -100,7 +100,7 @@ def late(limit: float) -> Refusal:
     """A client that does not send its request to the end."""
     return Refusal(
         "a request was begun whose body did not come to its end.",
-        f"this server waits {limit:g} s for a body.",
+        f"this server waits {limit:g} s for more of a body.",
         "send it again, in one go; if it stays, look at the connection.",
         status=LATE,
         code=TIMEOUT,

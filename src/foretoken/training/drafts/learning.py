@@ -19,6 +19,7 @@ from foretoken.training.config import check_types
 from foretoken.training.dataset.records import DOCUMENT, Chat, Folders, every_chat, shards
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.measuring import EngineAcceptance
+from foretoken.training.folders import check_idle
 from foretoken.training.processes import main_first, processes, several
 from foretoken.training.recipes import clear
 from foretoken.training.scalars import require_tensorboard
@@ -176,6 +177,7 @@ def run_folder(
     if fresh:
         with main_first() as first:
             if first:
+                check_idle(out / "training")
                 clear(out)
     work = out / "training" / hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
     work.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import torch
 from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError, ForetokenError, check_values
 from foretoken.training.drafts.writing import shape_of, write_draft
-from foretoken.training.folders import alone_in
+from foretoken.training.folders import alone_in, try_writing
 from foretoken.training.online.draft import OnlineDraft
 from foretoken.training.online.giving_way import never
 from foretoken.training.online.served import twin
@@ -51,7 +51,10 @@ class IdleLearning:
         self.folder, self.settings = folder, settings or ServingSettings()
         check_writable(folder)
         with ExitStack() as undone:
-            self.lock = alone_in(folder, taken(folder))
+            try:
+                self.lock = alone_in(folder, taken(folder))
+            except OSError as error:  # somebody else's file
+                raise unwritable(folder, error) from error
             if self.lock is not None:
                 undone.callback(self.lock.close)
             self.online = OnlineDraft(session, self.settings)
@@ -136,13 +139,14 @@ def about(steps: int) -> str:
 def check_writable(folder: Path) -> None:
     """CheckpointError where nothing could be kept, before any request."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        try_writing(folder)
     except OSError as error:
-        raise CheckpointError(
-            f"keeping what a draft learns in {folder} was asked for.",
-            f"the folder cannot be written ({error}).",
-            "name a folder that can.",
-        ) from error
+        raise unwritable(folder, error) from error
+
+
+def unwritable(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"keeping what a draft learns in {folder} was asked for.",
+        f"the folder cannot be written ({error}).",
+        "name a folder that can.",
+    )
