@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from foretoken.bench import environment
 from foretoken.bench.files import replace
 from foretoken.bench.progress import Bar, shown
 from foretoken.bench.svg import standalone
+from foretoken.errors import CapabilityError
 from foretoken.minis.tasks import FAMILIES, examples
 
 SHARE = 0.4  # of one core, where no rate is named
@@ -84,9 +86,30 @@ def known(asked: argparse.Namespace, bar: Bar) -> tuple[list[Request], list[Told
         wanted: list[Told | None] = []
         for request in pool:
             same = repeats or request.body["temperature"] == 0.0
-            wanted.append(alone(session, request) if same else None)
+            told = alone(session, request)
+            wanted.append(told if same or told.refused else None)
             bar.advance()
     return pool, wanted
+
+
+async def references(
+    http: httpx.AsyncClient, pool: Sequence[Request], wanted: Sequence[Told | None]
+) -> list[Told]:
+    """What requests give alone, asked of the server where no session could say.
+
+    A session answers all of these: with a refusal as reference all later refusals would agree.
+    """
+    found = []
+    for request, before in zip(pool, wanted, strict=True):
+        told = await ask(http, request) if before is None else before
+        if before is None and told.refused:
+            raise CapabilityError(
+                f"a reference was asked for: {request.path}, {json.dumps(dict(request.body))}.",
+                "a session answers this request, and the server refused it.",
+                "ask the server for it by hand, and read why.",
+            )
+        found.append(told)
+    return found
 
 
 @dataclass
@@ -108,10 +131,7 @@ class Soak:
             base_url=url, headers=headers, limits=limits, timeout=None, trust_env=False
         ) as http:
             models = (await http.get("/v1/models")).json()["data"]
-            sure = [
-                await ask(http, request) if told is None else told
-                for request, told in zip(pool, wanted, strict=True)
-            ]
+            sure = await references(http, pool, wanted)
             traffic = Traffic(http, pool, sure, self.asked.seed, models[0]["max_model_len"], BODY)
             self.tally = traffic.tally
             for number in range(1 if self.asked.quick else FIRST):
@@ -177,7 +197,7 @@ def verdicts(soak: Soak, begin: Sample, rest: Rest) -> list[gates.Gate]:
         at_most("processor at rest, of one core", 100.0 * rest.cpu, 5.0, " %"),
         at_most("errors of engine, drafter and log", sum(
             last[f"{name}_errors_total"] for name in ("engine", "drafter", "log"))),
-        at_most("answers that the request log lacks", max(0, tally.logged - rest.logged)),
+        at_most("answers that the request log lacks", tally.lacking(rest.logged)),
         at_most("lines of the server that speak of errors", rest.errors),
         at_most("exit status after SIGTERM", abs(rest.status)),
     ]  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from serving import free_port, until_ready
 from soak_watch import Sample, Watch
 
 from foretoken import minis
+from foretoken.serve.answer import LEFT
 
 KEY, ROWS, QUEUE, BODY = "one-of-the-soak", 16, 256, 256 * 1024
 QUIET = 30.0  # seconds until everything must be at rest
@@ -81,7 +83,7 @@ class Rest:
     full: bool  # whether as many texts as there are places were taken at once
     cpu: float  # share of a core
     handles: int
-    logged: int
+    logged: frozenset[str]  # ids of requests that were answered to the end
     status: int  # of the process, once it was told to end
     errors: int  # lines of its output that speak of errors
 
@@ -107,10 +109,21 @@ def at_rest(serving: Serving, watch: Watch, quick: bool) -> Rest:
         status = -1
     told = serving.said.read_text(errors="replace").splitlines()
     errors = sum("rror" in one or "Traceback" in one for one in told)
-    logged = len(serving.log.read_text().splitlines())
+    logged = answered(serving.log.read_text())
     return Rest(held(last), full, cpu, handles, logged, status, errors)
 
 
 def held(sample: Sample) -> float:
     """Texts of which the server still knows."""
     return sum(sample.figures[name] for name in ("queue_length", "running_rows", "cache_rows"))
+
+
+def answered(log: str) -> frozenset[str]:
+    """Ids of the lines of a request log, but for those of clients that left before the end."""
+    found = set[str]()
+    for line in log.splitlines():
+        with suppress(ValueError):  # a line that was cut off tells of nobody
+            told = json.loads(line)
+            if told.get("error") != LEFT:
+                found.add(told["id"])
+    return frozenset(found)

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -51,7 +51,7 @@ class Tally:
     wrong: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     left: int = 0  # of these, clients that went away before the end
-    logged: int = 0  # requests for /v1 that were answered to the end
+    answered: list[str] = field(default_factory=list)  # ids of requests for /v1, to their ends
     most: int = 0  # visits at the same time
     phases: Counter[str] = field(default_factory=Counter)  # spells, bursts and pauses
     faults: list[dict[str, str]] = field(default_factory=list)
@@ -59,6 +59,10 @@ class Tally:
     @property
     def visits(self) -> int:
         return sum(sum(one.values()) for one in (self.right, self.wrong, self.lost))
+
+    def lacking(self, logged: Container[str]) -> int:
+        """Answers of which these ids of a request log say nothing."""
+        return sum(one not in logged for one in self.answered)
 
     def fault(self, of: Counter[str], kind: str, said: str) -> None:
         of[kind] += 1
@@ -135,12 +139,16 @@ class Traffic:
         for _ in range(count or self.dice.randint(*BURST)):
             self.come(self.known)
 
+    def note(self, response: httpx.Response) -> None:
+        """An answer that came to its end: the request log has to have its id."""
+        self.tally.answered.append(response.headers.get("x-request-id", "an answer without an id"))
+
     # visits that are answered
 
     async def known(self) -> None:
         at = self.dice.randrange(len(self.pool))
         response = await self.http.post(self.pool[at].path, json=dict(self.pool[at].body))
-        self.tally.logged += 1
+        self.note(response)
         self.judged(at, response.status_code, response.text)
 
     async def slow_reader(self) -> None:
@@ -153,23 +161,25 @@ class Traffic:
             async for part in response.aiter_raw(64):
                 said += part
                 await asyncio.sleep(0.02)
-        self.tally.logged += 1
+        self.note(response)
         self.judged(at, response.status_code, said.decode())
 
     def judged(self, at: int, status: int, said: str) -> None:
         """Hold an answer against what its request gives alone."""
         told, wanted = read(self.pool[at], status, said), self.wanted[at]
-        if not agrees(wanted, told):
+        if not agrees(self.pool[at], wanted, told):
             raise Wrong(f"{json.dumps(dict(self.pool[at].body))}: {told}, and alone {wanted}")
 
     async def unknown(self) -> None:
-        """Sampled without a seed: any text, but the whole of one."""
-        asked = self.dice.choice(self.pool)
+        """Sampled without a seed: any texts, but so many and the whole of each."""
+        pairs = zip(self.pool, self.wanted, strict=True)
+        asked = self.dice.choice([one for one, alone in pairs if not alone.refused])
         body = {k: v for k, v in asked.body.items() if k != "seed"} | {"temperature": 1.0}
         response = await self.http.post(asked.path, json=body)
-        self.tally.logged += 1
+        self.note(response)
         told = read(asked, response.status_code, response.text)
-        if not all(one.finish in ("stop", "length") for one in told.texts):
+        ended = all(one.finish in ("stop", "length") for one in told.texts)
+        if told.refused or len(told.texts) != asked.texts or not ended:
             raise Wrong(f"{json.dumps(body)}: {told}")
 
     # visits that are broken off
@@ -192,12 +202,16 @@ class Traffic:
         self.tally.left += 1
 
     async def leaves_early(self) -> None:
-        """Goes away while it waits for a whole answer."""
+        """Goes away while it waits for a whole answer; one that came first is a right one."""
         try:
             async with asyncio.timeout(self.dice.uniform(0.0, 0.3)):
-                await self.http.post(COMPLETIONS, json=self.long())
+                response = await self.http.post(COMPLETIONS, json=self.long())
         except TimeoutError:
             self.tally.left += 1
+            return
+        self.note(response)
+        if response.status_code != 200:
+            raise Wrong(f"a long text was answered with {response.status_code}")
 
     # visits that are refused
 
@@ -228,7 +242,8 @@ class Traffic:
     async def expected(self, status: int, verb: str, path: str, **options: Any) -> None:
         """Answered with this status, refusals in OpenAI's form."""
         response = await self.http.request(verb, path, **options)
-        self.tally.logged += path.startswith("/v1")
+        if path.startswith("/v1"):
+            self.note(response)
         error = response.json().get("error", {}) if status >= 400 else {"message": "none"}
         if response.status_code != status or not error.get("message"):
             told = f"{response.status_code} and not {status}: {response.text[:300]}"

@@ -28,20 +28,23 @@ METHODS = (
 
 
 def verdicts(results: dict[str, Any]) -> list[gates.Gate]:
-    """The bounds this stage promises."""
+    """The bounds this stage promises, by all tokens over all seconds of a row."""
     rows, scoring = results["rows"], results["scoring"]
     ours, peer = results["best"]["ours"], results["best"]["peer"]
-    chain = gates.best(results, lambda label: label.startswith("chain"))
+    chain = gates.best(results, lambda label: label.startswith("chain"), whole=True)
     sixteen = dict(zip(scoring["nodes"], scoring["ratio"], strict=True)).get(16)
     return [
-        gates.Gate("plain over hf:plain", gates.ratio(results, "plain", "hf:plain"), 1.1, unit="x"),
+        gates.Gate(
+            "plain over hf:plain",
+            gates.ratio(results, "plain", "hf:plain", whole=True), 1.1, unit="x",
+        ),
         gates.Gate(
             f"{chain} over hf:assisted at its best setting",
-            gates.ratio(results, chain, "hf:assisted"), 1.3, unit="x",
+            gates.ratio(results, chain, "hf:assisted", whole=True), 1.3, unit="x",
         ),
         gates.Gate(
             f"best of ours ({ours}) over the best peer ({peer})",
-            gates.ratio(results, ours, peer), 1.5, unit="x",
+            gates.ratio(results, ours, peer, whole=True), 1.5, unit="x",
         ),
         *(
             gates.Gate(f"efficiency of {label}", rows[label]["efficiency"] if label else None, 0.85)

@@ -28,6 +28,7 @@ from foretoken.types import SamplingParams
 from foretoken.warp import Warp, cuts
 from foretoken.warp.best import best_on_device, best_tokens
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
+from foretoken.warp.joint import joint_law
 
 
 def rows(seed: int, vocab: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -278,13 +279,31 @@ def test_the_best_of_nan_is_refused_where_torch_looks_for_it_as_well() -> None:
 
 
 class Counting(TorchFunctionMode):
-    """Counts what is asked of torch."""
+    """Counts what is asked of torch, and the Python numbers that become tensors."""
 
-    calls = 0
+    calls = numbers = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.calls += 1
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        if func == torch.tensor:
+            self.numbers += made.numel()
+        return made
+
+
+class Read(list):  # type: ignore[type-arg]
+    """Tokens, and how many of them were looked at."""
+
+    looked = 0
+
+    def __iter__(self):
+        self.looked += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self.looked += len(found) if isinstance(place, slice) else 1
+        return found
 
 
 def test_a_bias_of_many_tokens_is_placed_at_once() -> None:
@@ -309,3 +328,72 @@ def test_scores_of_nan_are_refused_at_the_node_asked_for_alone(option: dict, voc
         for asked in (laws.choice, laws.__getitem__):
             with pytest.raises(ConfigError, match="no numbers"):
                 asked(1)
+
+
+def test_a_text_is_read_for_options_that_ask_for_it_and_once_by_beams() -> None:
+    text = Read(range(1000))
+    Warp(SamplingParams(min_new_tokens=9, eos=frozenset({3})), 1000, 4).law(text, torch.zeros(4))
+    assert text.looked == 0
+    Warp(SamplingParams(processors=lambda ids, scores: scores), 1000, 4).law(text, torch.zeros(4))
+    assert text.looked == 1000
+
+    beams, text = Warp(SamplingParams(repetition_penalty=1.5), 1000, 4), Read(range(1000))
+    for _ in range(2):
+        joint_law(beams, text, [[1], [2]], [0.0, 0.0], torch.randn(2, 4))
+    assert text.looked == 1000
+
+
+def test_used_tokens_become_a_tensor_once_and_cost_what_they_did() -> None:
+    vocab, tokens, penalty = 20_003, list(range(20_000)), 1.3
+    options = {"repetition_penalty": penalty, "presence_penalty": 0.5, "frequency_penalty": 0.1}
+    warp = Warp(SamplingParams(temperature=1.0, **options), 10, vocab)
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(0))
+    warp.follow(tokens)
+    with Counting() as counting:
+        for token in (5, 6, 7, 7):
+            warp.law(tokens, logits, [token])
+            tokens.append(token)
+    assert counting.numbers < 50
+
+    used = torch.arange(vocab) < 20_000
+    repeated = torch.where(logits < 0, logits * penalty, logits / penalty).where(used, logits)
+    for back in (0, 2):  # the text may go back
+        del tokens[len(tokens) - back :]
+        uses = Counter(tokens[10:])
+        amount = torch.tensor([0.5 + 0.1 * uses[t] if t in uses else 0.0 for t in range(vocab)])
+        expected = Warp(SamplingParams(temperature=1.0), 10, vocab).law(tokens, repeated - amount)
+        assert torch.equal(warp.law(tokens, logits), expected)
+
+
+def test_processors_see_the_whole_text_of_which_only_the_new_is_read() -> None:
+    told = []
+
+    def noting(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        told.append(ids)
+        return scores
+
+    warp, tree = Warp(SamplingParams(processors=noting), 3, 8), from_paths(0, [[1, 2], [3], [4]])
+    paths = [[tree.tokens[i] for i in tree.path(node)] for node in range(5)]
+
+    def expect(new: int) -> None:
+        text.looked = 0
+        laws = warp.laws(text, tree, torch.zeros(5, 8))
+        with Counting() as counting:
+            assert [laws.choice(node) for node in range(5)] == [0] * 5
+        assert text.looked == new and counting.numbers < 50
+        assert [ids.tolist() for ids in told] == [[[*text, *path]] for path in paths]
+        while told:
+            told.pop().zero_()  # it is the processor's own
+
+    text = Read(range(50_000))
+    expect(50_000)
+    text.extend([1, 2])
+    expect(2)
+    del text[-3:]
+    expect(49_999)
+    text.append(5)
+    expect(1)
+    fork = [*text, 7]
+    warp.law(fork, torch.zeros(8), [6])
+    assert told.pop().tolist() == [[*fork, 6]]
+    expect(0)

@@ -132,6 +132,21 @@ def test_sampled_text_that_nothing_was_drafted_for_is_not_judged(monkeypatch) ->
     assert good, detail
 
 
+def test_greedy_and_cache_say_how_much_was_drafted_and_accepted() -> None:
+    """With the target as its own draft; plain decoding drafts nothing."""
+    plain = partial(checks.table_engine, METHODS["plain"], 4, "fixed")
+    chain = partial(checks.table_engine, METHODS["chain"], 4, "fixed", guesses=21)
+    prompts = checks.TABLE_PROMPTS
+    for found in (checks.greedy(plain, chain, prompts, 12), checks.cache(chain, prompts, 6)):
+        good, detail, values = found
+        assert good and 0 < values["accepted"] <= values["drafted"]
+        told = f"{values['accepted']} of {values['drafted']} drafted tokens accepted"
+        assert detail.endswith(told)
+    for found in (checks.greedy(plain, plain, prompts, 12), checks.cache(plain, prompts, 6)):
+        good, detail, values = found
+        assert good and values["drafted"] == 0 and detail.endswith("; nothing was drafted")
+
+
 def test_a_failed_row_fails_the_report() -> None:
     good, bad = AuditRow("a", "x", "pass", ""), AuditRow("a", "y", "fail", "TV 0.1")
     assert AuditReport((good,)).passed

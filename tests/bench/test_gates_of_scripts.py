@@ -1,12 +1,17 @@
 """What scripts gate: nothing that failed is left out, and nothing known flatters a figure."""
 
+import asyncio
 import importlib
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from foretoken.engine.assemble import assemble
+from foretoken.errors import CapabilityError
 from foretoken.lm.table import TableLM
 from foretoken.methods import method, settled
 from foretoken.types import SamplingParams
@@ -139,3 +144,127 @@ def test_every_script_takes_the_options_that_the_readme_says():
     for name in listed:
         usual = "parser(description)" in (SCRIPTS / name).read_text()
         assert usual == (name not in exceptions), name
+
+
+def rows_of(speeds):
+    """Rows whose median is plain's, and speeds of all tokens over all seconds."""
+    return {
+        label: {
+            "failed": None, "tokens_per_second": {"value": 10.0}, "total_tokens_per_second": whole,
+            "efficiency": 1.0,
+            "families": {
+                "code": {"speedup": {"total": 1.5 * whole / 10.0}},
+                "lists": {"speedup": {"total": 0.5 * whole / 10.0}},
+                "late": {"speedup": None},
+            },
+        }
+        for label, whole in speeds.items()
+    }  # fmt: skip
+
+
+def test_what_is_never_slower_is_judged_by_all_tokens_over_all_seconds(module):
+    script = module("never_slower")
+    speeds = {"plain": 10.0, "chain": 8.0, "tree": 10.0, "prompt-lookup": 10.0}
+    fixed = {"chain[depth=2]": 9.0, "chain[depth=3]": 8.0, "tree[depth=6,nodes=4]": 10.0}
+    useless = {"rows": rows_of(speeds), "families": ["code", "lists", "late"]}
+    found = script.verdicts(useless, {"rows": rows_of(speeds | fixed)})
+    held = {gate.claim: gate for gate in found}
+    assert len(held) == 6
+    assert held["useless draft: chain over plain"].measured == pytest.approx(0.8)
+    assert not held["useless draft: chain over plain"].holds
+    assert held["useless draft: tree over plain"].holds
+    worst = held["worst family with a useless draft, over plain: chain on lists"]
+    assert worst.measured == pytest.approx(0.4) and not worst.holds
+    chain = held["good draft: chain over the best fixed one, chain[depth=2]"]
+    assert chain.measured == pytest.approx(8.0 / 9.0) and not chain.holds
+    del useless["families"]
+    assert len(script.verdicts(useless, {"rows": rows_of(speeds | fixed)})) == 5
+
+
+def test_peers_are_judged_by_all_tokens_over_all_seconds(module):
+    speeds = {"plain": 9.0, "chain": 8.0, "chain[depth=3]": 12.0, "hf:plain": 10.0,
+              "hf:assisted": 10.0}  # fmt: skip
+    results = {
+        "rows": rows_of(speeds), "scoring": {"nodes": [1, 16], "ratio": [1.0, 1.5]},
+        "best": {"ours": "chain[depth=3]", "peer": "hf:plain"},
+    }  # fmt: skip
+    plain, assisted, best, *_ = module("stage_a").verdicts(results)
+    assert plain.measured == pytest.approx(0.9)
+    assert assisted.claim.startswith("chain[depth=3] over hf:assisted")
+    assert assisted.measured == best.measured == pytest.approx(1.2)
+
+
+def test_an_answer_without_a_count_that_was_asked_for_is_not_right(module):
+    mixed = module("mixed_requests")
+    usage = {"stream_options": {"include_usage": True}}
+    whole = {"prompt": "a", "max_tokens": 1, "stream": False}
+    stream = whole | {"stream": True}
+    wanted = mixed.Told((mixed.Text("b", "length"),), tokens=1, listed=1)
+
+    def right(body, tokens, listed, alone=wanted):
+        request = mixed.Request(mixed.COMPLETIONS, body)
+        return mixed.agrees(request, alone, mixed.Told(wanted.texts, tokens, listed))
+
+    assert right(stream | usage, 1, 1) and right(stream, None, 1) and right(whole, 1, 1)
+    assert not right(stream | usage, None, 1) and not right(whole, None, 1)
+    assert not right(stream, 2, 1) and not right(stream, None, 2)
+    unlisted = mixed.Told(wanted.texts, tokens=1)  # no logarithms are asked for
+    assert right(stream, None, None, unlisted)
+    chunk = {"index": 0, "text": "b", "finish_reason": "length", "logprobs": None}
+    said = "".join(f"data: {one}\n\n" for one in (json.dumps({"choices": [chunk]}), "[DONE]"))
+    request = mixed.Request(mixed.COMPLETIONS, stream | usage | {"logprobs": 2})
+    assert not mixed.agrees(request, wanted, mixed.read(request, 200, said))
+
+
+def visited(module, status, *visits):
+    """A tally of visits to a server that answers all of them with this status."""
+    mixed, traffic = module("mixed_requests"), module("soak_traffic")
+    body = {"prompt": "a", "max_tokens": 1, "temperature": 0.7, "seed": 1, "stream": False}
+    wanted = mixed.Told((mixed.Text("b", "length"),), tokens=1)
+    choice = {"index": 0, "text": "b", "finish_reason": "length", "logprobs": None}
+    document = {"choices": [choice], "usage": {"completion_tokens": 1}}
+
+    def answer(request):
+        return httpx.Response(status, json=document, headers={"x-request-id": "7"})
+
+    async def come():
+        transport = httpx.MockTransport(answer)
+        async with httpx.AsyncClient(transport=transport, base_url="http://nowhere") as http:
+            pool = [mixed.Request(mixed.COMPLETIONS, body)]
+            server = traffic.Traffic(http, pool, [wanted], 0, None, 1024)
+            server.dice = SimpleNamespace(choice=lambda of: of[0], uniform=lambda low, high: 60.0)
+            for name in visits:
+                await server.watched(getattr(server, name))
+            return server.tally
+
+    return asyncio.run(come())
+
+
+def test_a_refusal_is_no_right_answer_of_a_soak(module):
+    found = visited(module, 200, "unknown", "leaves_early")
+    assert found.right == {"unknown": 1, "leaves early": 1} and found.answered == ["7", "7"]
+    assert visited(module, 400, "unknown").wrong == {"unknown": 1}
+    assert visited(module, 500, "leaves_early").wrong == {"leaves early": 1}
+
+
+def test_a_soak_takes_no_refusal_of_the_server_as_a_reference(module):
+    mixed, soak = module("mixed_requests"), module("soak")
+    pool = [mixed.Request(mixed.COMPLETIONS, {"prompt": "a", "stream": False})]
+    transport = httpx.MockTransport(lambda request: httpx.Response(400))
+
+    async def asked(wanted):
+        async with httpx.AsyncClient(transport=transport, base_url="http://nowhere") as http:
+            return await soak.references(http, pool, wanted)
+
+    refused = mixed.Told(refused=True)
+    assert asyncio.run(asked([refused])) == [refused], "a session refused it, too"
+    with pytest.raises(CapabilityError, match="the server refused it"):
+        asyncio.run(asked([None]))
+
+
+def test_lines_of_clients_that_left_stand_for_no_answer_in_the_log_of_a_soak(module):
+    lines = [{"id": str(n)} | ({"error": "client_left"} if n < 3 else {}) for n in range(10)]
+    log = "".join(json.dumps(line) + "\n" for line in lines) + '{"id": "cut o'
+    tally = module("soak_traffic").Tally(answered=[str(n) for n in range(10)])
+    found = module("soak_server").answered(log)
+    assert len(found) == 7 and tally.lacking(found) == 3

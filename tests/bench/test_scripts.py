@@ -64,8 +64,8 @@ def test_stage_a_writes_its_four_files_and_its_verdicts(script, capsys) -> None:
     # The efficiency of the chain and of our best row: one bound where they are the same.
     assert len(claims) == (5 if found["best"]["ours"] == "chain" else 6)
     assert claims["plain over hf:plain"]["measured"] == pytest.approx(
-        found["rows"]["plain"]["tokens_per_second"]["value"]
-        / found["rows"]["hf:plain"]["tokens_per_second"]["value"]
+        found["rows"]["plain"]["total_tokens_per_second"]
+        / found["rows"]["hf:plain"]["total_tokens_per_second"]
     )
     assert "plots/" not in (out / "stage_a.md").read_text()
     page = (out / "stage_a.html").read_text()
@@ -77,7 +77,7 @@ def test_never_slower_judges_a_useless_and_a_good_draft(script) -> None:
     code, out = script("never_slower", "--quick", "--parts", "drafts")
     document = json.loads((out / "never_slower.json").read_text())
     claims, found = [gate["claim"] for gate in document["gates"]], document["drafts"]
-    assert code == 0 and len(claims) == 5
+    assert code == 0 and len(claims) == 6
     assert sum(claim.startswith("useless draft") for claim in claims) == 3
     useless = found["useless"]["rows"]["chain[depth=5]"]["accepted_length"]["emitted_per_forward"]
     good = found["sweep"]["rows"]["chain[depth=2]"]["accepted_length"]["emitted_per_forward"]

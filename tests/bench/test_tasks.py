@@ -8,6 +8,7 @@ import pytest
 
 from foretoken.bench.prompts import encode
 from foretoken.bench.tasks import from_examples, load_file, number_check, single, spread
+from foretoken.cli.measure import bench_tasks
 from foretoken.errors import ConfigError
 
 
@@ -83,6 +84,17 @@ def test_a_missing_and_an_empty_file_are_refused(tmp_path: Path) -> None:
         load_file(tmp_path / "nowhere.jsonl")
     with pytest.raises(ConfigError, match="holds no lines"):
         load_file(written(tmp_path, ""))
+
+
+def test_all_is_advised_only_where_it_can_be_passed(tmp_path: Path) -> None:
+    """`tune` and `load` take files alone."""
+    missing = tmp_path / "nowhere.jsonl"
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        load_file(missing)
+    assert "`all`" not in caught.value.do
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        bench_tasks(str(missing), 0, 0)
+    assert "`all` for the six" in caught.value.do
 
 
 def test_a_limit_sees_every_part_of_the_file(tmp_path: Path) -> None:

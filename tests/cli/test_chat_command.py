@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import foretoken
@@ -41,6 +42,22 @@ def test_chat_answers_until_it_is_told_to_leave(flags):
     assert ran.exit_code == 0, ran.output
     assert ran.stderr.count("tokens in") == 2, "an empty line is no message and no farewell"
     assert "lossless" in ran.stderr
+
+
+def test_a_line_of_bytes_that_are_no_text_is_refused_and_the_chat_goes_on(flags):
+    said = b"caf\xe9\nhello\n/exit\n"
+    ran = runner.invoke(app, ["chat", *flags, "--max-new-tokens", "5"], input=said)
+    assert ran.exit_code == 0, ran.output
+    assert "no character" in ran.stderr and "that line was left out" in ran.stderr
+    assert ran.stderr.count("tokens in") == 1
+
+
+def test_the_prompt_is_given_to_the_editor_of_lines(talk, monkeypatch):
+    """It would count the columns wrong behind a prompt that it does not know."""
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda prompt="": asked.append(prompt) or " hi ")
+    talk.out = Console(force_terminal=True)
+    assert talk.read() == "hi" and asked == ["you "]
 
 
 def test_reset_forgets_all_but_the_system_message(talk):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import foretoken
-from foretoken.cli import app
+from foretoken.cli import app, logs
 from foretoken.errors import ConfigError
 
 runner = CliRunner()
@@ -56,6 +56,13 @@ def test_generated_traffic_fills_a_store(tmp_path):
     ran = run("build", "--traffic", 12, "--out", tmp_path / "store", "--json")
     found = json.loads(ran.stdout)
     assert found["documents"] == 12 and found["tokens"] > 200 and found["vocab_size"] == 4096
+
+
+def test_a_log_hears_how_much_was_read(texts, pair_folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(logs, "SECONDS_BETWEEN_LINES", 0.0)
+    ran = run("build", texts, "--target", pair_folders[0], "--out", tmp_path / "store")
+    assert ran.exit_code == 0, ran.output
+    assert "reading ...\nreading: " in ran.stderr and " tokens\n" in ran.stderr
 
 
 def test_another_tokenizer_is_refused_everywhere(texts, pair_folders, tmp_path):

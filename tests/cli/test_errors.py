@@ -76,6 +76,21 @@ def test_a_document_that_cannot_be_written_is_told_to_people_instead():
     assert "Traceback" not in ran.stderr and "No space left" in ran.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("asked", [["methods", "chain", "--json"], ["--version"]], ids=" ".join)
+def test_what_is_held_back_until_the_end_is_told_to_people_too(asked):
+    command = [sys.executable, "-c", "from foretoken.cli import main; main()", *asked]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 1 and "what to do:" in ran.stderr, ran.stderr
+    assert "Exception ignored" not in ran.stderr
+
+
+def test_a_name_of_bytes_that_are_no_text_is_told_in_a_whole_document():
+    found = parts(run("generate", "--file", "caf\udce9.txt", "--json"))
+    assert "caf\udce9.txt" in found["asked"]
+
+
 def test_one_prompt_from_one_place(tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("words")

@@ -9,7 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from foretoken import shipped
-from foretoken.cli import app
+from foretoken.cli import app, logs
+from foretoken.cli.measure import audit_progress
+from foretoken.cli.minis import arrival
+from foretoken.minis import recipes
 
 NAME = "smollm2-135m"
 runner = CliRunner()
@@ -80,3 +83,26 @@ def test_an_unknown_home_directory_is_told_with_the_way_out(monkeypatch) -> None
     monkeypatch.setattr(Path, "home", unknown)
     ran = runner.invoke(app, ["minis", "list"])
     assert ran.exit_code == 2 and "set XDG_CACHE_HOME" in " ".join(ran.stderr.split())
+
+
+def test_a_dumb_terminal_which_draws_nothing_gets_lines(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    logs.configure(0, quiet=False)
+    with arrival(hush=False) as told:
+        told("fetching", 1, 2)
+        assert capsys.readouterr().err == "fetching ...\n"
+    with logs.stage("loading"):
+        assert capsys.readouterr().err == "loading ...\n"
+    with logs.status("reading", hush=False):
+        assert capsys.readouterr().err.endswith("reading ...\n")
+    assert callable(audit_progress()), "a line for each kind of check, in place of a bar"
+
+
+def test_a_mini_is_trained_in_silence_where_that_was_asked_for(monkeypatch, tmp_path) -> None:
+    shown = []
+    monkeypatch.setattr(recipes, "train", lambda *_, progress, **__: shown.append(progress))
+    for flags in ([], ["-q"]):
+        ran = runner.invoke(app, ["minis", "train", "tiny", "--out", str(tmp_path), *flags])
+        assert ran.exit_code == 0, ran.output
+    assert shown == [True, False]

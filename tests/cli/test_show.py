@@ -1,7 +1,10 @@
 """Marks of where a token came from: colours on a terminal, signs everywhere else."""
 
 import io
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -128,3 +131,14 @@ def test_what_is_shown_goes_on_where_stop_texts_are_held_back(pair_folders):
         out.file.seek(0)
         assert re.sub("[\u2039\u203a\u00ab\u00bb]", "", out.file.read()).strip() == told
         assert len(told) >= 12 and "x" in told
+
+
+def test_a_character_that_the_output_lacks_is_an_escape_and_no_end_of_the_text():
+    code = (
+        "from rich.segment import Segment\n"
+        "from foretoken.cli.colour import consoles, write\n"
+        "write(consoles()[0], Segment('caf\\u00e9 goes on\\n'))"
+    )
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=120)
+    assert ran.stdout == b"caf\\xe9 goes on\n", ran.stderr.decode()

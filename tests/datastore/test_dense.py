@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.datastore.capture import capture
+from foretoken.datastore.capture import capture, states_of
 from foretoken.datastore.codecs import DTYPES, Codec
 from foretoken.datastore.continuations import beginnings
 from foretoken.datastore.dense import HEADER, KeyStore, write
@@ -166,3 +166,35 @@ def test_a_folder_may_lie_in_the_home_directory(stored, tmp_path, monkeypatch):
     assert KeyStore("~/home").size == len(contents.keys)
     with pytest.raises(ConfigError, match="something is there already"):
         write("~/home", contents)
+
+
+@pytest.mark.parametrize(("longest", "piece"), [(8, 2048), (None, 8)])
+def test_memory_holds_the_fitted_states_and_one_piece_however_long_a_text(
+    longest, piece, monkeypatch
+):
+    target = TableLM.random(VOCAB, seed=3)
+    target.max_length = longest
+    fit, encode, fits, held = Codec.fit, Codec.encode, [], [0]
+
+    def reading(target, tokens, tap):
+        states = states_of(target, tokens, tap)
+        held.append(held[-1] + len(states) - 1)
+        return states
+
+    def fitting(vectors, dims, dtype):
+        fits.append(len(vectors))
+        return fit(vectors, dims, dtype)
+
+    def encoding(codec, vectors):
+        held.append(held[-1] - len(vectors))
+        return encode(codec, vectors)
+
+    monkeypatch.setattr("foretoken.datastore.capture.FITTED", 20)
+    monkeypatch.setattr("foretoken.datastore.capture.PIECE", piece)
+    monkeypatch.setattr("foretoken.datastore.capture.states_of", reading)
+    monkeypatch.setattr(Codec, "fit", staticmethod(fitting))
+    monkeypatch.setattr(Codec, "encode", encoding)
+    text = np.random.default_rng(0).integers(0, VOCAB, 100)
+    found = capture(target, [text.tolist()], Vocabulary.of_ids(VOCAB), dims=2)
+    assert fits == [20] and max(held) <= 20 + 8
+    assert held[-1] == 0 and len(found.keys) == 12 * 6 + 2

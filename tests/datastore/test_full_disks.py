@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from foretoken.datastore.disk import whole
 from foretoken.datastore.store import Datastore
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import ConfigError
@@ -74,3 +75,25 @@ def test_a_build_takes_the_place_of_an_empty_one_and_of_nothing_else(tmp_path):
     with pytest.raises(ConfigError, match="nothing is overwritten"):
         Datastore.build(tmp_path / "late", WORDS, rival())
     assert (tmp_path / "late" / "mine").exists() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_builds_of_one_folder_leave_each_other_alone(tmp_path):
+    place = tmp_path / "deep" / "d"
+    with whole(place) as outer:
+        (outer / "mine").write_text("")
+        with pytest.raises(KeyError), whole(place) as inner:
+            (inner / "theirs").write_text("")
+            raise KeyError
+        assert inner != outer and [path.name for path in outer.iterdir()] == ["mine"]
+    assert [path.name for path in place.iterdir()] == ["mine"]
+    assert list(place.parent.iterdir()) == [place]
+    assert place.stat().st_mode == place.parent.stat().st_mode, "open to whom other folders are"
+
+
+def test_a_build_that_fails_beside_another_says_why(tmp_path):
+    """The folder that it made above its own is the other's, too."""
+    place = tmp_path / "deep" / "d"
+    with pytest.raises(KeyError), whole(place):
+        (place.parent / ".d.another.part").mkdir()
+        raise KeyError
+    assert [path.name for path in place.parent.iterdir()] == [".d.another.part"]

@@ -179,6 +179,21 @@ def test_settings_without_a_bound_are_taken(options, row, monkeypatch):
     assert trees[0] == trees[1] and len(trees[0]) > 3
 
 
+@pytest.mark.parametrize(("turns", "found"), [(3, True), (60, False)])
+def test_as_few_places_are_visited_in_a_text_that_goes_round_in_circles(
+    turns, found, row, monkeypatch
+):
+    """Behind its last token alone there is one other place, too far back in the longer text."""
+    trees = []
+    for _ in range(2):
+        drafter = SuffixDecoding(SuffixDecoding.Config(occurrences=1, offset=10.0))
+        one = row([5, 2, 7, *[1, 2] * turns], VOCAB, max_new_tokens=9)
+        drafter.start(one, None)
+        trees.append(drafter.propose_one(one, Budget(12, 12)).tree)
+        monkeypatch.setattr(look_ups, "plain", lambda name: None)
+    assert trees[0] == trees[1] and (7 in trees[0].tokens) == found
+
+
 def test_every_operation_is_called(row, step, monkeypatch):
     called = set()
 

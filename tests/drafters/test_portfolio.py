@@ -109,7 +109,8 @@ def test_what_is_looked_up_learns_while_another_member_drafts(target):
     drafter = Portfolio(SuffixDecoding(), arm_of(target))
     write(engine_of(target, drafter, 0), rows(target))
     suffix = drafter.members[0].members[0]
-    assert len(suffix.answers) >= 180, "every answer is remembered, whoever drafted it"
+    held = sum(map(len, suffix.answers.values()))
+    assert held >= 180, "every answer is remembered, whoever drafted it"
 
 
 def test_a_look_up_drafts_where_it_is_worth_more_than_is_promised(target):

@@ -97,8 +97,7 @@ def test_greedy_text_is_plains_whatever_was_answered_before(prompts, row, run, p
     drafter = SuffixDecoding(SuffixDecoding.Config(branching=branching))
     rng = random.Random(1)
     for _ in range(30):
-        drafter.answers.extend([rng.randrange(12) for _ in range(40)])
-        drafter.answers.close()
+        drafter.remember("", [rng.randrange(12) for _ in range(40)])
     first, records = run(target, drafter, make(), depth=8, nodes=12)
     again, fewer = run(target, drafter, make(), depth=8, nodes=12)
     assert first == again == expected
@@ -175,8 +174,7 @@ def test_paths_seen_too_rarely_are_not_drafted(row):
 def test_the_better_of_request_and_answers_is_taken(row):
     drafter, one = started(row, [1, 2, 3, 9, 1, 2])
     assert tree_of(drafter, one).tokens == (2, 3, 9)  # seen once, and once not followed: score 1
-    drafter.answers.extend([1, 2, 7, 8, 7])
-    drafter.answers.close()
+    drafter.remember("", [1, 2, 7, 8, 7])
     assert tree_of(drafter, one).tokens == (2, 7, 8)  # seen once in a whole text: score 2
 
 
@@ -192,7 +190,37 @@ def test_answers_are_remembered_once_complete_and_only_if_asked(row):
         one.extend([5, 6, 7])
         one.finish = finish
         drafter.finish(one)
-        assert len(drafter.answers) == size
+        assert sum(map(len, drafter.answers.values())) == size
+
+
+def test_answers_are_followed_for_their_owner_alone(row):
+    drafter, one = started(row, [1, 2])
+    one.owner = "a"
+    one.extend([5, 6, 7])
+    one.finish = Finish("stop")
+    drafter.finish(one)
+    found = {}
+    for owner in ("a", "b", ""):
+        other = row([9, 5, 6], 50, max_new_tokens=500)
+        other.owner = owner
+        drafter.start(other, None)
+        found[owner] = tree_of(drafter, other).tokens
+    assert found == {"a": (6, 7), "b": (6,), "": (6,)}
+
+
+def test_who_was_quiet_longest_forgets_first():
+    """All owners together keep so many tokens; an end is one."""
+    drafter = SuffixDecoding(SuffixDecoding.Config(remember=20))
+
+    def kept(owner, answer):
+        drafter.remember(owner, answer)
+        return {owner: len(index) for owner, index in drafter.answers.items()}
+
+    for owner in ("a", "b", "a"):
+        kept(owner, [1, 2, 3, 4, 5])
+    assert kept("c", [1, 2, 3, 4, 5]) == {"a": 12, "c": 6}
+    assert kept("d", [1, 2, 3, 4, 5]) == {"a": 6, "c": 6, "d": 6}, "the older of two answers"
+    assert kept("a", [1] * 30) == {"c": 6, "d": 6}, "longer than all that is kept"
 
 
 def test_every_budget_is_kept(row):

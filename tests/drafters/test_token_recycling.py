@@ -199,11 +199,18 @@ def test_rows_that_were_not_asked_cost_nothing_and_teach_nothing(row, step):
     assert len(draft.tree) == 1 and set(drafter.known.ids) == {UNKNOWN}
 
 
-def test_a_template_may_ask_for_more_ranks_than_are_kept(row):
-    drafter = TokenRecycling(cycle(5, 5), TokenRecycling.Config(keep=2, template=((3,), (0,))))
-    drafter.known.put(1, [2, 3])
-    one = row([1], 5, max_new_tokens=9)
+def test_a_template_may_ask_for_more_ranks_than_there_are_tokens(row):
+    drafter = TokenRecycling(cycle(3, 3), TokenRecycling.Config(template=((3,), (0,))))
+    drafter.known.put(1, [2, 0, 1])
+    one = row([1], 3, max_new_tokens=9)
     assert drafter.propose_one(one, WHOLE).tree.tokens == (1, 2)
+
+
+def test_a_template_wider_than_what_is_kept_is_refused():
+    for keep, template in ((2, ((3,), (0,))), (8, (16,)), (8, ())):
+        with pytest.raises(ConfigError, match="template"):
+            TokenRecycling(cycle(5, 5), TokenRecycling.Config(keep=keep, template=template))
+    TokenRecycling(cycle(5, 5), TokenRecycling.Config(keep=2))  # nobody named the paper's
 
 
 def test_the_matrix_is_small_and_impossible_options_are_refused():

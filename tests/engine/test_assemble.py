@@ -9,6 +9,7 @@ from foretoken.controllers.fixed import Fixed
 from foretoken.drafters.growers.chain import Chain
 from foretoken.engine.assemble import assemble, check_options, config_fields
 from foretoken.engine.engine import Engine
+from foretoken.engine.memory.layout import largest_draft
 from foretoken.errors import ConfigError, PairingError
 from foretoken.heads.table import HEADS
 from foretoken.lm.table import TableLM
@@ -101,6 +102,29 @@ def test_measured_costs_decide_where_nobody_names_a_size(name):
 def test_who_names_a_shape_gets_it_in_every_step(name, options):
     assert isinstance(built(name, **options).controller, Fixed)
     assert isinstance(built(name, "cost_model", **options).controller, CostModel)
+
+
+def test_a_template_of_recycled_tokens_brings_its_own_size():
+    wide = (2,) * 8
+    for options, size in (
+        ({"template": wide}, (8, 510)),
+        ({"template": wide, "depth": 3}, (3, 14)),
+        ({"template": ((0,), (1,), (0, 0)), "nodes": 9}, (2, 9)),
+        ({"template": (16,), "keep": 16}, (1, 16)),
+    ):
+        budget = built("token-recycling", **options).controller.budget
+        assert (budget.depth, budget.nodes) == size
+        assert largest_draft("token-recycling", options) == size, "plans know it, too"
+    with pytest.raises(ConfigError, match="pass nodes=510"):
+        built("token-recycling", template=wide, nodes=80)
+    with pytest.raises(ConfigError, match="keep=8"):
+        built("token-recycling", template=(16,))
+
+
+def test_an_option_that_two_sources_share_reaches_both():
+    options = {"sources": ("suffix", "rest"), "occurrences": 5, **needed(METHODS["rest"], 5)}
+    merged = assemble("fused", TableLM.random(5), **options).drafter
+    assert [source.config.occurrences for source in merged.members] == [5, 5]
 
 
 def test_a_preset_is_the_papers_setting_and_may_be_departed_from():

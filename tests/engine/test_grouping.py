@@ -17,7 +17,7 @@ from foretoken.engine.grouping import PATIENCE, POOL, GroupingEngine
 from foretoken.engine.record import Recorder
 from foretoken.lm.table import TableLM
 from foretoken.row import make_row
-from foretoken.types import SamplingParams
+from foretoken.types import DecodeState, SamplingParams
 
 VOCAB = 12
 HOT = SamplingParams(max_new_tokens=20, temperature=1.0)
@@ -247,3 +247,25 @@ def row_of(owner, length):
     made = make_row(list(range(1, 1 + length)), SamplingParams(), SeededCoins(0), 64)
     made.owner = owner
     return made
+
+
+class Counting(DecodeState):
+    """A row that counts how often what was written was copied."""
+
+    copies = 0
+
+    @property
+    def new_tokens(self):
+        Counting.copies += 1
+        return self.tokens[self.prompt_len :]
+
+
+def test_no_text_is_copied_to_note_who_sat_out():
+    engine = grouping(2, window=4)
+    for prompt in some_prompts(3):
+        engine.submit(make_row(prompt, COLD, SeededCoins(0), VOCAB, row_class=Counting))
+    step, before = engine.step(), Counting.copies
+    engine.note_aside(step)
+    assert step.rows and set(step.rows) <= set(engine.before)
+    assert Counting.copies == before
+    engine.close()

@@ -16,11 +16,14 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 import foretoken
-from foretoken.errors import ConfigError
+from foretoken.engine.models import translation
+from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+from foretoken.lm import load
 from foretoken.lm.draft_vocabulary import NAME, write
 from foretoken.lm.token_bytes import Pieces
 from foretoken.lm.token_map import map_tokens
 from foretoken.lm.views.mapped_tokens import MappedTokens
+from foretoken.training.online.served import whole_model
 
 PROMPTS = ["the cat is in the", "then another", "naïve: tap\n\tin"]
 
@@ -77,6 +80,13 @@ def test_ids_stand_for_bytes_whatever_they_are_written_as(byte_tokenizer, other)
     by_bytes = theirs.by_bytes()
     assert by_bytes[b"a"] == other.convert_tokens_to_ids("a")  # a piece before a byte by name
     assert by_bytes[b"\n"] == other.convert_tokens_to_ids("<0x0A>")
+
+
+def test_an_added_piece_marks_its_spaces_as_others_do():
+    tokenizer = sentencepiece()
+    tokenizer.add_tokens([AddedToken("▁▁", special=False, normalized=False)])
+    found = Pieces(tokenizer)
+    assert found.text[tokenizer.convert_tokens_to_ids("▁▁")] == b"  "
 
 
 def test_every_id_is_fed_as_ids_of_the_same_text(byte_tokenizer, other):
@@ -173,3 +183,66 @@ def test_a_draft_with_more_rows_than_words_needs_no_shadow(folders, byte_tokeniz
     with foretoken.load(folders[0], "tree", tmp_path, kernels="dense", depth=3) as session:
         assert [result.tokens for result in session.generate(PROMPTS, 24)] == plain
         assert not isinstance(session.draft, MappedTokens)
+
+
+@pytest.mark.parametrize(("more", "fewer"), [(9, 4), (0, 4)])
+@pytest.mark.parametrize("words", ["byte_tokenizer", "other"])
+def test_sizes_of_one_family_that_are_padded_to_other_widths_need_no_shadow(
+    words, more, fewer, request, make_llama, tmp_path
+):
+    """Also where texts begin with a token, and where one holds an id that the draft has not."""
+    tokenizer = request.getfixturevalue(words)
+    size = len(tokenizer)
+    for name, rows, seed in (("target", size + more, 0), ("draft", size + fewer, 1)):
+        make_llama(rows, seed).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    last = size + more - 1
+    prompts = [*(tokenizer(text)["input_ids"] for text in PROMPTS), [5, last, 7], [last]]
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    with foretoken.load(target, "plain", kernels="dense") as session:
+        wanted = [result.tokens for result in session.generate(prompts, 24)]
+    for method in ("chain", "tree"):
+        with foretoken.load(target, method, draft, kernels="dense", depth=3) as session:
+            assert not isinstance(session.draft, MappedTokens)
+            assert [result.tokens for result in session.generate(prompts, 24)] == wanted
+            assert session.generate(prompts[-2], 24).tokens == wanted[-2]
+            assert session.draft.rows_held == 0
+
+
+def test_an_id_that_the_draft_has_not_is_read_as_its_first(byte_tokenizer, make_llama, tmp_path):
+    size = len(byte_tokenizer)
+    for name, rows in (("target", size + 9), ("draft", size)):
+        make_llama(rows).save_pretrained(tmp_path / name)
+        byte_tokenizer.save_pretrained(tmp_path / name)
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    with foretoken.load(target, "chain", draft, kernels="dense") as session:
+        [row] = session.rows([[5, size + 3, 7, size + 8]], 4)
+        lm = session.draft
+        with torch.inference_mode():
+            lm.prefill([row])
+            [score] = lm.grow([row], [row.tokens[-1:]], [[-1]])
+            fresh = lm.whole(torch.tensor([[5, 0, 7, 0]])).logits[0, -1]
+        assert torch.allclose(score.logits[0, :size], fresh, atol=1e-3)
+        assert (score.logits[0, size:] == -torch.inf).all()
+        assert row.tokens == [5, size + 3, 7, size + 8]
+        lm.free([row])
+        with pytest.raises(CapabilityError, match="fewer tokens than its target"):
+            whole_model(lm)
+
+
+def test_a_draft_of_the_hub_may_have_no_tokenizer(byte_tokenizer, monkeypatch, tmp_path):
+    """Then it is as a directory without one; of one that is broken the draft is named."""
+
+    def broken(*_, **__):
+        raise OSError("no tokenizer to be read")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(load.AutoConfig, "from_pretrained", lambda *_, **__: None)
+    monkeypatch.setattr(load.AutoTokenizer, "from_pretrained", broken)
+    assert translation(byte_tokenizer, "some/draft", 9, 9, False) is None
+    snapshot = tmp_path / "models--some--draft" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (snapshot / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="the draft some/draft was asked for") as caught:
+        translation(byte_tokenizer, "some/draft", 9, 9, False)
+    assert "another draft" in caught.value.do and "tokenizer=" not in caught.value.do

@@ -64,6 +64,30 @@ def test_what_was_published_comes_out_as_it_was(layout, made, tmp_path):
     assert store.card_of(to).options == store.card_of(tmp_path / "published").options
 
 
+@pytest.mark.parametrize(
+    ("layout", "made"),
+    [("eagle", eagle()), ("medusa", medusa()), ("eagle3", native()),
+     ("speculators", speculators())],
+)  # fmt: skip
+def test_numbers_are_stored_as_the_published_ones_are(layout, made, tmp_path):
+    config, tensors = made
+    half = {n: part.bfloat16() if part.is_floating_point() else part for n, part in tensors.items()}
+    again, found = exported(export(write(tmp_path / "a", config, half), tmp_path / "b", layout))
+    assert again["torch_dtype"] == "bfloat16" and found
+    for name, part in found.items():
+        torch.testing.assert_close(part, half[name], atol=0, rtol=0)
+
+
+def test_numbers_of_several_kinds_lose_nothing(tmp_path):
+    config, tensors = native()
+    several = tensors | {"lm_head.weight": tensors["lm_head.weight"].bfloat16()}
+    folder = write(tmp_path / "published", config, several)
+    again, found = exported(export(folder, tmp_path / "again", "eagle3"))
+    assert again["torch_dtype"] == "float32"
+    for name, part in found.items():
+        torch.testing.assert_close(part, several[name].to(part.dtype), atol=0, rtol=0)
+
+
 @pytest.mark.parametrize(("made", "layout"), [(native, "speculators"), (speculators, "eagle3")])
 def test_eagle3_goes_from_one_layout_to_the_other(made, layout, target, tmp_path):
     first = write(tmp_path / "first", *made())

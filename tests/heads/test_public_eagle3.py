@@ -307,6 +307,8 @@ def test_a_missing_tensor_is_named(layout, lost, tmp_path):
     ("changes", "told"),
     [
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "scaled"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
         ({"num_hidden_layers": 2}, "more layers"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"hidden_size": 32}, "32 wide"),

@@ -1,12 +1,17 @@
 """What a head's card says of memory is what the head and its decoder have."""
 
+import json
+
 import pytest
 import torch
+from test_public import eagle, medusa, write
+from test_public_eagle3 import native
 from torch import nn
 
 import foretoken
 from foretoken.engine.memory.layout import layout_of
-from foretoken.heads import sizes, store
+from foretoken.errors import CheckpointError
+from foretoken.heads import public, public_files, sizes, store
 from foretoken.heads.block import Block
 from foretoken.heads.chimera import Chimera
 from foretoken.heads.ctc import CtcBlock
@@ -107,3 +112,23 @@ def test_a_head_cache_is_in_the_plan(tmp_path):
             [cache] = [one for one in parts if (one.name, one.kind) == ("head's cache", CACHE)]
             assert cache.bytes >= 2 * 100 * 4 * sizes.sizes_of(folder).column > 0
             assert layout.taps >= 1
+
+
+def test_a_published_head_is_looked_at_without_reading_a_weight(tmp_path, monkeypatch):
+    folders = {
+        "eagle": write(tmp_path / "a", *eagle(), "model.safetensors"),
+        "eagle3-wide": write(tmp_path / "b", *native(), "pytorch_model.bin"),
+        "medusa": write(tmp_path / "c", *medusa(), "medusa_lm_head.pt"),
+    }
+    for module in (public, public_files):
+        monkeypatch.setattr(module, "tensors_of", lambda *_: pytest.fail("weights were read"))
+    for kind, folder in folders.items():
+        assert store.card_of(folder).kind == sizes.sizes_of(folder).kind == kind
+        _, shapes, _ = public_files.opened(folder)
+        assert shapes and all(part.is_meta for part in shapes.values())
+    model = {"model.embed_tokens.weight": torch.ones(9, 4), "lm_head.weight": torch.ones(9, 4)}
+    whole = write(tmp_path / "llama", eagle()[0], model, "model-1.safetensors")
+    index = {"weight_map": dict.fromkeys(model, "model-1.safetensors")}
+    (whole / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="layout is none of"):
+        store.card_of(whole)

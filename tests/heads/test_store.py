@@ -164,3 +164,14 @@ def test_a_head_in_the_home_directory_is_found_there(tmp_path, monkeypatch):
     assert card.kind == "exits" and same(loaded, head(name="exits"))
     with pytest.raises(CheckpointError, match=r"there is no head\.json"):
         store.card_of("~nobody-here/head")
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no such folder") as caught:
+        store.card_of(tmp_path / "none")
+    assert "hf download" not in caught.value.do
+    with pytest.raises(CheckpointError, match="there is no such folder") as caught:
+        store.card_of("owner/name")
+    assert "`hf download owner/name --local-dir DIR`" in caught.value.do
+    with pytest.raises(CheckpointError, match=r"no head\.json in that folder"):
+        store.card_of(tmp_path)

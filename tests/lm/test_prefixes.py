@@ -297,3 +297,42 @@ def test_states_are_put_together_only_once_there_is_room_for_them(make_llama, mo
     monkeypatch.setattr(torch, "cat", lambda *_: pytest.fail("states were copied"))
     keep_text(row, lm._memory(row), lm.cache, lm.prefixes)
     assert len(lm.prefixes) == 0
+
+
+def test_no_states_are_held_of_a_text_that_is_too_long_to_be_kept(make_llama):
+    """Of its limit, keys and values take their part; and it is not begun anew in the middle."""
+    lm, row = listening(make_llama, 1 << 24)
+    lm.keep_text(row)
+    [kept] = lm.prefixes
+    lm, row = listening(make_llama, kept.features.nbytes + 1000)
+    assert lm._rows[row.uid].fed == []
+    lm = open_lm(make_llama(50), kernels="dense", compile="off")
+    lm.keep_prefixes(kept.bytes // 2)
+    [row], held = seeded_rows([[*range(1, 41)]], SamplingParams(), 50), []
+    for _ in range(3):
+        lm.prefill([row], (Layer(0), Layer(1)), limit=13)
+        held.append(sum(map(len, lm._rows[row.uid].fed)))
+    assert held == [13, 0, 0]
+
+
+def test_a_text_is_compared_with_those_alone_that_begin_as_it_does(monkeypatch):
+    kept, compared = Prefixes(1 << 20), []
+
+    def text(n):
+        return Prefix(np.asarray([1, n, *range(SHORTEST)]), [])
+
+    for n in range(5000):
+        kept.keep(text(n))
+    assert len(kept) == 5000
+
+    def counted(one, other):
+        compared.append(one)
+        return in_common(one, other)
+
+    monkeypatch.setattr("foretoken.lm.runtime.prefixes.in_common", counted)
+    assert kept.find([1, 7, *range(SHORTEST), 9], SHORTEST + 3, ())[1] == SHORTEST + 2
+    assert kept.covers([1, 8, *range(SHORTEST)]) and not kept.covers([2, 8, *range(SHORTEST)])
+    assert kept.make_room(text(5000), 100) and len(kept) == 5000
+    assert len(compared) == 2, "one to be found, one to be covered"
+    kept.keep(Prefix(np.asarray([1, 7, *range(SHORTEST), 9]), []))
+    assert len(kept) == 5000 and len(compared) == 3, "what it continues was given up"

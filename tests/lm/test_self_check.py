@@ -15,6 +15,7 @@ from foretoken.engine.lengths import check_ahead
 from foretoken.errors import CapabilityError
 from foretoken.lm.opening import open_lm
 from foretoken.lm.runtime.probe import late_lengths
+from foretoken.lm.table import TableLM
 from foretoken.lm.views.realigned import realigned
 from foretoken.row import make_row
 from foretoken.types import SamplingParams
@@ -154,7 +155,7 @@ def test_a_check_that_a_budget_does_not_afford_is_left_out_and_told(caplog, monk
             pass
     assert row.finish.reason == "length" and row.error is None
     assert "could not be checked: its budget has no room" in caplog.text
-    assert lm.verified == 32 and engine.unverified > 64
+    assert lm.verified == 32 and engine.checks.unverified > 64
 
 
 @pytest.mark.parametrize("who", ["the owner", "another session", "nobody"])
@@ -179,3 +180,33 @@ def test_a_text_whose_weights_changed_under_way_is_not_checked_and_not_kept(view
     assert len(lm.prefixes) == 0
     write(lm, 150)  # others are, with the weights of now
     assert lm.verified > 32
+
+
+class Noting(TableLM):
+    """A table that says at which lengths it was checked."""
+
+    def self_check(self, row):
+        self.checked.append(len(row.tokens))
+        self.verified = max(self.verified, len(row.tokens))
+
+
+def test_nobody_waits_for_the_check_of_a_text_much_longer_than_all_that_were_checked(caplog):
+    """Others are checked meanwhile, and it once it is alone."""
+    target = Noting.random(4)
+    target.verified, target.checked = 80, []
+    engine = assemble("plain", target, max_rows=2)
+    short, long = (
+        make_row(prompt, SamplingParams(max_new_tokens=count), SeededCoins(0), 4)
+        for prompt, count in (([1, 2] * 50, 80), ([1, 2] * 32 * 80, 300))
+    )
+    for row in (short, long):
+        engine.submit(row)
+    beside, together = [], 0
+    with caplog.at_level("WARNING"):
+        while short.finish is None:
+            beside, together = list(target.checked), together + (long in engine.running)
+            engine.step()
+    assert together > 50 and beside == [161], "more than twice as long as what was checked"
+    assert long.finish is None and target.checked == [161, len(long.tokens)]
+    assert caplog.text.count("is put off beside others") == 1
+    engine.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from foretoken.lm.kernels.linears import can_pack
 from foretoken.native import compiling
 from foretoken.native import library as native
 from foretoken.shipped import user_cache
@@ -35,6 +37,20 @@ def test_the_openmp_of_torch_is_found_behind_those_of_other_packages():
     other = "7f10-7f11 r-xp 00001000 08:01 1236 /x/scikit_learn.libs/libgomp-d22c30c5.so.1.0.0\n"
     maps = f"{other}7f14-7f15 r-xp 00001000 08:01 1237 {torchs}\n"
     assert compiling.openmp_among(maps) == str(torchs)
+
+
+@pytest.mark.skipif(
+    (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="another machine"
+)
+def test_where_there_is_a_compiler_there_are_operations_in_c():
+    """Or a source that no longer builds would only skip the tests of all of them."""
+    try:
+        compiling.find_compilers()
+    except compiling.Unavailable as why:
+        pytest.skip(str(why))
+    found = native.library()
+    assert isinstance(found, native.Library), str(found)
+    assert can_pack(torch.float32)
 
 
 @in_c

@@ -85,11 +85,11 @@ def compare(session, running, asked) -> None:
     wrong = [
         (request.path, request.body, told, right)
         for request, told, right, tie in zip(asked, got, wanted, ties, strict=True)
-        if not tie and not agrees(right, told)
+        if not tie and not agrees(request, right, told)
     ]
     assert not wrong, f"{len(wrong)} of {len(asked)}: {wrong[:3]}"
-    pairs = zip(wanted[:ALONE], quiet, ties[:ALONE], strict=True)
-    assert all(tie or agrees(right, told) for right, told, tie in pairs)
+    first = zip(asked[:ALONE], wanted[:ALONE], quiet, ties[:ALONE], strict=True)
+    assert all(tie or agrees(request, right, told) for request, right, told, tie in first)
     refused = [request.body for request, right in zip(asked, wanted, strict=True) if right.refused]
     assert not refused, "every option is one that every method takes"
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import httpx
+import jsonschema
 import pytest
 from live_server import wait_for
 from pydantic import BaseModel
@@ -172,7 +173,6 @@ def test_the_description_is_whole(limited) -> None:
 
 
 def test_the_description_is_a_schema_by_its_own_rules(limited) -> None:
-    jsonschema = pytest.importorskip("jsonschema", reason="the package `jsonschema` is missing")
     for part in limited.get("/openapi.json").json()["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(part)
 

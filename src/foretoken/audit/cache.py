@@ -7,13 +7,13 @@ it changes a text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from foretoken.audit.greedy import ROUNDING, fresh_logits
-from foretoken.audit.rows import Build, seeded_rows, write
+from foretoken.audit.rows import Build, Guesses, seeded_rows, write
 from foretoken.contract import LanguageModel
 from foretoken.lm.views.view import TargetView
 from foretoken.types import DecodeState, Draft, Ragged, Rows, SamplingParams, Scores, Taps
@@ -27,6 +27,7 @@ class Difference:
     bound: float = 0.0
     where: str = ""
     nodes: int = 0  # compared
+    guesses: Guesses = field(default_factory=Guesses)
 
     @property
     def good(self) -> bool:
@@ -72,6 +73,7 @@ def cache_difference(
     engine = build()
     witness = Witness(engine.target)
     engine.target = witness
+    engine.listeners.append(witness.difference.guesses)
     params = SamplingParams(max_new_tokens=tokens, temperature=temperature)
     write(engine, seeded_rows(prompts, params, witness.vocab_size))
     return witness.difference

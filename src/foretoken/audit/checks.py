@@ -239,7 +239,7 @@ def table_jobs(entry: Method) -> list[Job]:
     """What is exact on tables: greedy text, cache, neighbours, seeds."""
     plain = partial(table_engine, METHODS["plain"], 4, "fixed")
     jobs: list[Job] = []
-    kinds: list[tuple[str, Build]] = [
+    kinds: list[tuple[str, Callable[..., Engine]]] = [
         (
             f"{entry.name} ({verifier}, {controller})",
             partial(table_engine, entry, 4, controller, verifier, 4),
@@ -250,7 +250,8 @@ def table_jobs(entry: Method) -> list[Job]:
         viewed = partial(table_engine, entry, 4, "fixed", None, 4, view)
         kinds.append((f"{entry.name}, {name}", viewed))
     for name, build in kinds:
-        same = partial(greedy, plain, build, TABLE_PROMPTS, TABLE_TOKENS)
+        agreeing = partial(build, guesses=AGREES)
+        same = partial(greedy, plain, agreeing, TABLE_PROMPTS, TABLE_TOKENS)
         jobs += [("greedy, tables", name, same)] if promise_of_row(entry).lossless else []
         jobs += [
             ("cache, tables", name, partial(cache, build, TABLE_PROMPTS, 24)),
@@ -315,8 +316,9 @@ def greedy(plain: Build, build: Build, prompts: Any, tokens: int) -> Checked:
     if found.errors:
         worst_error = max(found.errors, key=lambda d: d.margin)
         detail = f"{len(found.errors)} texts differ, margin {worst_error.margin:.3g}"
+    guesses = asdict(found.guesses)
     values = {"divergences": [asdict(d) for d in found.divergences], "tokens": found.tokens}
-    return not found.errors, detail, values
+    return not found.errors, f"{detail}; {found.guesses.told()}", values | guesses
 
 
 def cache(build: Build, prompts: Any, tokens: int) -> Checked:
@@ -324,7 +326,8 @@ def cache(build: Build, prompts: Any, tokens: int) -> Checked:
     detail = f"{seen.nodes} nodes recomputed, largest relative difference {seen.relative:.1e}"
     if not seen.good:
         detail += f" at {seen.where} (bound {seen.bound:.0e})"
-    return seen.good, detail, {"relative": seen.relative, "bound": seen.bound}
+    values = {"relative": seen.relative, "bound": seen.bound, **asdict(seen.guesses)}
+    return seen.good, f"{detail}; {seen.guesses.told()}", values
 
 
 def neighbours(build: Build, prompts: Any, tokens: int) -> Checked:

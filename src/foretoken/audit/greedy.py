@@ -8,11 +8,11 @@ one: at each first divergence the margin between the two tokens is recomputed fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from foretoken.audit.rows import Build, seeded_rows, write
+from foretoken.audit.rows import Build, Guesses, seeded_rows, write
 from foretoken.coins import SeededCoins
 from foretoken.contract import LanguageModel
 from foretoken.row import make_row
@@ -45,6 +45,7 @@ class GreedyComparison:
 
     tokens: int
     divergences: tuple[Divergence, ...]
+    guesses: Guesses = field(default_factory=Guesses)
 
     @property
     def errors(self) -> list[Divergence]:
@@ -62,14 +63,16 @@ def compare_greedy(
     for prompt in prompts:
         expected += write(plain(), seeded_rows([prompt], params, target.vocab_size))
     rows = seeded_rows(prompts, params, target.vocab_size)
-    written = write(method(), rows, max_rows)
+    engine, guesses = method(), Guesses()
+    engine.listeners.append(guesses)
+    written = write(engine, rows, max_rows)
     found = []
     for i, (ours, theirs) in enumerate(zip(expected, written, strict=True)):
         at = first_difference(ours, theirs)
         if at is not None:
             context = [*prompts[i], *ours[:at]]
             found.append(diverged(target, context, i, at, ours, theirs))
-    return GreedyComparison(sum(map(len, written)), tuple(found))
+    return GreedyComparison(sum(map(len, written)), tuple(found), guesses)
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

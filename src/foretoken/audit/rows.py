@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from foretoken.coins import SeededCoins
 from foretoken.engine.engine import Engine, decode
 from foretoken.row import make_row
-from foretoken.types import DecodeState, Ragged, Rows, SamplingParams
+from foretoken.types import DecodeState, Ragged, Rows, SamplingParams, Step
 
 Build = Callable[[], Engine]
+
+
+@dataclass(slots=True)
+class Guesses:
+    """Listens to an engine: tokens that were drafted, and those of them that were accepted.
+
+    A check of a method that drafted nothing has shown nothing of it.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+
+    def __call__(self, step: Step) -> None:
+        self.drafted += sum(len(draft.tree) - 1 for draft in step.drafts)
+        self.accepted += sum(len(verdict.path) for verdict in step.verdicts)
+
+    def told(self) -> str:
+        """The counts in words."""
+        if not self.drafted:
+            return "nothing was drafted"
+        return f"{self.accepted} of {self.drafted} drafted tokens accepted"
 
 
 def write(engine: Engine, rows: Rows, max_rows: int = 16) -> list[list[int]]:

@@ -67,7 +67,7 @@ def shown(quiet: bool) -> Iterator[Bar]:
     console = Console(stderr=True)
     if quiet:
         yield Bar()
-    elif not console.is_terminal:
+    elif not console.is_interactive:  # a dumb terminal draws no bar
         yield Lines(console)
     else:
         with Progress(

@@ -63,8 +63,11 @@ def from_examples(examples: Iterable[Any]) -> list[Task]:
     ]
 
 
-def load_file(path: str | Path, limit: int | None = None) -> list[Task]:
-    """The tasks of a JSON lines file, at most `limit` of them, spread evenly over the file."""
+def load_file(path: str | Path, limit: int | None = None, instead: str = "") -> list[Task]:
+    """The tasks of a JSON lines file, at most `limit` of them, spread evenly over the file.
+
+    `instead` is advice for a file that cannot be read, where something else may be passed.
+    """
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -72,7 +75,7 @@ def load_file(path: str | Path, limit: int | None = None) -> list[Task]:
         raise ConfigError(
             f"tasks from {path}.",
             f"the file cannot be read as UTF-8 text ({problem.__class__.__name__}).",
-            "pass a JSON lines file that exists, or `all` for the six built-in families.",
+            f"pass a JSON lines file that exists{instead}.",
         ) from problem
     tasks = [
         _task(_parse(line, path, number), path, number)

@@ -13,6 +13,8 @@ from typer.core import TyperGroup
 from foretoken.cli.errors import (
     FAILED,
     MISTAKE,
+    flush_output,
+    give_up_unwritten,
     missing_extra,
     misuse,
     out_of_memory,
@@ -70,7 +72,7 @@ class Commands(TyperGroup):
         as_json = "--json" in typed
         command = " ".join([ctx.command_path, *typed[:1]])
         try:
-            return super().invoke(ctx)
+            return self.written(ctx)
         except ForetokenError as error:
             tell(error, as_json)
             raise typer.Exit(MISTAKE) from error
@@ -87,6 +89,7 @@ class Commands(TyperGroup):
             raise  # the reader of a pipe has left; the parser's own answer is a quiet exit
         except OSError as error:
             tell(unusable(error, command), as_json)
+            give_up_unwritten()
             raise typer.Exit(FAILED) from error
         except (typer.Exit, typer.Abort):
             raise  # errors of the run time, to Python
@@ -98,6 +101,16 @@ class Commands(TyperGroup):
             raise typer.Exit(FAILED) from error
         except KeyboardInterrupt as stopped:
             raise typer.Exit(INTERRUPTED) from stopped
+
+    def written(self, ctx: Any) -> Any:
+        """Run a command, and write out what it printed while errors of that can still be told."""
+        try:
+            found = super().invoke(ctx)
+        except typer.Exit:
+            flush_output()
+            raise
+        flush_output()
+        return found
 
 
 app = typer.Typer(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -94,6 +97,7 @@ def chat(
     )
     from foretoken.cli.colour import consoles
 
+    prepare_input()
     try:
         Chat(session, sampling, consoles(), show, system).run()
     finally:
@@ -108,6 +112,19 @@ def refuse_beams(method: str | None) -> None:
             "this method writes several scored texts per prompt; a chat needs one.",
             "use a method that writes one text, such as chain.",
         )
+
+
+def prepare_input() -> None:
+    """Let `input` take what a user types or pastes.
+
+    Bytes that are no UTF-8 come as halves of characters, for which their line alone is refused. An
+    editor of lines reads those that a terminal by itself cuts at 4095 bytes, and knows arrow keys.
+    """
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+        if sys.stdin.isatty():
+            with suppress(ImportError):  # where Python was built without one
+                import_module("readline")
 
 
 class Chat:
@@ -159,7 +176,7 @@ class Chat:
         """What the user says, without the blanks around it; None at the end of input."""
         while True:
             try:
-                return self.out.input("[bold]you[/bold] " if self.out.is_terminal else "").strip()
+                return input("you " if self.out.is_terminal else "").strip()
             except EOFError:
                 return None
             except KeyboardInterrupt:  # nothing is being written: only the line is dropped

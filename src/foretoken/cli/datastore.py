@@ -11,7 +11,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import Commands, app
-from foretoken.cli.logs import hushed
+from foretoken.cli.logs import hushed, status
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -211,18 +211,15 @@ def generated(count: int, seed: int) -> Iterator[str]:
 
 def encoded(documents: Iterator[str], words: Any, quiet: bool) -> Iterator[list[int]]:
     """Token ids of every document, ended as the target would end it, with a sign of life."""
-    from rich.console import Console
-
-    console = Console(stderr=True, quiet=quiet)
     end = [] if words.eos_token_id is None else [words.eos_token_id]
-    with console.status("reading") as status:
+    with status("reading", quiet) as told:
         total = 0
         for text in documents:
             ids = list(words(text, verbose=False)["input_ids"])
             total += len(ids)
-            status.update(f"{total:,} tokens")
+            told(f"{total:,} tokens")
             yield ids if ids[-1:] == end else ids + end
-        status.update(f"sorting {total:,} tokens")
+        told(f"sorting {total:,} tokens")
 
 
 def show_keys(store: KeyStore, json_: bool) -> None:

@@ -45,12 +45,42 @@ def written_as_json(error: ForetokenError) -> bool:
     """Whether the document reached stdout, which may itself be what failed."""
     parts = {"asked": error.asked, "possible": error.possible, "do": error.do}
     try:
-        json.dump({"error": parts}, sys.stdout, indent=2, ensure_ascii=False)
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        print_json({"error": parts})
     except OSError:
+        give_up_unwritten()
         return False
     return True
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout, all of it or nothing.
+
+    Escapes stand for what stdout cannot hold, and for halves of characters, which no UTF-8 can.
+    """
+    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    text = json.dumps(document, indent=2, ensure_ascii=plain)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # such as of a file's name in bytes that are no UTF-8
+        text = json.dumps(document, indent=2)
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def flush_output() -> None:
+    """Write out what stdout holds back; a program that was begun without one has none."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def give_up_unwritten() -> None:
+    """Let what stdout could not write go: at its end Python would try, and fail, once more."""
+    try:
+        flush_output()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def missing_extra(error: ModuleNotFoundError, command: str) -> ConfigError | None:

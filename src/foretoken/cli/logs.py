@@ -20,6 +20,7 @@ from rich.console import Console
 
 HOUSE = logging.getLogger("foretoken")
 COMMANDS = logging.getLogger("foretoken.cli")  # what commands tell about themselves
+SECONDS_BETWEEN_LINES = 60.0
 
 Verbose = Annotated[
     int,
@@ -73,13 +74,35 @@ def stage(what: str, hush: bool = False) -> Iterator[None]:
     began = perf_counter()
     if hush and not verbose():
         yield
-    elif console.is_terminal and not quiet() and not verbose():
+    elif console.is_interactive and not quiet() and not verbose():  # a dumb terminal draws none
         with console.status(what):
             yield
     else:
         COMMANDS.info("%s ...", what)
         yield
         COMMANDS.info("%s: done in %.1f s", what, perf_counter() - began)
+
+
+@contextmanager
+def status(what: str, hush: bool) -> Iterator[Callable[[str], None]]:
+    """A sign of life that is told how far it is: a spinner, or a line about every minute."""
+    console = Console(stderr=True)
+    if hush:
+        yield lambda news: None
+    elif console.is_interactive:
+        with console.status(what) as spinner:
+            yield lambda news: spinner.update(f"{what}: {news}")
+    else:
+        COMMANDS.info("%s ...", what)
+        written = perf_counter()
+
+        def line(news: str) -> None:
+            nonlocal written
+            if perf_counter() - written >= SECONDS_BETWEEN_LINES:
+                COMMANDS.info("%s: %s", what, news)
+                written = perf_counter()
+
+        yield line
 
 
 def add_flags(app: typer.Typer) -> None:

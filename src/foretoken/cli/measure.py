@@ -10,7 +10,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.app import app
-from foretoken.cli.logs import hushed
+from foretoken.cli.logs import hushed, status
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def bench_tasks(tasks: str, limit: int, seed: int) -> list[Task]:
             "pass --limit 5, say.",
         )
     if tasks != "all":
-        return load_file(tasks, limit or None)
+        return load_file(tasks, limit or None, ", or `all` for the six built-in families")
     from foretoken.minis.tasks import FAMILIES, examples
 
     return [
@@ -282,7 +282,7 @@ def audit_progress() -> bool | Callable[[str], None]:
 
     from foretoken.cli.logs import COMMANDS, quiet
 
-    if quiet() or Console(stderr=True).is_terminal:
+    if quiet() or Console(stderr=True).is_interactive:
         return not quiet()
     kinds: set[str] = set()
 
@@ -297,16 +297,12 @@ def audit_progress() -> bool | Callable[[str], None]:
 
 def measured_acceptance(target: Any, draft: Any, quiet: bool) -> Yardstick:
     """The yardstick, with a sign of life while it is being measured."""
-    from rich.console import Console
-
     from foretoken.audit import yardstick
     from foretoken.minis.tasks import FAMILIES, examples
 
     prompts = [one.prompt for family in FAMILIES for one in examples(family, "test", 4)]
-    with Console(stderr=True, quiet=quiet).status("measuring acceptance") as status:
-        return yardstick.run(
-            target, draft, prompts, told=lambda name: status.update(f"acceptance: {name}")
-        )
+    with status("measuring acceptance", quiet) as told:
+        return yardstick.run(target, draft, prompts, told=told)
 
 
 def show_report(report: AuditReport | Yardstick, out: Path | None, as_json: bool) -> None:

@@ -80,7 +80,7 @@ def arrival(hush: bool) -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    if hush or quiet() or not console.is_terminal:
+    if hush or quiet() or not console.is_interactive:
         told: set[str] = set()
 
         def line(what: str, done: int = 0, of: int = 0) -> None:
@@ -114,7 +114,7 @@ def train(
     from foretoken.minis import recipes
 
     whole = None if teacher is None else o.source(teacher)
-    recipes.train(name, out, resume=not fresh, scale=scale, teacher=whole)
+    recipes.train(name, out, resume=not fresh, scale=scale, teacher=whole, progress=not quiet())
     print(out)
 
 

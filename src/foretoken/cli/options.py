@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken import shipped
+from foretoken.cli.errors import print_json as print_json
 from foretoken.cli.logs import stage
 from foretoken.errors import ConfigError
 
@@ -284,10 +283,3 @@ def sampling(stop: list[str] | None, **options: Any) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     SamplingParams(**given, stop=texts)
     return {**given, "stop": texts or None}
-
-
-def print_json(document: Any) -> None:
-    """One JSON document on stdout."""
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    json.dump(document, sys.stdout, indent=2, ensure_ascii=plain)
-    sys.stdout.write("\n")

@@ -20,6 +20,7 @@ from foretoken.sampling import SamplingParams
 from foretoken.types import Layer
 
 FITTED = 20_000  # keys the projection is fitted to, the first ones
+PIECE = 2_048  # most tokens of a document read at once, whatever the target could read
 
 
 def capture(
@@ -34,7 +35,7 @@ def capture(
     """A key for every place of the texts that something follows.
 
     The projection is fitted to the first keys; those are encoded when it is known, all others as
-    they come, so memory holds FITTED states and the small keys.
+    they come, so memory holds FITTED states, those of one piece of a text, and the small keys.
     """
     check_layer(target, tap)
     waiting: list[Tensor] = []
@@ -46,21 +47,20 @@ def capture(
     size = 0
     for document in documents:
         ids = np.asarray(document, np.int64)
-        longest = target.max_length or len(ids)
+        longest = min(target.max_length or PIECE, PIECE)
         for start in range(0, len(ids), longest):
             piece = ids[start : start + longest]
             if len(piece) > 2:
-                states = states_of(target, piece.tolist(), tap)[:-1]
-                waiting.append(states)
+                waiting.append(states_of(target, piece.tolist(), tap)[:-1])
                 said.append(piece[1:-1])
                 places.append(np.arange(size + 2, size + len(piece)))
             texts.append(np.append(piece, vocabulary.size))
             size += len(piece) + 1
-        if codec is None and sum(map(len, waiting)) >= FITTED:
-            codec = Codec.fit(torch.cat(waiting), dims, dtype)
-        if codec is not None:
-            encoded += [codec.encode(states) for states in waiting]
-            waiting = []
+            if codec is None and sum(map(len, waiting)) >= FITTED:
+                codec = Codec.fit(torch.cat(waiting)[:FITTED], dims, dtype)
+            if codec is not None:
+                encoded += [codec.encode(states) for states in waiting]
+                waiting = []
     if waiting:
         codec = codec or Codec.fit(torch.cat(waiting), dims, dtype)
         encoded += [codec.encode(states) for states in waiting]

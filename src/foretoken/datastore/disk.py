@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foretoken.errors import ConfigError
@@ -26,14 +27,18 @@ def writing(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its place when the block ends well and is gone when not."""
+    """A folder to fill, which takes its place when the block ends well and is gone when not.
+
+    Every block has one of its own, so that two that make the same folder do not take each other's
+    away. What a killed one leaves stays there: nobody can tell it from one that is being filled.
+    """
     place = Path(os.path.expanduser(folder)).absolute()
-    part = place.with_name(f".{place.name}.part")
+    # `mkdtemp` would have no name twice either, but nobody else could read what it makes
+    part = place.with_name(f".{place.name}.{secrets.token_hex(8)}.part")
     made = [parent for parent in place.parents if not parent.exists()]
     done = False
     try:
         with writing(folder):
-            shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         yield part
         with writing(folder):
@@ -42,6 +47,7 @@ def whole(folder: Path) -> Iterator[Path]:
     finally:
         if not done:
             shutil.rmtree(part, ignore_errors=True)
-            for parent in made:
-                if parent.is_dir():
-                    parent.rmdir()
+            with suppress(OSError):  # another block has begun to fill a folder there
+                for parent in made:
+                    if parent.is_dir():
+                        parent.rmdir()

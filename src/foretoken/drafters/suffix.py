@@ -1,11 +1,12 @@
 """Suffix decoding: follow the most frequent continuations of the recent suffix (arXiv 2411.04975).
 
-Two indexes, one of the request and one of earlier answers. For every match length the frequencies
-of what followed give a draft and its score, the accepted tokens to expect; the longer the match,
-the longer the draft may be. The draft with the best score is taken. Differences: an answer enters
-the common index when it is complete; a draft may be a tree, best first; frequencies come from the
-newest occurrences (`SuffixIndex`), and of equally frequent tokens the newest leads; and where
-tokens have prices, chances are what shares of this size behind a match of this length came to.
+Two indexes, one of the request and one of earlier answers to the same owner. For every match length
+the frequencies of what followed give a draft and its score, the accepted tokens to expect; the
+longer the match, the longer the draft may be. The draft with the best score is taken. Differences:
+an answer enters its index when it is complete; a draft may be a tree, best first; frequencies come
+from the newest occurrences (`SuffixIndex`), and of equally frequent tokens the newest leads; and
+where tokens have prices, chances are what shares of this size behind a match of this length came
+to.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class SuffixDecoding(LookUp):
         min_prob: float = 0.1  # paths less frequent than this are not drafted; paper default
         branching: bool = True  # a tree; False: a chain of the most frequent tokens, as published
         occurrences: int = 32  # newest occurrences counted; paper: all
-        # tokens of earlier answers kept, for all requests together; 0: none, so that nobody can
-        # tell from the speed of an answer what others were answered
+        # tokens of earlier answers kept, for all owners (API keys) together; drafts for one come
+        # from its own alone, so that nobody can tell from the speed of an answer what other owners
+        # were answered; 0: none, and nobody can within an owner either
         remember: int = 200_000
 
     def __init__(self, config: Config | None = None) -> None:
@@ -61,7 +63,8 @@ class SuffixDecoding(LookUp):
         shape = Shape.TREE if settings.branching else Shape.CHAIN
         memory = Memory.ENGINE if settings.remember else Memory.ROW
         self.traits = replace(self.traits, shape=shape, memory=memory)
-        self.answers = SuffixIndex(settings.remember)
+        # of every owner who was answered, none of them empty; whoever is quiet longest comes first
+        self.answers: dict[str, SuffixIndex] = {}
         self.odds = MatchOdds(), MatchOdds()  # of the request's own text, of earlier answers
         self.following = FollowingTable(
             longest=settings.max_match, most=settings.occurrences, max_spec=settings.max_spec,
@@ -82,8 +85,9 @@ class SuffixDecoding(LookUp):
         state.index.extend(row.tokens[len(state.index) :])
         # The request's own suffix is an occurrence as well, one that nothing has followed yet.
         self.speculate(state.index, row, budget, state.own, unfinished=1)
-        if len(self.answers):
-            self.speculate(self.answers, row, budget, state.other)
+        answers = self.answers.get(row.owner)
+        if answers is not None:
+            self.speculate(answers, row, budget, state.other)
             if state.other.score > state.own.score:
                 state.found = state.other
         return state.found
@@ -100,7 +104,8 @@ class SuffixDecoding(LookUp):
         longer match.
         """
         state: _LookedUp = row.private[self]
-        least, odds, settings = least_copied(budget), self.odds[index is self.answers], self.config
+        least, settings = least_copied(budget), self.config
+        odds = self.odds[index is not state.index]
         if followed(
             found, self.spare, index.located(row.tokens), state.index.tokens, len(row.tokens),
             self.following, unfinished, budget.depth, budget.nodes, least, odds.table,
@@ -146,8 +151,23 @@ class SuffixDecoding(LookUp):
         # Rows that were broken off are not remembered; nor are those that only measure costs.
         whole = row.finish is not None and row.finish.reason not in ("cancelled", "error")
         if self.config.remember and whole:
-            self.answers.extend(row.new_tokens)
-            self.answers.close()
+            self.remember(row.owner, row.new_tokens)
+
+    def remember(self, owner: str, answer: Sequence[int]) -> None:
+        """Keep an answer for its owner; where room is short, whoever was quiet longest loses its
+        oldest ones first.
+        """
+        most = self.config.remember
+        index = self.answers.pop(owner, None) or SuffixIndex(most)
+        index.extend(answer)
+        index.close()
+        if len(index):  # nothing stays of an answer that is longer than all that is kept
+            self.answers[owner] = index
+        while (over := sum(map(len, self.answers.values())) - most) > 0:
+            quiet = next(iter(self.answers))
+            self.answers[quiet].forget(over + most // 8)
+            if not len(self.answers[quiet]):
+                del self.answers[quiet]
 
 
 def write(

@@ -16,18 +16,19 @@ import math
 import os
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from foretoken.contract import Features, LanguageModel
+from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.drafters.parts.adjacency import EDGES, Adjacency
 from foretoken.drafters.parts.chances import trials
 from foretoken.drafters.parts.class_odds import ClassOdds
 from foretoken.drafters.parts.likeliest import followers
 from foretoken.drafters.parts.look_up import LookUp
-from foretoken.errors import check_values
+from foretoken.errors import ConfigError, check_values
 from foretoken.trees.build import parents_among
 from foretoken.trees.counts import Counts
 from foretoken.trees.guesses import Guesses
@@ -62,6 +63,22 @@ class TokenRecycling(LookUp):
         from_prompt: bool = True  # tokens never scored follow each other as they did in prompts
         memory: str | None = None  # file the matrix is loaded from, if it exists, and saved to
 
+        def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
+            """The size of a template that was named, which can be told before a matrix is made.
+
+            `depth` asks for its first levels alone; fewer nodes than these have are refused.
+            """
+            if self.template is None or self.free:
+                return None
+            size = size_of(self.template, depth)
+            if nodes is not None and size.nodes > nodes > 0:
+                raise ConfigError(
+                    f"template={self.template!r} was asked for with nodes={nodes}.",
+                    f"the {size.depth} levels of it that are drafted have {size.nodes} nodes.",
+                    f"pass nodes={size.nodes} or leave nodes out, or name a smaller template.",
+                )
+            return size if nodes is None else Budget(size.depth, nodes)
+
     def __init__(self, target: LanguageModel, config: Config | None = None) -> None:
         self.config = config or self.Config()
         settings = self.config
@@ -71,10 +88,22 @@ class TokenRecycling(LookUp):
         self.place = None if settings.memory is None else os.path.expanduser(settings.memory)
         if self.place is not None and Path(self.place).exists():
             self.known.load(self.place)
-        template = None if settings.free else Template(settings.template or PAPER)
+        form = PAPER if settings.template is None else settings.template
+        template = None if settings.free else Template(form)
+        if template is not None and settings.template is not None:  # it would be cut unseen
+            widest = f"at most keep={settings.keep} children wide"
+            check_values(settings, ("template", template.width <= settings.keep, widest))
         self.shapes = RankShapes(template, self.known.keep)
         self.grows = settings.template is None and not settings.free
         self.trust, self.cut = Trust(), Guesses()
+
+    def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
+        return self.config.fitting(depth, nodes)
+
+    def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
+        """Refuse a matrix of another tokenizer, and write into its file which one it is of."""
+        if self.place is not None:
+            self.known.agree(Vocabulary.of(vocabulary).fingerprint, self.place)
 
     def save(self, path: str | Path | None = None) -> None:
         """Write the matrix to `path`, or to the configured file; without either, do nothing."""
@@ -160,6 +189,16 @@ class Trust(ClassOdds):
         first = [*(self.FIRST * share for share in middle), self.READ[0]]
         further = [*(self.NEXT * share for share in middle), self.READ[1]]
         super().__init__([*first, *further], self.WEIGHT, self.FADE)
+
+
+def size_of(form: Form, depth: int | None) -> Budget:
+    """How deep a template is and how many nodes it has, or its first `depth` levels."""
+    template = Template(form)
+    deepest = template.depth if depth is None else min(depth, template.depth)
+    depths = [0]
+    for parent in level_order(template)[0][1:]:
+        depths.append(depths[parent] + 1)
+    return Budget(deepest, sum([0 < at <= deepest for at in depths]))
 
 
 class RankShapes:

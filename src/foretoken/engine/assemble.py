@@ -65,10 +65,10 @@ def assemble(
     drafter = _drafter(row, "", parts, made, loaded)
     fields = _fields(parts["controller"]).keys()
     if {"depth", "nodes"} <= fields:  # a constant budget: the drafter's own size
-        asked = options["controller"]
-        size = drafter.fitting(asked.get("depth"), asked.get("nodes"))
+        # by what was asked for: a row's own defaults are of drafts whose shape nobody named
+        size = drafter.fitting(config.get("depth"), config.get("nodes"))
         if size is not None:
-            asked |= {"depth": size.depth, "nodes": size.nodes}
+            asked = options["controller"] | {"depth": size.depth, "nodes": size.nodes}
             made["controller"] = parts["controller"].Config(**asked)
     engine: Parts = resolve(row.engine)(
         loaded["target"],
@@ -248,7 +248,10 @@ def _route(
 ) -> dict[str, dict[str, Any]]:
     """Options handed to the part that knows their name; `others` might have been meant as well."""
     options: dict[str, dict[str, Any]] = {part: {} for part in parts}
-    known = {name: part for part, cls in parts.items() for name in _fields(cls)}
+    known: dict[str, list[str]] = {}  # sources that are merged may share a name
+    for part, cls in parts.items():
+        for name in _fields(cls):
+            known.setdefault(name, []).append(part)
     for name, value in config.items():
         if name not in known:
             possible = sorted({*known, *others})
@@ -257,12 +260,12 @@ def _route(
                 f"options of this method, with its verifier and controller: {', '.join(possible)}.",
                 meant(name, possible),
             )
-        cls = parts[known[name]]
-        hint = typing.get_type_hints(cls.Config)[name]
-        options[known[name]][name] = _checked(name, value, hint)
+        for part in known[name]:
+            hint = typing.get_type_hints(parts[part].Config)[name]
+            options[part][name] = _checked(name, value, hint)
     for name, value in row.defaults.items():
-        if name in known:
-            options[known[name]].setdefault(name, value)
+        for part in known.get(name, ()):
+            options[part].setdefault(name, value)
     return options
 
 

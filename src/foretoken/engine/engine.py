@@ -21,6 +21,7 @@ from foretoken.engine.admission import Waiting
 from foretoken.engine.alike import Alike, half_of
 from foretoken.engine.batch_costs import batch_costs
 from foretoken.engine.interrupts import Uninterrupted
+from foretoken.engine.length_checks import LengthChecks
 from foretoken.engine.promise import UNHEEDED, Promise, check_parts, heeds, promise_of
 from foretoken.engine.step import Parts, advance, joined
 from foretoken.engine.tolerant import blamed
@@ -45,7 +46,7 @@ class Engine(Parts):
     running: list[DecodeState] = field(default_factory=list)
     alike: Alike = field(default_factory=Alike)  # of those being filled, who waits for whom
     fed_for: float = 0.0  # seconds of prompts that no step was charged yet
-    unverified: int = 0  # tokens of a text that the target had no memory to check itself at
+    checks: LengthChecks = field(default_factory=LengthChecks)  # of lengths that texts reach
     given: GivenText | None = None  # around the drafter, once a request says what comes next
     unheeded: bool = False  # a prediction came that is not used, and that was told
     made: Step | None = None  # a step whose rows are committed, and that was not returned yet
@@ -125,8 +126,7 @@ class Engine(Parts):
         for listener in self.listeners:
             listener(step)
         self.sweep()
-        if self.running and step.times.context > 2 * max(self.target.verified, self.unverified):
-            self.check_lengths()
+        self.check_lengths(step.times.context)
         self.made = None
         return step, True
 
@@ -316,18 +316,19 @@ class Engine(Parts):
             self.given = GivenText(self.drafter)
         return Parts(self.target, self.given, self.verifier, self.controller)
 
-    def check_lengths(self) -> None:
+    def check_lengths(self, longest: int) -> None:
         """Have the target check itself where a row is twice as long as any that was checked."""
-        row = max(self.running, key=lambda row: len(row.tokens))
-        try:
-            if not self.waiting.affords_check(len(row.tokens), len(self.running)):
-                raise MemoryError("its budget has no room for a forward without a cache")
-            self.target.self_check(row)
-        except ForetokenError as error:
-            row.fail(error)
-        except Exception as error:  # of memory, mostly: the text is no worse for that
-            self.unverified = len(row.tokens)
-            LOG.warning("a text of %d tokens could not be checked: %s", len(row.tokens), error)
+        alone = len(self.running) + len(self.filling) + len(self.waiting) == 1
+        for row in self.checks.due(self.running, longest, self.target.verified, alone):
+            try:
+                if not self.waiting.affords_check(len(row.tokens), len(self.running)):
+                    raise MemoryError("its budget has no room for a forward without a cache")
+                self.target.self_check(row)
+            except ForetokenError as error:
+                row.fail(error)
+            except Exception as error:  # of memory, mostly: the text is no worse for that
+                self.checks.unverified = len(row.tokens)
+                LOG.warning("a text of %d tokens could not be checked: %s", len(row.tokens), error)
 
     def sweep(self) -> None:
         """Forget rows that ended or were cancelled."""

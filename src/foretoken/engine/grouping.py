@@ -91,7 +91,7 @@ class GroupingEngine(Engine):
             if row not in step.rows:
                 row.aside += step.times.whole + (prompts if row in self.before else 0.0)
         for row, emitted in zip(step.rows, step.emitted, strict=True):
-            if row in self.before and len(row.new_tokens) == len(emitted):
+            if row in self.before and len(row.tokens) - row.prompt_len == len(emitted):
                 row.aside += prompts
         self.taken, self.before = step.rows, tuple(self.running)
         idle = [row.uid for row in self.running if row not in step.rows]

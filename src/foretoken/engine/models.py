@@ -10,7 +10,7 @@ from typing import Any
 from foretoken import shipped
 from foretoken.contract import KeepsIds
 from foretoken.engine.assemble import assemble, require_draft
-from foretoken.errors import ConfigError
+from foretoken.errors import CheckpointError, ConfigError
 from foretoken.methods import Method, needs_draft
 from foretoken.methods import method as method_row
 
@@ -146,11 +146,36 @@ def opened_draft(
 
 def translation(tokenizer: Any, source: Any, width: int, size: int, trusted: bool) -> Any:
     """How ids of the target are told to a draft; None where they are the same."""
-    from foretoken.lm.load import load_tokenizer
-    from foretoken.lm.token_map import map_tokens
+    from foretoken.lm.token_map import map_tokens, same_tokens
 
-    other = None if tokenizer is None else load_tokenizer(source, None, trusted)
-    if other is None or (other.get_vocab() == tokenizer.get_vocab() and width == size):
+    other = None if tokenizer is None else tokenizer_of(source, trusted)
+    if other is None:
         return None
+    if other.get_vocab() == tokenizer.get_vocab():
+        return None if width == size else same_tokens(width, size)
     name = str(source) if isinstance(source, str | Path) else type(source).__name__
     return map_tokens(tokenizer, other, width, size, name)
+
+
+def tokenizer_of(source: Any, trusted: bool) -> Any:
+    """The tokenizer of a draft; None where it has none, in its directory or on the hub."""
+    from huggingface_hub.file_download import try_to_load_from_cache
+
+    from foretoken.lm.load import WORDS, load_tokenizer
+
+    try:
+        return load_tokenizer(source, None, trusted)
+    except CheckpointError as error:
+        if "pass tokenizer=" not in error.do:  # which would be the target's
+            raise
+        where = shipped.resolve(source)
+        local = not isinstance(where, str) or Path(where).expanduser().is_dir()
+        # The hub was asked for them just now: what there is would be in the local cache.
+        kept = (local or try_to_load_from_cache(str(where), name) for name in WORDS)
+        if not any(found is True or isinstance(found, str) for found in kept):
+            return None
+        raise CheckpointError(
+            f"the draft {source} was asked for: {error.asked}",
+            error.possible,
+            "save its tokenizer again, or use another draft, or method prompt-lookup.",
+        ) from error

@@ -97,7 +97,17 @@ def export(folder: str | Path, to: str | Path, layout: str, base: Base | None = 
     if base.embeddings is None:  # of a folder that was written so, for a target not named again
         base = replace(base, scale=float(card.notes.get(SCALE) or 1.0))
     head, _ = store.load(folder, card.kind)
-    return written(Path(to), way.file, *way.write(head, base))
+    config, tensors = way.write(head, base)
+    dtype = dtype_of(store.read_weights(folder, card))
+    config = {**config, "torch_dtype": str(dtype).removeprefix("torch.")}
+    kept = {name: copied(part, dtype) for name, part in tensors.items()}
+    return written(Path(to), way.file, config, kept)
+
+
+def dtype_of(weights: Mapping[str, Tensor]) -> torch.dtype:
+    """The one that all numbers of a head are stored in; of several, what holds each of them."""
+    found = {part.dtype for part in weights.values() if part.is_floating_point()}
+    return found.pop() if len(found) == 1 else torch.float32
 
 
 def eagle(head: Any, base: Base) -> Folder:
@@ -241,7 +251,7 @@ def queries_keys_values(joint: Any, sizes: list[int], layer: str) -> dict[str, T
     return found
 
 
-def written(to: Path, file: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
+def written(to: Path, file: str, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> Path:
     """A folder of both, whole or not at all."""
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise CheckpointError(
@@ -252,8 +262,7 @@ def written(to: Path, file: str, config: Mapping[str, Any], tensors: Mapping[str
     partial = to.with_name(f".{to.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
-        kept = {name: copied(part) for name, part in tensors.items()}
-        save_file(kept, partial / file, metadata={"format": "pt"})
+        save_file(tensors, partial / file, metadata={"format": "pt"})
         move(partial / file, partial / file)
         (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         os.replace(partial, to)
@@ -268,9 +277,14 @@ def written(to: Path, file: str, config: Mapping[str, Any], tensors: Mapping[str
     return to
 
 
-def copied(part: Tensor) -> Tensor:
-    """A tensor on the CPU with memory of its own: safetensors refuses parts of one map."""
-    return part.detach().cpu().clone(memory_format=torch.contiguous_format)
+def copied(part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor on the CPU with memory of its own: safetensors refuses parts of one map.
+
+    Its numbers are stored as those of the head were, which is read in float32.
+    """
+    part = part.detach().cpu()
+    stored = part.to(dtype) if part.is_floating_point() else part
+    return stored.clone(memory_format=torch.contiguous_format)
 
 
 def inexpressible(kind: str, layout: str, why: str, do: str) -> ConfigError:

@@ -27,6 +27,7 @@ from foretoken.heads.public_files import (
     named,
     opened,
     rotary_base,
+    tensors_of,
     unreadable,
     whole,
 )
@@ -70,8 +71,9 @@ def target_of(config: Mapping[str, Any]) -> str:
 
 def weights(folder: Path) -> dict[str, Tensor]:
     """The tensors by our names, on the CPU."""
-    config, tensors, _ = opened(folder)
-    return READERS[layout_of(folder, config, tensors)][1](folder, config, tensors)
+    config, shapes, file = opened(folder)
+    read = READERS[layout_of(folder, config, shapes)][1]
+    return read(folder, config, tensors_of(folder, file))
 
 
 def layout_of(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,6 +28,7 @@ LAYOUTS = ("eagle", "eagle3", "medusa")
 Tensors = Mapping[str, Tensor]
 UNSCALED = ("default", "mrope")  # kinds of rotary positions
 LENGTH = "original_max_position_embeddings"
+PARTIAL = "partial_rotary_factor"
 SCALED = {  # kinds whose rotations do not follow the length of a text, and the numbers they need
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", LENGTH),
@@ -35,7 +37,10 @@ SCALED = {  # kinds whose rotations do not follow the length of a text, and the 
 
 
 def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
-    """The config, the tensors and the file they are in."""
+    """The config, empty tensors of the shapes of its weights, and the file these are in.
+
+    Whoever looks at a head reads no weight: a folder may be a whole model's, by mistake.
+    """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -45,13 +50,21 @@ def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:
         raise unreadable(folder, f"there is none of {', '.join(FILES)}")
-    if file.name == INDEX:
-        tensors: dict[str, Tensor] = {}
-        for part in parts_of(folder, file):
-            tensors |= tensors_of(folder, folder / part)
-    else:
-        tensors = tensors_of(folder, file)
-    return config, bare(tensors), file
+    return config, kept_in(folder, file, held_shapes), file
+
+
+def tensors_of(folder: Path, file: Path) -> dict[str, Tensor]:
+    """The tensors of a folder, by the file that `opened` found them in."""
+    return kept_in(folder, file, held_tensors)
+
+
+def kept_in(folder: Path, file: Path, held: Callable[[Path], Any]) -> dict[str, Tensor]:
+    """What is held by a file of weights, or by those that an index names."""
+    parts = parts_of(folder, file) if file.name == INDEX else [file.name]
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        found |= checked(folder, folder / part, held)
+    return bare(found)
 
 
 def parts_of(folder: Path, index: Path) -> list[str]:
@@ -73,13 +86,30 @@ def bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(AROUND): tensor for name, tensor in tensors.items()}
 
 
-def tensors_of(folder: Path, file: Path) -> dict[str, Tensor]:
+def held_tensors(file: Path) -> Any:
     """What a file of weights holds."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as kept:
+            return {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def held_shapes(file: Path) -> Any:
+    """The same without its numbers, which are not read."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as kept:
+            names = list(kept.keys())
+            shapes = {name: kept.get_slice(name).get_shape() for name in names}
+        return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    if not is_zipfile(file):  # as torch wrote them once: shapes and numbers in one stream
+        return torch.load(file, map_location="cpu", weights_only=True)
+    return torch.load(file, map_location="meta", mmap=True, weights_only=True)
+
+
+def checked(folder: Path, file: Path, held: Callable[[Path], Any]) -> dict[str, Tensor]:
+    """What `held` finds in a file; CheckpointError where it holds something else than tensors."""
     try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as kept:
-                return {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        found = held(file)
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
         raise unreadable(folder, f"{file.name} cannot be read ({error})") from error
     except UnpicklingError as error:
@@ -159,6 +189,10 @@ def rotary(folder: Path, config: Mapping[str, Any]) -> tuple[float, dict[str, An
     CheckpointError for a scaling that is not computed here, or that lacks a number.
     """
     found = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    for said in (config, found):
+        if said.get(PARTIAL) not in (None, 1):
+            why = f"its {PARTIAL} is {said[PARTIAL]!r}, and all of a head is turned here"
+            raise unreadable(folder, why)
     base = float(config.get("rope_theta") or found.pop("rope_theta", None) or BASE)
     kind = found.get("rope_type", found.get("type", "default"))
     if kind in UNSCALED:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from foretoken.shipped import resolve as resolve_shipped
 
 CARD = "head.json"
 VERSION = 1  # of the folder's form
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 ANY = "eagle3"  # the head that a folder is expected to hold where nobody says which
 
 
@@ -166,13 +168,22 @@ def check_fits(card: Card, folder: str | Path, hidden_size: int, vocab_size: int
             )
 
 
-def broken(folder: str | Path, kind: str, why: str) -> CheckpointError:
-    """The folder cannot be used, and why."""
+def broken(folder: str | Path, kind: str, why: str, also: str = "") -> CheckpointError:
+    """The folder cannot be used, why, and what `also` to do."""
     return CheckpointError(
         f"the {kind} head in {folder} was asked for.",
         f"{why}.",
-        f"pass the folder of a finished one; `foretoken train {kind} --out DIR` makes it.",
+        f"pass the folder of a finished one; `foretoken train {kind} --out DIR` makes it{also}.",
     )
+
+
+def nowhere(folder: Path, kind: str) -> CheckpointError:
+    """There is no such folder: a path with a slip, or a name of the hub, which no head is read
+    from."""
+    name, also = str(folder), ""
+    if HUB_NAME.fullmatch(name):
+        also = f", and `hf download {name} --local-dir DIR` fetches one of the hub into a folder"
+    return broken(folder, kind, f"there is no {CARD}: there is no such folder", also)
 
 
 def _place(folder: str | Path) -> Path:
@@ -195,6 +206,8 @@ def _document(folder: Path, kind: str) -> dict[str, Any]:
     if _is_public(folder):
         return public.document(folder)
     path = folder / CARD
+    if not folder.is_dir():
+        raise nowhere(folder, kind)
     if not path.is_file():
         raise broken(folder, kind, f"there is no {CARD} in that folder")
     try:

@@ -25,7 +25,7 @@ from foretoken.lm.runtime.family import describe
 from foretoken.lm.runtime.probe import choose_plan, disagreement
 from foretoken.lm.runtime.sharing import shared_by
 from foretoken.lm.token_map import TokenMap
-from foretoken.lm.views.few_rows import FewRows
+from foretoken.lm.views.few_rows import FewRows, NarrowRows
 from foretoken.lm.views.mapped_tokens import MappedTokens
 from foretoken.lm.views.sorted_exits import SortedExits
 from foretoken.native.compiling import Unavailable
@@ -109,6 +109,8 @@ def open_draft(
     lm = left_early(open_lm(reduced, name="draft", **options), exits, len(rows))
     if tokens is None or tokens.one_to_one:
         return FewRows(lm, rows, part.follow, model)
+    if tokens.alike:
+        return NarrowRows(lm, rows, part.follow, model, known=tokens.alike)
     return MappedTokens(lm, replace(tokens, rows=rows), part.follow)
 
 

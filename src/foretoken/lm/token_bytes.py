@@ -42,7 +42,9 @@ class Pieces:
             if index in special:
                 self.special[piece] = index
             elif index in literal:
-                self.text[index] = literal[index].encode()
+                marked = "spaces marked" in kinds  # in added pieces as in others
+                said = literal[index]
+                self.text[index] = (said.replace(SPACE, " ") if marked else said).encode()
             else:
                 self.text[index] = piece_bytes(piece, kinds)
                 if "bytes by name" in kinds and NAMED_BYTE.fullmatch(piece):

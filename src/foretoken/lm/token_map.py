@@ -27,11 +27,24 @@ class TokenMap:
     feeds: tuple[tuple[int, ...], ...]  # by id of the target: ids of the draft, one or more
     rows: OutputRows  # ids of both that stand for the same text
     begin: tuple[int, ...] = ()  # what the draft expects before every text
+    # so many first ids are the same in both, and no text is of others; 0: ids differ
+    alike: int = 0
 
     @property
     def one_to_one(self) -> bool:
         """Whether every id is fed as itself: nothing but the widths differs."""
         return not self.begin and all(fed == (i,) for i, fed in enumerate(self.feeds))
+
+
+def same_tokens(width: int, draft_width: int) -> TokenMap:
+    """The map between models of one vocabulary, of which one has more rows than the other.
+
+    A text is in ids that both have. What is beyond the draft's is fed as its first id.
+    """
+    both = min(width, draft_width)
+    ids = torch.arange(both)
+    feeds = tuple((i if i < both else 0,) for i in range(width))
+    return TokenMap(feeds, OutputRows(ids, ids, width), alike=both)
 
 
 def map_tokens(target: Any, draft: Any, width: int, draft_width: int, name: str) -> TokenMap:

@@ -31,6 +31,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from foretoken.errors import CapabilityError, CheckpointError, ConfigError
+from foretoken.training.bar import tracked
 
 _NOISE = 0.1  # of a weight matrix's own standard deviation
 _SHARD_BYTES = 2_000_000_000
@@ -240,19 +241,10 @@ def _read(source: Path) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
 
 def _write_shards(folder: Path, tensors: Iterator[tuple[str, Tensor]], expected: int) -> None:
     """Safetensors files of bounded size and their index, holding one shard in memory at a time."""
-    from rich.console import Console
-    from rich.progress import track
-
     where: dict[str, int] = {}
     shard: dict[str, Tensor] = {}
     total = size = number = 0
-    for name, tensor in track(
-        tensors,
-        "widening",
-        total=expected or None,
-        disable=not expected,
-        console=Console(stderr=True),
-    ):
+    for name, tensor in tracked(tensors, "widening", expected, show=expected > 0):
         if shard and size + tensor.nbytes > _SHARD_BYTES:
             save_file(shard, folder / f"part-{number}.safetensors", metadata={"format": "pt"})
             shard, size, number = {}, 0, number + 1

@@ -23,6 +23,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError
 from foretoken.lm.views.view import innermost
 from foretoken.row import make_row
+from foretoken.training.bar import tracked
 from foretoken.training.dataset.records import Chat, replace_tensors, replace_text
 from foretoken.training.features import Features
 from foretoken.training.identity import identity
@@ -74,21 +75,17 @@ def collect(
     show: bool = True,
 ) -> Features:
     """Features of all prompts of a split; finished shards in `folder` are not made again."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     _same_run(folder, split, prompts, capture, identity(*models_of(session)))
     paths = []
-    with Progress(console=Console(stderr=True), disable=not show) as bar:
-        starts = range(0, len(prompts), SHARD)
-        for start in bar.track(starts, description=f"collecting, {split}"):
-            path = folder / f"{split}-{start:06d}.safetensors"
-            if not path.is_file():
-                some = prompts[start : start + SHARD]
-                # No two prompts of a run share coins, whatever their split.
-                seed = 1_000_003 * capture.seed + 2 * start + 500_000 * (split != "train")
-                kept(path, shard(session, some, capture, seed))
-            paths.append(path)
+    starts = range(0, len(prompts), SHARD)
+    for start in tracked(starts, f"collecting, {split}", len(starts), show):
+        path = folder / f"{split}-{start:06d}.safetensors"
+        if not path.is_file():
+            some = prompts[start : start + SHARD]
+            # No two prompts of a run share coins, whatever their split.
+            seed = 1_000_003 * capture.seed + 2 * start + 500_000 * (split != "train")
+            kept(path, shard(session, some, capture, seed))
+        paths.append(path)
     return Features(paths)
 
 

@@ -8,7 +8,6 @@ min-p. Which tokens survive equals transformers' warpers bit for bit, ties inclu
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from foretoken.native.laws import softmax
 from foretoken.types import Ragged, SamplingParams, TokenTree
 from foretoken.warp.best import FIT, best_tokens
 from foretoken.warp.cuts import keep_min_p, keep_top_k, keep_top_p
+from foretoken.warp.history import History
 from foretoken.warp.penalties import penalise_counts, penalise_repetition, place
 
 ALL_AT_ONCE = 1 << 18  # laws of a whole tree are computed together up to this many numbers
@@ -32,11 +32,9 @@ class Warp:
 
     __slots__ = (
         "_bias",
-        "_counted",
-        "_counts",
         "_eos",
         "_forbids",
-        "_seen",
+        "_known",
         "_source",
         "bare",
         "cuts",
@@ -70,10 +68,8 @@ class Warp:
         # the law is the softmax of logits over the temperature
         self.uncut = self.bare and not self.cuts
         self.device: Any = None  # that the processors' own tensors are on; None: where scores are
-        self._source: Sequence[int] | None = None  # the row's growing list, counted up to _counted
-        self._counted = 0
-        self._seen: set[int] = set()
-        self._counts: Counter[int] = Counter()
+        self._source: Sequence[int] | None = None  # the row's own growing list
+        self._known = History(params, prompt_len)  # of that list
         self.failure: BaseException | None = None  # what a processor or grammar of the row raised
 
     def law(
@@ -140,12 +136,12 @@ class Warp:
             return self.biased(logits)
         params = self.params
         scores = logits.clone() if logits.dtype == torch.float64 else logits.float().clone()
-        seen, counts = self._history(tokens)
-        if params.repetition_penalty != 1.0:
-            penalise_repetition(scores, seen, paths, params.repetition_penalty)
-        if params.presence_penalty or params.frequency_penalty:
+        known = self._history(tokens)
+        if known.seen is not None:
+            penalise_repetition(scores, known.seen, paths, params.repetition_penalty)
+        if known.said is not None:
             amounts = params.presence_penalty, params.frequency_penalty
-            penalise_counts(scores, counts, paths, *amounts)
+            penalise_counts(scores, known.said, paths, *amounts)
         missing = params.min_new_tokens - (len(tokens) - self.prompt_len)
         if self._eos and missing > 0:
             short = [row for row, path in enumerate(paths) if len(path) < missing]
@@ -156,7 +152,7 @@ class Warp:
             ends = self.params.eos  # nothing is told behind one: a constraint may have no answer
             scores = torch.cat(
                 [
-                    self._user_processed([*tokens, *path], scores[row : row + 1])
+                    self._user_processed(known.ids(path), scores[row : row + 1])
                     if ends.isdisjoint(path)
                     else scores[row : row + 1]
                     for row, path in enumerate(paths)
@@ -173,9 +169,9 @@ class Warp:
             raise
         return scores
 
-    def _user_processed(self, tokens: list[int], scores: Tensor) -> Tensor:
+    def _user_processed(self, ids: Tensor, scores: Tensor) -> Tensor:
         where = self.device or scores.device  # a draft's scores may lie elsewhere
-        ids = torch.tensor([tokens], dtype=torch.long, device=where)
+        ids = ids.to(where)
         try:
             processed: Any = self.params.processors(ids, scores.to(where, copy=True))
             if not isinstance(processed, Tensor) or processed.shape != scores.shape:
@@ -191,25 +187,18 @@ class Warp:
             raise
         return processed.to(scores.device)
 
-    def _history(self, tokens: Sequence[int]) -> tuple[set[int], Counter[int]]:
-        """Tokens seen (prompt and text), and counts of generated ones where an option asks.
-
-        The list handed to `laws` is the row's own and only grows, so it is counted once.
-        """
-        counting = bool(self.params.presence_penalty or self.params.frequency_penalty)
-        if tokens is self._source and len(tokens) >= self._counted:
-            self._seen.update(tokens[self._counted :])
-            if counting:
-                self._counts.update(tokens[max(self._counted, self.prompt_len) :])
-            self._counted = len(tokens)
-            return self._seen, self._counts
-        return set(tokens), Counter(tokens[self.prompt_len :] if counting else ())
+    def _history(self, tokens: Sequence[int]) -> History:
+        """What the options read of `tokens`: kept of the list that is followed, else made anew."""
+        if tokens is not self._source:
+            return History(self.params, self.prompt_len).read(tokens)
+        if len(tokens) < self._known.length:  # the text went back
+            self._known = History(self.params, self.prompt_len)
+        return self._known.read(tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Count `tokens` incrementally from now on: it is the row's own, append-only list."""
+        """Read only what is new in `tokens` from now on: it is the row's own, append-only list."""
         if tokens is not self._source:
-            self._source, self._counted = tokens, 0
-            self._seen, self._counts = set(), Counter()
+            self._source, self._known = tokens, History(self.params, self.prompt_len)
 
     def _constant_bias(self) -> Tensor | None:
         """Logit bias and bans as one row to add, or None."""

@@ -35,6 +35,8 @@ def joint_law(
     Text i is `tokens + paths[i]`; its weight is the log of its share among the texts. At
     temperature 0 the law is a point mass on the best pair.
     """
+    if warp.path_dependent:
+        warp.follow(tokens)
     scores = fit(warp._processed(tokens, paths, logits))
     log_p = scores.log_softmax(-1)
     dead = impossible(scores) if warp._forbids else []

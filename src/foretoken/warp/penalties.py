@@ -6,11 +6,12 @@ Each row is a node of a tree: what was written before is the same for all, the p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from foretoken.warp.history import Used
 
 Cells = list[tuple[int, int, float]]  # row, token, amount
 
@@ -29,35 +30,36 @@ def place(scores: Tensor, cells: Cells, change: Callable[[Tensor, Tensor], Tenso
 
 
 def penalise_repetition(
-    scores: Tensor, seen: AbstractSet[int], paths: Sequence[Sequence[int]], penalty: float
+    scores: Tensor, seen: Used, paths: Sequence[Sequence[int]], penalty: float
 ) -> None:
     """CTRL's repetition penalty, in place: scores of seen tokens move away from likely."""
 
     def change(old: Tensor, _: Tensor | None = None) -> Tensor:
         return torch.where(old < 0, old * penalty, old / penalty)
 
-    index = torch.tensor([t for t in seen if t < scores.shape[-1]], device=scores.device)
+    index = seen.tokens
+    index = index[index < scores.shape[-1]].to(scores.device)
     if len(index):
         scores[:, index] = change(scores[:, index])
-    fresh = [(row, t, 0.0) for row, path in enumerate(paths) for t in set(path) - seen]
+    fresh = [(row, t, 0.0) for row, path in enumerate(paths) for t in set(path) if t not in seen]
     place(scores, fresh, change)
 
 
 def penalise_counts(
     scores: Tensor,
-    counts: Mapping[int, int],
+    said: Used,
     paths: Sequence[Sequence[int]],
     presence: float,
     frequency: float,
 ) -> None:
     """The OpenAI interface's penalties, in place: once per used token, and once per use."""
-    used = [(token, count) for token, count in counts.items() if token < scores.shape[-1]]
-    if used:
-        index = torch.tensor([token for token, _ in used], device=scores.device)
-        amount = [presence + frequency * count for _, count in used]
-        scores[:, index] -= torch.tensor(amount, dtype=scores.dtype, device=scores.device)
+    fits = said.tokens < scores.shape[-1]
+    index = said.tokens[fits].to(scores.device)
+    if len(index):
+        amount = presence + frequency * said.counts[fits].double()  # rounded once, to scores
+        scores[:, index] -= amount.to(scores.dtype).to(scores.device)
     more = [
-        (row, token, frequency * uses + (0.0 if token in counts else presence))
+        (row, token, frequency * uses + (0.0 if token in said else presence))
         for row, path in enumerate(paths)
         for token, uses in Counter(path).items()
     ]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from foretoken.drafters.fusion import Fusion
 from foretoken.drafters.parts.adjacency import FORM, HINTED, Adjacency
 from foretoken.drafters.parts.class_odds import ClassOdds
 from foretoken.drafters.token_recycling import TokenRecycling
@@ -122,6 +123,25 @@ def test_the_drafter_starts_from_its_file_and_saves_to_it(tmp_path, row, run):
     assert TokenRecycling(target, config).known.ids == first.known.ids
     with pytest.raises(CheckpointError):
         TokenRecycling(TableLM.random(vocab=9), config)
+
+
+def test_a_file_of_another_tokenizer_is_refused(tmp_path):
+    """As many tokens do not make it the same one: the ids mean something else."""
+    target, words = TableLM.random(vocab=12), {f"v{n}": n for n in range(12)}
+    others = {f"v{n}": 11 - n for n in range(12)}
+    config = TokenRecycling.Config(memory=str(tmp_path / "m"))
+    TokenRecycling(target, config).save()
+    for read in (others, words):  # an older file does not say of which it is
+        drafter = TokenRecycling(target, config)
+        drafter.check_vocabulary(read)
+    drafter.save()
+    again = TokenRecycling(target, config)
+    again.save()  # nobody said which tokenizer there is, so it is the one of before
+    again.check_vocabulary(words)
+    merged = Fusion(TokenRecycling(target, config))
+    merged.check_vocabulary(words)
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        merged.check_vocabulary(others)
 
 
 def test_a_session_saves_what_its_method_learnt_and_nothing_else(tmp_path, make_llama):

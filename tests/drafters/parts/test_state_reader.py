@@ -1,5 +1,7 @@
 """When a head reads a text, and that waiting changes nothing it says."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -170,3 +172,26 @@ def test_a_text_that_was_read_keeps_no_numbers_for_its_prompt(reader, row):
     model.keep([one], [()], [states(1, 3)])
     kept = [one.private[model].entering, model.decoder._memory(one.private[model].own).supplied]
     assert all(each.untyped_storage().nbytes() <= 4 * 64 for each in kept if each is not None)
+
+
+def test_a_text_that_is_not_read_whole_is_not_copied_as_it_grows(reader, row):
+    model, one = reader(), row([1, 2, 3, 4, 5, 6, 7, 8], VOCAB)
+    model.recent = 3
+    model.open(one, states(7))
+    own = model.followed(one).own.tokens
+    assert own == [6, 7, 8]
+    one.tokens += [9, 10]
+    assert model.followed(one).own.tokens is own and own == [6, 7, 8, 9, 10]
+    other = replace(one, tokens=[*one.tokens[:-1], 11, 12])
+    assert model.followed(other).own.tokens == [6, 7, 8, 9, 11, 12]
+    assert model.followed(one).own.tokens == [6, 7, 8, 9, 10]
+    del one.tokens[-1:]
+    assert model.followed(one).own.tokens == [6, 7, 8, 9]
+
+
+def test_a_fork_of_a_text_that_is_read_whole_leaves_it_as_it_is(reader, row):
+    model, one = reader(), row([1, 2, 3], VOCAB)
+    model.open(one, states(2))
+    other = replace(one, tokens=[1, 2, 3, 4])
+    assert model.followed(other).own is other and one.tokens == [1, 2, 3]
+    assert model.followed(one).own is one

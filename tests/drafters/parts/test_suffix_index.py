@@ -1,8 +1,9 @@
 import random
+from array import array
 
 import pytest
 
-from foretoken.drafters.parts.suffix_index import END, Followers, SuffixIndex
+from foretoken.drafters.parts.suffix_index import END, LOOKED, Followers, SuffixIndex
 
 ALL = 10**6
 
@@ -134,3 +135,23 @@ def test_the_best_nodes_and_the_chain():
     assert trie.best(9, 5) == [] == trie.chain(9, 5)
     ended = Followers(index, places, 3, frozenset({5}))
     assert 6 not in ended.tokens, "nothing follows an end token"
+
+
+class Counted(array):
+    """Links that count how often they are followed."""
+
+    read = 0
+
+    def __getitem__(self, at):
+        Counted.read += 1
+        return super().__getitem__(at)
+
+
+def test_few_places_are_visited_in_a_text_that_goes_round_in_circles():
+    index = SuffixIndex()
+    index.extend([5, 2, *[1, 2] * 50_000])
+    index.links = tuple(Counted("q", links) for links in index.links)
+    found = index.matches([1, 2], 24, 32)
+    assert len(found) == 32 and {length for _, length in found} == {2}
+    assert Counted.read <= 32 + LOOKED * 32
+    assert (2, 1) in index.matches([1, 2], 24, ALL), "the oldest place is behind the last alone"

@@ -36,10 +36,11 @@ FORM = "foretoken token-recycling 1"
 class Adjacency:
     """`keep` followers for each of `vocab` tokens, likeliest first."""
 
-    __slots__ = ("ids", "keep", "sure", "table", "vocab")
+    __slots__ = ("ids", "keep", "sure", "table", "vocab", "words")
 
     def __init__(self, vocab: int, keep: int) -> None:
         self.vocab, self.keep = vocab, min(keep, vocab)
+        self.words: str | None = None  # checksum of what the ids mean, where that is known
         self.ids = array("i", [UNKNOWN]) * (vocab * self.keep)
         self.sure = array("B", [HINTED]) * (vocab * self.keep)
         self.table = AdjacencyTable(ids=self.ids, sure=self.sure, keep=self.keep)
@@ -151,13 +152,14 @@ class Adjacency:
         path = Path(path)
         partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
         size = self.vocab, self.keep
+        told = {"form": FORM} | ({} if self.words is None else {"vocabulary": self.words})
         tables = {
             "followers": torch.tensor(self.ids, dtype=torch.int32).view(size),
             "sure": torch.tensor(self.sure, dtype=torch.uint8).view(size),
         }
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tables, partial, {"form": FORM})
+            save_file(tables, partial, told)
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(partial, path)
@@ -170,12 +172,24 @@ class Adjacency:
                 "free disk space, or pass a path that can be written.",
             ) from problem
 
+    def agree(self, words: str, path: str | Path) -> None:
+        """Take the checksum of a tokenizer's vocabulary, unless `path` was saved with another: as
+        many ids may mean something else.
+        """
+        if self.words not in (None, words):
+            raise CheckpointError(
+                f"recycled tokens from {path} with another tokenizer than they were saved with.",
+                "followers are token ids: they mean something for one vocabulary only.",
+                "use a file saved with this tokenizer, or another path to start afresh.",
+            )
+        self.words = words
+
     def load(self, path: str | Path) -> None:
         """Take over a saved matrix; one of another vocabulary is refused."""
         try:
             with safe_open(path, framework="pt") as file:
-                form = (file.metadata() or {}).get("form")
-                table = file.get_tensor("followers") if form == FORM else None
+                told = file.metadata() or {}
+                table = file.get_tensor("followers") if told.get("form") == FORM else None
                 tables = set(file.keys())  # "sure" is not in files of the first form
                 sure = file.get_tensor("sure") if table is not None and "sure" in tables else None
         except (OSError, SafetensorError) as problem:
@@ -189,6 +203,7 @@ class Adjacency:
                 "followers are token ids: they mean something for one vocabulary only.",
                 "use a file saved with this model, or another path to start afresh.",
             )
+        self.words = told.get("vocabulary")  # not in older files
         whole = torch.full((vocab, self.keep), UNKNOWN, dtype=torch.int32)
         shared = min(width, self.keep)
         whole[:, :shared] = table[:, :shared]

@@ -77,6 +77,7 @@ class Followed:
 
     own: DecodeState  # what the decoder is asked of: the row, or one without its first tokens
     skipped: int  # of the row's tokens, which the decoder never reads
+    read: list[int]  # the row's tokens, which its own followed last: those of a fork are others
     entering: Float[Tensor, "n W"]  # at committed tokens that it has not cached yet, the root last
     outputs: Float[Tensor, "N W"] | None = None  # at each node of the open tree
 
@@ -133,7 +134,10 @@ class StateReader(TrainedHead):
         first = begun if begun == 0 and (self.head.begins == 0 or len(before) == 1) else begun + 1
         own = row if first == 0 else behind(row, first)
         row.private[self] = Followed(
-            own, first, in_pieces(self.read, own.tokens, before[first - begun :], PIECE)
+            own,
+            first,
+            row.tokens,
+            in_pieces(self.read, own.tokens, before[first - begun :], PIECE),
         )
         self.unread.add(row)
         return True
@@ -141,8 +145,16 @@ class StateReader(TrainedHead):
     def followed(self, row: DecodeState) -> Followed:
         """The row as the decoder knows it, up to the tokens there are now."""
         known: Followed = row.private[self]
-        if known.own is not row:
-            known.own.tokens = row.tokens[known.skipped :]
+        if not known.skipped:
+            known.own = row  # or a fork of it, which the decoder knows by the same name
+            return known
+        own, count = known.own.tokens, len(row.tokens) - known.skipped
+        if known.read is not row.tokens:
+            known.read, own[:] = row.tokens, row.tokens[known.skipped :]
+        elif len(own) < count:  # a long text is not copied for every level of a draft
+            own += row.tokens[known.skipped + len(own) :]
+        else:
+            del own[count:]
         return known
 
     def missing(self, row: DecodeState) -> int:

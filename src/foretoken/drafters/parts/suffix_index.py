@@ -15,6 +15,7 @@ from foretoken.native.look_ups import IndexTable
 
 NOWHERE = -1
 END = -1  # stands after every closed text; no token is negative
+LOOKED = 4  # places after one token that are visited for each that is wanted, as `copies.c` does
 
 
 class SuffixIndex:
@@ -94,7 +95,9 @@ class SuffixIndex:
     def matches(self, context: Sequence[int], longest: int, most: int) -> list[tuple[int, int]]:
         """(place, length of the match before it), newest first.
 
-        At most `most` places after the last two tokens, and as many after the last one alone.
+        At most `most` places after the last two tokens, and as many after the last one alone, of
+        the newest `LOOKED` times as many: in a text that goes round in circles nearly all of these
+        lie behind both.
         """
         if not context:
             return []
@@ -111,8 +114,9 @@ class SuffixIndex:
                 found.append((place, length))
                 place = double[place] - base
         both = context[-2] if len(context) > 1 and longest > 1 else None
-        place, count = known.get(context[-1], NOWHERE) - base, 0
-        while place >= 0 and count < most:
+        place, count, looked = known.get(context[-1], NOWHERE) - base, 0, 0
+        while place >= 0 and count < most and looked < LOOKED * most:
+            looked += 1
             if both is None or place < 2 or text[place - 2] != both:
                 found.append((place, 1))
                 count += 1

@@ -113,9 +113,10 @@ def largest_draft(
     values = {name: option.default for name, option in fields.items()} | options
     sizes = {name: values[name] for name, one in fields.items() if one.part == "controller"}
     if {"depth", "nodes"} <= sizes.keys() and drafter.fitting is not RowDrafter.fitting:
-        asked = dict(row.defaults) | options
-        shaped = drafter(Unasked(), drafter.Config(**_of_drafter(fields, options)))
-        size = shaped.fitting(asked.get("depth"), asked.get("nodes"))
+        own: Any = drafter.Config(**_of_drafter(fields, options))
+        # where the options alone tell the size, no drafter is made: it may hold as much as a matrix
+        shaped = own if hasattr(own, "fitting") else drafter(Unasked(), own)
+        size = shaped.fitting(options.get("depth"), options.get("nodes"))
         sizes |= {} if size is None else {"depth": size.depth, "nodes": size.nodes}
     return largest_of(sizes, chains(row))
 

@@ -24,7 +24,7 @@ from foretoken.lm.runtime.packing import (
     committed_feed,
     tree_feed,
 )
-from foretoken.lm.runtime.prefixes import Prefixes, keep_text, retire
+from foretoken.lm.runtime.prefixes import Prefixes, column_size, keep_text, retire
 from foretoken.lm.runtime.scaled_rows import advance_scaled
 from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.runtime.sharing import exclusive, shared_by
@@ -151,7 +151,7 @@ class CachedLM(BatchForward):
         fed = [torch.cat([*own, *part] or [none]) for own, part in zip(begun, parts, strict=True)]
         if self.prefixes is not None and last is None:
             for row, states in zip(rows, fed, strict=True):
-                self._memory(row).listen(states, taps, self.prefixes.limit)
+                self._memory(row).listen(states, taps, self.prefixes.limit, column_size(self.cache))
         return [states if last is None else states[-last:] for states in fed]
 
     def keep_prefixes(self, limit: int) -> None:

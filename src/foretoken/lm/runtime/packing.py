@@ -52,12 +52,16 @@ class Memory:
         self.supplied = left if len(left) else left.clone()  # which does not keep what was taken
         return taken
 
-    def listen(self, states: Float[Tensor, "S L H"], taps: Taps, limit: int) -> None:
-        """Add hidden states of tokens just fed, where texts may be kept, in `limit` bytes."""
+    def listen(self, states: Float[Tensor, "S L H"], taps: Taps, limit: int, column: int) -> None:
+        """Add hidden states of tokens just fed, where their text may be kept in `limit` bytes, of
+        which the keys and values of each token take `column`.
+        """
         self.taps = taps
-        if limit and sum(map(len, self.fed)) + len(states) == self.cached:
+        size = self.cached * column + sum(part.nbytes for part in self.fed) + states.nbytes
+        begun = sum(map(len, self.fed)) + len(states) == self.cached
+        if limit and size <= limit and begun:
             self.fed.append(states)
-        else:  # nothing may be kept, or might not yet when its first tokens were fed
+        else:  # it is too long to be kept, or might not be when its first tokens were fed
             self.fed.clear()
 
     def forget(self) -> None:

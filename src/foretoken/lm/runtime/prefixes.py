@@ -24,6 +24,7 @@ from foretoken.types import DecodeState, Taps
 LOG = logging.getLogger(__name__)
 SHORTEST = 16  # tokens in common from which on a copy is cheaper than feeding them
 Columns = list[tuple[Tensor, Tensor]]  # of each group of layers: [layers, heads, S, dim] twice
+Beginning = tuple[str | int, ...]  # an owner, and the first tokens of a text of theirs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +59,7 @@ class Prefixes:
         self.held = 0  # bytes
         self.reused = 0  # tokens that were not fed again, over all texts
         self._kept: OrderedDict[int, Prefix] = OrderedDict()  # the one used last comes last
+        self._alike: dict[Beginning, dict[int, Prefix]] = {}  # the same texts, by how they begin
         self._named = 0
 
     def __len__(self) -> int:
@@ -71,15 +73,15 @@ class Prefixes:
         """
         wanted = np.asarray(tokens[:most])
         best, shared = None, SHORTEST - 1
-        for name, prefix in self._kept.items():
-            if prefix.owner != owner:
-                continue
+        alike = self._alike.get(beginning(owner, wanted), {})
+        for name, prefix in alike.items():
             common = min(in_common(prefix.tokens, wanted), prefix.usable(taps))
             if common > shared:
                 best, shared = name, common
         if best is None:
             return None
         self._kept.move_to_end(best)
+        alike[best] = alike.pop(best)
         self.reused += shared
         return self._kept[best], shared
 
@@ -87,6 +89,8 @@ class Prefixes:
         """Keep a text, if it may be; others make room for it."""
         if self.make_room(prefix, prefix.bytes):
             self._kept[self._named] = prefix
+            alike = self._alike.setdefault(beginning(prefix.owner, prefix.tokens), {})
+            alike[self._named] = prefix
             self._named += 1
             self.held += prefix.bytes
 
@@ -95,8 +99,9 @@ class Prefixes:
         and the longest unused, before it is copied."""
         if len(prefix.tokens) < SHORTEST or size > self.limit:
             return False
-        for name, other in tuple(self._kept.items()):
-            common = in_common(other.tokens, prefix.tokens) if other.owner == prefix.owner else 0
+        alike = self._alike.get(beginning(prefix.owner, prefix.tokens), {})
+        for name, other in tuple(alike.items()):
+            common = in_common(other.tokens, prefix.tokens)
             if common == len(other.tokens) and other.usable(other.taps) <= prefix.usable(
                 other.taps
             ):
@@ -112,10 +117,12 @@ class Prefixes:
             self._forget(next(iter(self._kept)))
 
     def covers(self, tokens: Sequence[int], owner: str = "") -> bool:
-        """Whether a text that is kept of the owner begins with all of these tokens."""
+        """Whether a text that is kept of the owner begins with all of these tokens, which are not
+        so few that they are fed anyway.
+        """
         wanted = np.asarray(tokens)
-        own = (one for one in self if one.owner == owner)
-        return any(in_common(one.tokens, wanted) == len(wanted) for one in own)
+        alike = tuple(self._alike.get(beginning(owner, wanted), {}).values())
+        return any(in_common(one.tokens, wanted) == len(wanted) for one in alike)
 
     def __iter__(self) -> Iterator[Prefix]:
         return iter(tuple(self._kept.values()))
@@ -123,10 +130,17 @@ class Prefixes:
     def clear(self) -> None:
         """Forget everything, as after a change of weights."""
         self._kept.clear()
+        self._alike.clear()
         self.held = 0
 
     def _forget(self, name: int) -> None:
-        self.held -= self._kept.pop(name).bytes
+        prefix = self._kept.pop(name)
+        begins = beginning(prefix.owner, prefix.tokens)
+        alike = self._alike[begins]
+        del alike[name]
+        if not alike:
+            del self._alike[begins]
+        self.held -= prefix.bytes
 
 
 def retire(
@@ -147,10 +161,9 @@ def keep_text(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Pref
     """
     tokens = row.tokens[: memory.cached]
     own = memory.supplied is not None or memory.stale or row.rehearsal
-    if own or prefixes.covers(tokens, row.owner):
+    if own or len(tokens) < SHORTEST or prefixes.covers(tokens, row.owner):
         return
-    parts = [part for group in cache.groups for part in (group.keys, group.values)]
-    size = memory.cached * sum(part[:, 0, :, 0].nbytes for part in parts)
+    size = memory.cached * column_size(cache)
     if size > prefixes.limit:
         return
     try:
@@ -165,12 +178,23 @@ def keep_text(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Pref
         LOG.warning("nothing is kept of texts that are over: %s", error)
 
 
+def column_size(cache: SlotCache) -> int:
+    """Bytes of a token's keys and values in all layers."""
+    parts = [part for group in cache.groups for part in (group.keys, group.values)]
+    return sum(part[:, :1, :, :1].nbytes for part in parts)
+
+
 def sizes(memory: Memory) -> Float[Tensor, "F L H"] | None:
     """What stands for a row's hidden states while room is asked for: a tensor without numbers."""
     if not memory.fed:
         return None
     known = min(sum(map(len, memory.fed)), memory.cached)
     return memory.fed[0].new_empty((known, *memory.fed[0].shape[1:]), device="meta")
+
+
+def beginning(owner: str, tokens: np.ndarray) -> Beginning:
+    """By what texts are told apart at once: it is the same where they share enough tokens."""
+    return owner, *tokens[:SHORTEST].tolist()
 
 
 def in_common(one: np.ndarray, other: np.ndarray) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from math import inf
 from typing import Any
 
@@ -13,7 +14,7 @@ from foretoken.contract import LanguageModel
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.views.view import TargetView
 from foretoken.trees.growing import Grown, GrowthRule, grows_trees
-from foretoken.types import Draft, Ragged, Rows, SamplingParams, Scores, Taps
+from foretoken.types import DecodeState, Draft, Ragged, Rows, SamplingParams, Scores, Taps
 
 
 class FewRows(TargetView):
@@ -59,6 +60,63 @@ class FewRows(TargetView):
             self.follow(full)
         changed: int = self.base.refresh(full=full)
         return changed
+
+
+class NarrowRows(FewRows):
+    """Of a draft whose ids are the first `known` ones of the target.
+
+    The others are read as id 0: the draft's table has no rows for them.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        rows: OutputRows,
+        follow: Callable[[bool], None] | None = None,
+        whole: Any = None,
+        *,
+        known: int,
+    ) -> None:
+        super().__init__(lm, rows, follow, whole)
+        self.known = known
+
+    def prefill(
+        self, rows: Rows, taps: Taps = (), *, limit: int | None = None, last: int | None = None
+    ) -> list[Float[Tensor, "S L H"] | None]:
+        return self.lm.prefill([*map(self.read, rows)], taps, limit=limit, last=last)
+
+    def score(self, rows: Rows, drafts: Sequence[Draft], taps: Taps = ()) -> list[Scores]:
+        trees = [draft.tree for draft in drafts]
+        return self.grow(rows, [t.tokens for t in trees], [t.parents for t in trees], taps)
+
+    def grow(self, rows: Rows, tokens: Ragged, parents: Ragged, taps: Taps = ()) -> list[Scores]:
+        fed = [*map(self.fed, tokens)]
+        return super().grow([*map(self.read, rows)], fed, parents, taps)
+
+    def grow_trees(
+        self, rows: Rows, rules: Sequence[GrowthRule], names: Int[Tensor, "n"] | None = None
+    ) -> list[Grown | None]:
+        return super().grow_trees([*map(self.read, rows)], rules, names)
+
+    def self_check(self, row: DecodeState) -> None:
+        self.lm.self_check(self.told(row))  # which reads the text from its beginning
+
+    def embed(self, tokens: Sequence[int]) -> Float[Tensor, "n H"]:
+        return self.lm.embed(self.fed(tokens))
+
+    def fed(self, tokens: Sequence[int]) -> list[int]:
+        return [token if token < self.known else 0 for token in tokens]
+
+    def read(self, row: DecodeState) -> DecodeState:
+        """The row, told in ids of the draft if any that it still has to be fed is none."""
+        unread = row.tokens[-1 - max(0, self.lm.missing(row)) :]
+        return row if max(unread) < self.known else self.told(row)
+
+    def told(self, row: DecodeState) -> DecodeState:
+        """The same row to the draft, by its uid, in ids that it knows."""
+        told = copy(row)
+        told.tokens = self.fed(row.tokens)
+        return told
 
 
 def is_silenced(lm: Any, params: SamplingParams) -> bool:

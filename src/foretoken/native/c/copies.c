@@ -60,14 +60,17 @@ struct trie { /* of what followed */
   int64_t count;
 };
 
-/* The newest occurrences behind the last two tokens, then as many behind the last alone. */
+enum { LOOKED = 4 }; /* places behind one token that are visited for each that is wanted */
+
+/* The newest occurrences behind the last two tokens, then as many behind the last alone: of few visited, as
+ * in a text that goes round in circles nearly all lie behind both. */
 static int64_t occurrences(const struct index *in, struct list context, const struct following *how,
                            int64_t most, struct place *found) {
   const int64_t *text = in->text.at, *last = context.at + context.count - 1;
   const int64_t pairs = context.count > 1 && how->longest > 1;
   const int64_t told_apart = how->longest < context.count ? how->longest : context.count;
   struct place *both = malloc((2 * most + 1) * sizeof *both), *one = both + most;
-  int64_t twos = 0, ones = 0;
+  int64_t twos = 0, ones = 0, looked = 0;
   for (int64_t at = in->after_two - in->base; pairs && at >= 0 && twos < most;
        at = in->by_two[at] - in->base) {
     const int64_t furthest = told_apart < at ? told_apart : at;
@@ -75,8 +78,8 @@ static int64_t occurrences(const struct index *in, struct list context, const st
     while (length < furthest && text[at - 1 - length] == last[-length]) length++;
     both[twos++] = (struct place){at, length};
   }
-  for (int64_t at = in->after_one - in->base; at >= 0 && ones < most;
-       at = in->by_one[at] - in->base)
+  for (int64_t at = in->after_one - in->base; at >= 0 && ones < most && looked < LOOKED * most;
+       at = in->by_one[at] - in->base, looked++)
     if (!pairs || at < 2 || text[at - 2] != last[-1]) one[ones++] = (struct place){at, 1};
   int64_t count = 0;
   for (int64_t i = 0, j = 0; i < twos || j < ones;) /* newest first */

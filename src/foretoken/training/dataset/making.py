@@ -19,6 +19,7 @@ import torch
 
 from foretoken.engine.session import Session
 from foretoken.errors import ConfigError, check_values
+from foretoken.training.bar import tracked
 from foretoken.training.capture import models_of
 from foretoken.training.config import check_types
 from foretoken.training.dataset.card import PLAN, write_card
@@ -236,9 +237,6 @@ def make_data(
     that name, answers in the target's place. `fresh` deletes the texts of an earlier run first.
     Returns the notes of the card.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     read = Read.of(session, config, texts)
     given = [*given, *read.prompts]
     wanted = min(config.chats, len(given)) if given else config.chats
@@ -253,19 +251,17 @@ def make_data(
         clear(folder, LEFT_BY_RUNS)
     same_plan(folder, plan, given, read)
     held_out = read.held_out(config.held_out, config.seed)
-    with Progress(console=Console(stderr=True), disable=not show) as bar:
-        count = -(-len(read.windows) // config.shard)
-        for index in bar.track(range(count), description="ordinary text, shards"):
-            if not shard_path(folder, "train", index, TEXT).is_file():
-                maker.text_shard(index, read.windows, held_out)
-        for index in bar.track(
-            range(-(-wanted // config.shard)), description="training texts, shards"
-        ):
-            if shard_path(folder, "train", index).is_file():
-                maker.prompts.known(index)
-            else:
-                maker.shard(index)
-                write_card(folder, session, config, source, read.sources, wrote)
+    count = -(-len(read.windows) // config.shard)
+    for index in tracked(range(count), "ordinary text, shards", count, show):
+        if not shard_path(folder, "train", index, TEXT).is_file():
+            maker.text_shard(index, read.windows, held_out)
+    count = -(-wanted // config.shard)
+    for index in tracked(range(count), "training texts, shards", count, show):
+        if shard_path(folder, "train", index).is_file():
+            maker.prompts.known(index)
+        else:
+            maker.shard(index)
+            write_card(folder, session, config, source, read.sources, wrote)
     return write_card(folder, session, config, source, read.sources, wrote)
 
 

@@ -21,6 +21,7 @@ from foretoken.engine.session import Session
 from foretoken.errors import CheckpointError, ConfigError, check_values
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.opening import open_draft
+from foretoken.training.bar import stage
 from foretoken.training.capture import models_of
 from foretoken.training.dataset.making import DataConfig
 from foretoken.training.dataset.prompts import Prompts
@@ -99,19 +100,15 @@ class Replay:
 
     def run(self, prompts: Sequence[list[int]], show: bool) -> None:
         """Replay what was not replayed yet; a killed run goes on at its last state."""
-        from rich.console import Console
-        from rich.progress import Progress
-
         done = len(self.fared["frozen"])
-        with Progress(console=Console(stderr=True), disable=not show) as bar:
-            task = bar.add_task("requests", total=len(prompts), completed=done)
+        with stage("requests", len(prompts), show, done) as told:
             for at, prompt in enumerate(prompts[done:], done):
                 self.one(at, prompt)
                 if self.online.failure is not None:
                     raise self.online.failure
                 if (at + 1) % self.config.save_every == 0 or at + 1 == len(prompts):
                     self.save()
-                bar.update(task, advance=1, description=f"acceptance {self.online.acceptance:.3f}")
+                told(at + 1, f"acceptance {self.online.acceptance:.3f}")
 
     def one(self, at: int, prompt: list[int]) -> None:
         """A prompt by both, in turns which of them is first."""

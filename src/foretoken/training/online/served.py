@@ -14,7 +14,7 @@ from foretoken.errors import CapabilityError, ConfigError
 from foretoken.lm.draft_vocabulary import OutputRows
 from foretoken.lm.opening import open_draft
 from foretoken.lm.runtime.cached import CachedLM
-from foretoken.lm.views.few_rows import FewRows
+from foretoken.lm.views.few_rows import FewRows, NarrowRows
 from foretoken.lm.views.mapped_tokens import MappedTokens
 from foretoken.lm.views.sorted_exits import SortedExits
 from foretoken.lm.views.view import TargetView
@@ -161,6 +161,12 @@ def whole_model(draft: Any) -> Any:
             "learning while it serves was asked of a draft with another tokenizer.",
             "the target's laws are over other tokens than those this draft says.",
             "use a draft with the target's tokenizer; `foretoken train draft` makes one.",
+        )
+    if isinstance(draft, NarrowRows):
+        raise CapabilityError(
+            "learning while it serves was asked of a draft with fewer tokens than its target.",
+            f"this draft has the ids below {draft.known}, and texts may hold others.",
+            "use a draft as wide as the target; `foretoken train draft` makes one.",
         )
     if isinstance(draft, RoutedDrafts):
         raise ConfigError(
