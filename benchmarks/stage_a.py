@@ -27,6 +27,15 @@ METHODS = (
 )  # fmt: skip
 
 
+def fastest(results: dict[str, Any]) -> dict[str, str | None]:
+    """Our best row and the best peer, by all tokens over all seconds."""
+    peers = {label: bool(row.get("peer")) for label, row in results["rows"].items()}
+    return {
+        "ours": gates.best(results, lambda label: not peers[label], whole=True),
+        "peer": gates.best(results, lambda label: peers[label], whole=True),
+    }
+
+
 def verdicts(results: dict[str, Any]) -> list[gates.Gate]:
     """The bounds this stage promises, by all tokens over all seconds of a row."""
     rows, scoring = results["rows"], results["scoring"]
@@ -85,6 +94,7 @@ def run(description: str | None) -> int:
         )
         tasks = prompts(1, limit=3) if quick else prompts(asked.per_family)
         results = run_bench(config, tasks)
+    results["best"] = fastest(results)
     found = verdicts(results)
     results["gates"] = [gate.to_dict() for gate in found]
     publish(results, found, work, asked.out, "stage_a")

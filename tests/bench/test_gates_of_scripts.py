@@ -153,8 +153,9 @@ def rows_of(speeds):
             "failed": None, "tokens_per_second": {"value": 10.0}, "total_tokens_per_second": whole,
             "efficiency": 1.0,
             "families": {
-                "code": {"speedup": {"total": 1.5 * whole / 10.0}},
-                "lists": {"speedup": {"total": 0.5 * whole / 10.0}},
+                "code": {"speedup": {"interval": (0.1, 0.15 * whole)}},
+                "lists": {"speedup": {"interval": (0.0, 0.05 * whole)}},
+                "few": {"speedup": {"interval": None}},
                 "late": {"speedup": None},
             },
         }
@@ -173,11 +174,13 @@ def test_what_is_never_slower_is_judged_by_all_tokens_over_all_seconds(module):
     assert held["useless draft: chain over plain"].measured == pytest.approx(0.8)
     assert not held["useless draft: chain over plain"].holds
     assert held["useless draft: tree over plain"].holds
-    worst = held["worst family with a useless draft, over plain: chain on lists"]
+    worst = held["worst family with a useless draft, over plain, at most: chain on lists"]
     assert worst.measured == pytest.approx(0.4) and not worst.holds
     chain = held["good draft: chain over the best fixed one, chain[depth=2]"]
     assert chain.measured == pytest.approx(8.0 / 9.0) and not chain.holds
-    del useless["families"]
+    useless["rows"]["chain"]["failed"] = "no memory"
+    for label in ("tree", "prompt-lookup"):
+        useless["rows"][label]["families"] = {"few": {"speedup": {"interval": None}}}
     assert len(script.verdicts(useless, {"rows": rows_of(speeds | fixed)})) == 5
 
 
@@ -186,12 +189,16 @@ def test_peers_are_judged_by_all_tokens_over_all_seconds(module):
               "hf:assisted": 10.0}  # fmt: skip
     results = {
         "rows": rows_of(speeds), "scoring": {"nodes": [1, 16], "ratio": [1.0, 1.5]},
-        "best": {"ours": "chain[depth=3]", "peer": "hf:plain"},
     }  # fmt: skip
+    for label, row in results["rows"].items():
+        row["peer"] = label.startswith("hf:")
+    results["rows"]["hf:assisted"]["total_tokens_per_second"] = 10.5
+    results["best"] = module("stage_a").fastest(results)
+    assert results["best"] == {"ours": "chain[depth=3]", "peer": "hf:assisted"}
     plain, assisted, best, *_ = module("stage_a").verdicts(results)
     assert plain.measured == pytest.approx(0.9)
     assert assisted.claim.startswith("chain[depth=3] over hf:assisted")
-    assert assisted.measured == best.measured == pytest.approx(1.2)
+    assert assisted.measured == best.measured == pytest.approx(12.0 / 10.5)
 
 
 def test_an_answer_without_a_count_that_was_asked_for_is_not_right(module):

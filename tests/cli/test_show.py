@@ -137,6 +137,8 @@ def test_a_character_that_the_output_lacks_is_an_escape_and_no_end_of_the_text()
     code = (
         "from rich.segment import Segment\n"
         "from foretoken.cli.colour import consoles, write\n"
+        "from foretoken.cli.errors import escape_what_is_lacking\n"
+        "escape_what_is_lacking()\n"
         "write(consoles()[0], Segment('caf\\u00e9 goes on\\n'))"
     )
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}

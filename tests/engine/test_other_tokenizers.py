@@ -239,9 +239,15 @@ def test_a_draft_of_the_hub_may_have_no_tokenizer(byte_tokenizer, monkeypatch, t
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(load.AutoConfig, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(load.AutoTokenizer, "from_pretrained", broken)
+    with pytest.raises(CheckpointError, match="the draft some/draft was asked for"):
+        translation(byte_tokenizer, "some/draft", 9, 9, False)  # nobody knows what the hub has
+    known = tmp_path / "models--some--draft"
+    snapshot = known / "snapshots" / "abc"
+    for folder in (snapshot, known / "refs", known / ".no_exist" / "abc"):
+        folder.mkdir(parents=True)
+    (known / "refs" / "main").write_text("abc")
+    (known / ".no_exist" / "abc" / "tokenizer_config.json").touch()
     assert translation(byte_tokenizer, "some/draft", 9, 9, False) is None
-    snapshot = tmp_path / "models--some--draft" / "snapshots" / "main"
-    snapshot.mkdir(parents=True)
     (snapshot / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="the draft some/draft was asked for") as caught:
         translation(byte_tokenizer, "some/draft", 9, 9, False)

@@ -166,12 +166,20 @@ def test_a_head_in_the_home_directory_is_found_there(tmp_path, monkeypatch):
         store.card_of("~nobody-here/head")
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
+def test_a_folder_that_is_not_there_is_told(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="there is no such folder") as caught:
         store.card_of(tmp_path / "none")
     assert "hf download" not in caught.value.do
     with pytest.raises(CheckpointError, match="there is no such folder") as caught:
         store.card_of("owner/name")
     assert "`hf download owner/name --local-dir DIR`" in caught.value.do
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no such folder") as caught:
+        store.card_of("runs/none")
+    assert "hf download" not in caught.value.do
+    (tmp_path / "weights").touch()
+    with pytest.raises(CheckpointError, match="that is a file"):
+        store.card_of("weights")
     with pytest.raises(CheckpointError, match=r"no head\.json in that folder"):
         store.card_of(tmp_path)

@@ -306,6 +306,8 @@ def test_no_states_are_held_of_a_text_that_is_too_long_to_be_kept(make_llama):
     [kept] = lm.prefixes
     lm, row = listening(make_llama, kept.features.nbytes + 1000)
     assert lm._rows[row.uid].fed == []
+    lm.keep_text(row)
+    assert not len(lm.prefixes) and not lm.prefixes.covers(row.tokens[:39]), "nobody could use it"
     lm = open_lm(make_llama(50), kernels="dense", compile="off")
     lm.keep_prefixes(kept.bytes // 2)
     [row], held = seeded_rows([[*range(1, 41)]], SamplingParams(), 50), []

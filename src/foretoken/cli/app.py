@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from foretoken.cli.errors import (
     FAILED,
     MISTAKE,
+    escape_what_is_lacking,
     flush_output,
     give_up_unwritten,
     missing_extra,
@@ -71,6 +72,7 @@ class Commands(TyperGroup):
         typed = ctx.meta[TYPED]
         as_json = "--json" in typed
         command = " ".join([ctx.command_path, *typed[:1]])
+        escape_what_is_lacking()
         try:
             return self.written(ctx)
         except ForetokenError as error:

@@ -6,10 +6,8 @@ there is no colour (NO_COLOR, a pipe, a plain terminal) signs around the text sa
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -45,13 +43,7 @@ OWN = Origin("written by the target alone", "", ("", ""), ("", ""))
 
 
 def consoles() -> tuple[Console, Console]:
-    """Standard output for text, standard error for remarks, which a file gets in whole lines.
-
-    A character that the output's encoding lacks is written as an escape: a text goes on behind it.
-    """
-    out = sys.stdout
-    if isinstance(out, TextIOWrapper) and out.encoding.lower().replace("-", "") != "utf8":
-        out.reconfigure(errors="backslashreplace")
+    """Standard output for text, standard error for remarks, which a file gets in whole lines."""
     remarks = Console(stderr=True, highlight=False)
     remarks.soft_wrap = not remarks.is_terminal
     return Console(highlight=False, soft_wrap=True), remarks

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console
@@ -52,12 +53,23 @@ def written_as_json(error: ForetokenError) -> bool:
     return True
 
 
+def escape_what_is_lacking() -> None:
+    """Have characters that stdout's encoding lacks written as escapes: a text goes on behind it."""
+    if isinstance(sys.stdout, TextIOWrapper) and not holds_all():
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def holds_all() -> bool:
+    """Whether stdout's encoding has all characters."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
 def print_json(document: Any) -> None:
     """One JSON document on stdout, all of it or nothing.
 
     Escapes stand for what stdout cannot hold, and for halves of characters, which no UTF-8 can.
     """
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    plain = not holds_all()
     text = json.dumps(document, indent=2, ensure_ascii=plain)
     try:
         text.encode()

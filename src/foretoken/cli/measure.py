@@ -307,10 +307,10 @@ def measured_acceptance(target: Any, draft: Any, quiet: bool) -> Yardstick:
 
 def show_report(report: AuditReport | Yardstick, out: Path | None, as_json: bool) -> None:
     """A report on the terminal and in its file; exit status 1 if it fails."""
-    print(report.to_json() if as_json else report.render())
     if out is not None:
         from foretoken.bench.files import replace
 
         replace(out, report.to_json())
+    print(report.to_json() if as_json else report.render())
     if not report.passed:
         raise typer.Exit(1)

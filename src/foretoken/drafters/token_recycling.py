@@ -96,12 +96,14 @@ class TokenRecycling(LookUp):
         self.shapes = RankShapes(template, self.known.keep)
         self.grows = settings.template is None and not settings.free
         self.trust, self.cut = Trust(), Guesses()
+        self.vocabulary: Mapping[str, int] = {}  # of the tokenizer, where it is known
 
     def fitting(self, depth: int | None, nodes: int | None) -> Budget | None:
         return self.config.fitting(depth, nodes)
 
     def check_vocabulary(self, vocabulary: Mapping[str, int]) -> None:
         """Refuse a matrix of another tokenizer, and write into its file which one it is of."""
+        self.vocabulary = vocabulary
         if self.place is not None:
             self.known.agree(Vocabulary.of(vocabulary).fingerprint, self.place)
 
@@ -109,6 +111,8 @@ class TokenRecycling(LookUp):
         """Write the matrix to `path`, or to the configured file; without either, do nothing."""
         path = self.place if path is None else os.path.expanduser(path)
         if path is not None:
+            if self.known.words is None and self.vocabulary:
+                self.known.words = Vocabulary.of(self.vocabulary).fingerprint
             self.known.save(path)
 
     def start(self, row: DecodeState, seen: Features | None) -> None:

@@ -318,8 +318,8 @@ class Engine(Parts):
 
     def check_lengths(self, longest: int) -> None:
         """Have the target check itself where a row is twice as long as any that was checked."""
-        alone = len(self.running) + len(self.filling) + len(self.waiting) == 1
-        for row in self.checks.due(self.running, longest, self.target.verified, alone):
+        inside = self.running, self.filling, self.waiting
+        for row in self.checks.due(self.running, longest, self.target.verified, inside):
             try:
                 if not self.waiting.affords_check(len(row.tokens), len(self.running)):
                     raise MemoryError("its budget has no room for a forward without a cache")

@@ -7,6 +7,7 @@ others a text much longer than all that were checked is left until it is alone.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from foretoken.types import DecodeState, Rows
@@ -23,16 +24,20 @@ class LengthChecks:
     unverified: int = 0  # tokens of a text that the target had no memory to check itself at
     told: int = 0  # tokens of a text whose check was put off, and that was told
 
-    def due(self, rows: Rows, longest: int, verified: float, alone: bool) -> list[DecodeState]:
+    def due(
+        self, rows: Rows, longest: int, verified: float, inside: Sequence[Sized]
+    ) -> list[DecodeState]:
         """The row that is checked now, if any is twice as long as all that were: the longest one
-        that others may wait for.
+        that others may wait for, where there are any `inside`.
         """
         known = max(verified, self.unverified)
         if not rows or longest <= 2 * known:
             return []
         row = max(rows, key=length)
-        most = GROWTH * max(known, AHEAD)
-        if alone or length(row) <= most:
+        if length(row) <= 2 * known:  # the longest one has just ended
+            return []
+        most = GROWTH * max(verified, AHEAD)
+        if length(row) <= most or sum(map(len, inside)) == 1:
             return [row]
         if length(row) > 2 * self.told:
             self.told = length(row)

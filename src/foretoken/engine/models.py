@@ -148,7 +148,7 @@ def translation(tokenizer: Any, source: Any, width: int, size: int, trusted: boo
     """How ids of the target are told to a draft; None where they are the same."""
     from foretoken.lm.token_map import map_tokens, same_tokens
 
-    other = None if tokenizer is None else tokenizer_of(source, trusted)
+    other = None if tokenizer is None else draft_tokenizer(source, trusted)
     if other is None:
         return None
     if other.get_vocab() == tokenizer.get_vocab():
@@ -157,9 +157,9 @@ def translation(tokenizer: Any, source: Any, width: int, size: int, trusted: boo
     return map_tokens(tokenizer, other, width, size, name)
 
 
-def tokenizer_of(source: Any, trusted: bool) -> Any:
+def draft_tokenizer(source: Any, trusted: bool) -> Any:
     """The tokenizer of a draft; None where it has none, in its directory or on the hub."""
-    from huggingface_hub.file_download import try_to_load_from_cache
+    from huggingface_hub import _CACHED_NO_EXIST, try_to_load_from_cache
 
     from foretoken.lm.load import WORDS, load_tokenizer
 
@@ -170,9 +170,9 @@ def tokenizer_of(source: Any, trusted: bool) -> Any:
             raise
         where = shipped.resolve(source)
         local = not isinstance(where, str) or Path(where).expanduser().is_dir()
-        # The hub was asked for them just now: what there is would be in the local cache.
-        kept = (local or try_to_load_from_cache(str(where), name) for name in WORDS)
-        if not any(found is True or isinstance(found, str) for found in kept):
+        # The cache notes what the hub said it has not; where it could not be asked nobody knows.
+        kept = [True if local else try_to_load_from_cache(str(where), name) for name in WORDS]
+        if _CACHED_NO_EXIST in kept and all(one in (None, _CACHED_NO_EXIST) for one in kept):
             return None
         raise CheckpointError(
             f"the draft {source} was asked for: {error.asked}",

@@ -181,7 +181,9 @@ def nowhere(folder: Path, kind: str) -> CheckpointError:
     """There is no such folder: a path with a slip, or a name of the hub, which no head is read
     from."""
     name, also = str(folder), ""
-    if HUB_NAME.fullmatch(name):
+    if folder.exists():
+        return broken(folder, kind, f"there is no {CARD}: that is a file")
+    if HUB_NAME.fullmatch(name) and not folder.parent.exists():  # else a slip in the last part
         also = f", and `hf download {name} --local-dir DIR` fetches one of the hub into a folder"
     return broken(folder, kind, f"there is no {CARD}: there is no such folder", also)
 

@@ -142,6 +142,12 @@ def test_a_file_of_another_tokenizer_is_refused(tmp_path):
     merged.check_vocabulary(words)
     with pytest.raises(CheckpointError, match="another tokenizer"):
         merged.check_vocabulary(others)
+    bare = TokenRecycling(target)
+    bare.check_vocabulary(words)
+    bare.save(tmp_path / "named")
+    read = TokenRecycling(target, TokenRecycling.Config(memory=str(tmp_path / "named")))
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        read.check_vocabulary(others)
 
 
 def test_a_session_saves_what_its_method_learnt_and_nothing_else(tmp_path, make_llama):

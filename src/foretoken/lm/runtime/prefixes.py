@@ -161,6 +161,7 @@ def keep_text(row: DecodeState, memory: Memory, cache: SlotCache, prefixes: Pref
     """
     tokens = row.tokens[: memory.cached]
     own = memory.supplied is not None or memory.stale or row.rehearsal
+    own |= bool(memory.taps) and not memory.fed  # of no use to who reads hidden states
     if own or len(tokens) < SHORTEST or prefixes.covers(tokens, row.owner):
         return
     size = memory.cached * column_size(cache)
