@@ -43,6 +43,10 @@ class CheckpointError(ForetokenError):
     """A model directory or a training checkpoint that is missing, unsafe or broken."""
 
 
+class TokenizerError(CheckpointError):
+    """A tokenizer whose files are missing or broken."""
+
+
 def check_values(owner: object, *rules: tuple[str, bool, str]) -> None:
     """Raise ConfigError for the first attribute of `owner` that is not good.
 

@@ -10,7 +10,7 @@ from typing import Any
 from foretoken import shipped
 from foretoken.contract import KeepsIds
 from foretoken.engine.assemble import assemble, require_draft
-from foretoken.errors import CheckpointError, ConfigError
+from foretoken.errors import CheckpointError, ConfigError, TokenizerError
 from foretoken.methods import Method, needs_draft
 from foretoken.methods import method as method_row
 
@@ -165,9 +165,7 @@ def draft_tokenizer(source: Any, trusted: bool) -> Any:
 
     try:
         return load_tokenizer(source, None, trusted)
-    except CheckpointError as error:
-        if "pass tokenizer=" not in error.do:  # which would be the target's
-            raise
+    except TokenizerError as error:  # whose advice is of a target's
         where = shipped.resolve(source)
         local = not isinstance(where, str) or Path(where).expanduser().is_dir()
         # The cache notes what the hub said it has not; where it could not be asked nobody knows.

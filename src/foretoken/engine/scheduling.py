@@ -255,7 +255,8 @@ class Scheduler:
                         self.engine.sweep()
             finally:
                 with self.changed:
-                    self.led, again = False, self.again
+                    self.led = False
+                    again, self.again = self.again, False
                     self.changed.notify_all()
             if free:
                 sweep_what_was_left()

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from foretoken import shipped
-from foretoken.errors import CheckpointError, ConfigError
+from foretoken.errors import CheckpointError, ConfigError, TokenizerError
 from foretoken.lm.runtime.family import refuse_encoder_decoder
 from foretoken.lm.runtime.pages import into_large_pages
 from foretoken.lm.unreadable import NO_MEMORY, UNREADABLE, explain, first_line, no_config, no_memory
@@ -338,7 +338,7 @@ def read_tokenizer(where: Path | str, trust_remote_code: bool = False) -> Any:
     except UNREADABLE as error:
         if "trust_remote_code" in str(error):
             explain(where, error, options)
-        raise CheckpointError(
+        raise TokenizerError(
             f"the tokenizer of {where} cannot be read: {first_line(error)}.",
             "tokenizer files must be those that save_pretrained wrote.",
             "pass tokenizer= with another directory or a loaded tokenizer.",

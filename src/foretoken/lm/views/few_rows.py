@@ -68,16 +68,8 @@ class NarrowRows(FewRows):
     The others are read as id 0: the draft's table has no rows for them.
     """
 
-    def __init__(
-        self,
-        lm: LanguageModel,
-        rows: OutputRows,
-        follow: Callable[[bool], None] | None = None,
-        whole: Any = None,
-        *,
-        known: int,
-    ) -> None:
-        super().__init__(lm, rows, follow, whole)
+    def __init__(self, *few_rows: Any, known: int) -> None:
+        super().__init__(*few_rows)
         self.known = known
 
     def prefill(
