@@ -106,3 +106,18 @@ def test_a_fit_leaves_out_what_would_come_out_negative():
     assert min(fit.coefficients) >= 0.0
     assert fit.seconds(drafted(1, 4, 4)) == pytest.approx(9.6e-3, rel=0.03)
     assert len(scored(1, 1, 1)) == len(Latency().target.coefficients)
+
+
+def test_a_size_that_kernels_like_is_known_once_it_was_tried():
+    """Four tokens are a block of some products, and take less than three."""
+    took = {1: 7.0e-3, 2: 7.6e-3, 3: 7.7e-3, 4: 7.2e-3, 5: 8.2e-3, 9: 9.0e-3}
+    latency = Latency()
+    latency.learn(CostTable({n: took[n] for n in (1, 2, 3, 5, 9)}, {1: 0.4e-3, 4: 1.6e-3}, 0.0))
+    before = latency.scoring(1, 100, 8)
+    assert before[3] > before[2], "a line through the others"
+    for step in range(60):
+        latency.seen(1, 3 + step % 2, 100, took[3 + step % 2])
+    found = latency.scoring(1, 100, 8)
+    assert found[3] == pytest.approx(took[4], rel=0.02)
+    assert found[2] == pytest.approx(took[3], rel=0.02)
+    assert found[8] == pytest.approx(took[9], rel=0.1)

@@ -5,6 +5,9 @@ draft likewise. Two things are added. One token alone is multiplied by other ker
 (`c_spec` of the paper's code). And a token costs more beyond 8, 16 and 32 of them, since a forward
 reads the weights first and arithmetic counts later. No coefficient is negative, so that costs rise
 and never get flatter, and a measurement that a pause made long cannot bend them downwards.
+
+Few tokens are multiplied by kernels of blocks: four may take less than three. So what steps of so
+many rows and tokens took is kept beside the line, up to `FEW` tokens.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ TRUST = 0.2  # share by which a step may miss its prediction and count in full
 FADE = 0.5 ** (1 / 64)  # of what steps said, per step
 RIDGE = 1e-6  # of what is known best: coefficients that nothing tells apart stay small
 REFIT = 16  # steps between solutions
+FEW = 16  # tokens up to which each number of them is told apart
+NEAR = 0.05  # share of a step's miss that is kept for its number of tokens
+TRIED = 8.0  # steps of a size until its misses count by half
 
 
 class Fit:
@@ -102,6 +108,8 @@ class Latency:
     def __init__(self) -> None:
         self.target, self.draft = Fit(4 + len(KNOTS) + 1), Fit(4)
         self.pieces: list[float] = []  # of the coefficients: what so many tokens add, by tokens
+        # by rows and tokens: steps, and how many times its prediction each took in the mean
+        self.near: dict[tuple[int, int], tuple[int, float]] = {}
 
     def learn(self, costs: CostTable) -> None:
         """Take in what a batch was measured to cost."""
@@ -123,6 +131,12 @@ class Latency:
 
     def seen(self, rows: int, nodes: int, cached: int, seconds: float) -> None:
         """A target forward of a step, with all that was done outside both models."""
+        if nodes <= FEW:
+            steps, off = self.near.get((rows, nodes), (0, 1.0))
+            ratio = seconds / max(self.target.seconds(scored(rows, nodes, cached)), 1e-9)
+            ratio = min(max(ratio, 1.0 / SURPRISE), SURPRISE)
+            share = max(NEAR, 1.0 / (steps + 1))  # a mean at first
+            self.near[rows, nodes] = steps + 1, off + share * (ratio - off)
         if self.target.seen(scored(rows, nodes, cached), seconds):
             self.pieces = []
 
@@ -143,7 +157,12 @@ class Latency:
         base = fit.coefficients[0] + fit.coefficients[-2] * rows / ROWS
         base += fit.coefficients[-1] * cached / CACHED
         drift = fit.drift
-        return [drift * (base + piece) for piece in self.pieces[rows : rows + most + 1]]
+        found = [drift * (base + piece) for piece in self.pieces[rows : rows + most + 1]]
+        for tokens in range(rows, min(FEW, rows + most) + 1):
+            steps, off = self.near.get((rows, tokens), (0, 1.0))
+            if steps:
+                found[tokens - rows] *= 1.0 + (off - 1.0) * steps / (steps + TRIED)
+        return found
 
     def drafting(self, depth: int) -> tuple[list[float], float, float]:
         """Seconds of a draft by its deepest level, from none to `depth`; more per row that is

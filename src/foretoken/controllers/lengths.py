@@ -136,7 +136,7 @@ class Seconds:
     def least(self) -> float:
         """What one node more costs at least."""
         few = self.scoring[:3]
-        return self.node + min([b - a for a, b in pairwise(few)], default=0.0)
+        return max(self.node + min([b - a for a, b in pairwise(few)], default=0.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
