@@ -121,3 +121,8 @@ def test_a_size_that_kernels_like_is_known_once_it_was_tried():
     assert found[3] == pytest.approx(took[4], rel=0.02)
     assert found[2] == pytest.approx(took[3], rel=0.02)
     assert found[8] == pytest.approx(took[9], rel=0.1)
+    latency.seen(1, 3, 100, 5 * took[3])
+    assert latency.scoring(1, 100, 8)[2] < 1.1 * took[3], "one pause"
+    for _ in range(600):
+        latency.seen(1, 9, 100, took[9])
+    assert latency.scoring(1, 100, 8)[3] > 1.01 * found[3], "not tried for long: the line again"

@@ -7,7 +7,8 @@ reads the weights first and arithmetic counts later. No coefficient is negative,
 and never get flatter, and a measurement that a pause made long cannot bend them downwards.
 
 Few tokens are multiplied by kernels of blocks: four may take less than three. So what steps of so
-many rows and tokens took is kept beside the line, up to `FEW` tokens.
+many rows and tokens took is kept beside the line, up to `FEW` tokens. It fades as well: a size that
+a pause made look slow is tried again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ FADE = 0.5 ** (1 / 64)  # of what steps said, per step
 RIDGE = 1e-6  # of what is known best: coefficients that nothing tells apart stay small
 REFIT = 16  # steps between solutions
 FEW = 16  # tokens up to which each number of them is told apart
-NEAR = 0.05  # share of a step's miss that is kept for its number of tokens
 TRIED = 8.0  # steps of a size until its misses count by half
 
 
@@ -64,9 +64,7 @@ class Fit:
 
     def seen(self, features: Features, seconds: float) -> bool:
         """Take in a step, the less the further it is from what was expected; True: refitted."""
-        ratio = seconds / max(self.seconds(features), 1e-9)
-        ratio = min(max(ratio, 1.0 / SURPRISE), SURPRISE)
-        weight = min(1.0, TRUST / max(abs(ratio - 1.0), 1e-9))
+        ratio, weight = surprise(seconds, self.seconds(features))
         self.waiting.append((features, max(seconds, 1e-9) / self.drift, weight))
         self.drift *= ratio**DRIFT
         if len(self.waiting) < REFIT:
@@ -94,6 +92,31 @@ class Fit:
             self.coefficients[place] = max(value, 0.0)
 
 
+def surprise(seconds: float, expected: float) -> tuple[float, float]:
+    """How many times its prediction a step took, within bounds, and how much that counts."""
+    ratio = min(max(seconds / max(expected, 1e-9), 1.0 / SURPRISE), SURPRISE)
+    return ratio, min(1.0, TRUST / max(abs(ratio - 1.0), 1e-9))
+
+
+class Size:
+    """How many times their prediction steps of one number of tokens took; it fades by step."""
+
+    __slots__ = ("at", "mean", "weight")
+
+    def __init__(self) -> None:
+        self.mean, self.weight, self.at = 1.0, 0.0, 0
+
+    def seen(self, ratio: float, weight: float, step: int) -> None:
+        self.weight = self.weight * FADE ** (step - self.at) + weight
+        self.mean += weight / self.weight * (ratio - self.mean)
+        self.at = step
+
+    def ratio(self, step: int) -> float:
+        """What the prediction is to be multiplied by: little after few steps, or none of late."""
+        weight = self.weight * FADE ** (step - self.at)
+        return 1.0 + (self.mean - 1.0) * weight / (weight + TRIED)
+
+
 def equation(features: Features, seconds: float) -> Array:
     """One line of the normal equations, of the error as a share of the seconds."""
     line = np.array((*features, seconds)) / seconds
@@ -108,8 +131,8 @@ class Latency:
     def __init__(self) -> None:
         self.target, self.draft = Fit(4 + len(KNOTS) + 1), Fit(4)
         self.pieces: list[float] = []  # of the coefficients: what so many tokens add, by tokens
-        # by rows and tokens: steps, and how many times its prediction each took in the mean
-        self.near: dict[tuple[int, int], tuple[int, float]] = {}
+        self.near: dict[tuple[int, int], Size] = {}  # by rows and tokens
+        self.steps = 0
 
     def learn(self, costs: CostTable) -> None:
         """Take in what a batch was measured to cost."""
@@ -131,13 +154,12 @@ class Latency:
 
     def seen(self, rows: int, nodes: int, cached: int, seconds: float) -> None:
         """A target forward of a step, with all that was done outside both models."""
+        features = scored(rows, nodes, cached)
+        self.steps += 1
         if nodes <= FEW:
-            steps, off = self.near.get((rows, nodes), (0, 1.0))
-            ratio = seconds / max(self.target.seconds(scored(rows, nodes, cached)), 1e-9)
-            ratio = min(max(ratio, 1.0 / SURPRISE), SURPRISE)
-            share = max(NEAR, 1.0 / (steps + 1))  # a mean at first
-            self.near[rows, nodes] = steps + 1, off + share * (ratio - off)
-        if self.target.seen(scored(rows, nodes, cached), seconds):
+            size = self.near.setdefault((rows, nodes), Size())
+            size.seen(*surprise(seconds, self.target.seconds(features)), self.steps)
+        if self.target.seen(features, seconds):
             self.pieces = []
 
     def seen_draft(self, asked: int, depth: int, nodes: int, seconds: float) -> None:
@@ -159,9 +181,8 @@ class Latency:
         drift = fit.drift
         found = [drift * (base + piece) for piece in self.pieces[rows : rows + most + 1]]
         for tokens in range(rows, min(FEW, rows + most) + 1):
-            steps, off = self.near.get((rows, tokens), (0, 1.0))
-            if steps:
-                found[tokens - rows] *= 1.0 + (off - 1.0) * steps / (steps + TRIED)
+            if size := self.near.get((rows, tokens)):
+                found[tokens - rows] *= size.ratio(self.steps)
         return found
 
     def drafting(self, depth: int) -> tuple[list[float], float, float]:
