@@ -215,3 +215,9 @@ def test_no_draft_has_more_nodes_than_it_may(machine, kind, most, chance):
     one.run(controller, 400)
     assert granted and max(budget.nodes for budget in granted) <= most
     assert max(budget.depth for budget in granted) <= most
+
+
+def test_a_cheaper_larger_forward_is_looked_at():
+    """Blocks of kernels: three nodes may take less than one, so costs do not only rise."""
+    offers, costs = [[0.5, 0.25, 0.125]], Seconds([1.0, 1.2, 1.4, 1.1], [0.0] * 4)
+    assert allot(offers, [1, 2, 3], costs, 1.02).nodes == [3]

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from foretoken.controllers.lengths import FEW
 from foretoken.controllers.step_costs import DRIFT, SURPRISE, rising
 from foretoken.types import CostTable
 
@@ -31,7 +32,6 @@ TRUST = 0.2  # share by which a step may miss its prediction and count in full
 FADE = 0.5 ** (1 / 64)  # of what steps said, per step
 RIDGE = 1e-6  # of what is known best: coefficients that nothing tells apart stay small
 REFIT = 16  # steps between solutions
-FEW = 16  # tokens up to which each number of them is told apart
 TRIED = 8.0  # steps of a size until its misses count by half
 
 
@@ -137,6 +137,7 @@ class Latency:
     def learn(self, costs: CostTable) -> None:
         """Take in what a batch was measured to cost."""
         rows, cached = costs.rows, costs.cached
+        self.near = {key: size for key, size in self.near.items() if key[0] != rows}
         self.target.profile(
             {
                 scored(rows, nodes, cached): seconds + costs.overhead

@@ -21,6 +21,7 @@ from foretoken.controllers.survival import Ranks
 from foretoken.trees.counts import Counts
 from foretoken.trees.select import best_first_shape
 
+FEW = 16  # tokens up to which a larger forward may be the cheaper one
 HOPELESS = 0.01  # nodes that are less likely to stand are not considered
 WIDTH = 8  # ranks of children told apart
 PATIENCE = 2  # levels looked at beyond the last that paid
@@ -134,8 +135,10 @@ class Seconds:
 
     @property
     def least(self) -> float:
-        """What one node more costs at least."""
-        few = self.scoring[:3]
+        """What one node more costs at least; nothing where a size is cheaper than a smaller one,
+        which no size beyond the first few is.
+        """
+        few = self.scoring[: FEW + 2]
         return max(self.node + min([b - a for a, b in pairwise(few)], default=0.0), 0.0)
 
 
@@ -212,7 +215,7 @@ def best_prefix(
     """How many nodes of an order to take where drafts are paid to be `depth` deep, or as deep as
     the nodes are, and the goodput of that.
 
-    Costs rise and gains fall, so at some place no further one can win.
+    Gains fall: where costs rise by more than that, no further one can win.
     """
     most = seconds.drafted(count, deepest[-1], len(order) * share)
     enough = count * seconds.least / (most + seconds.least)
