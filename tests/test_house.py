@@ -1,6 +1,7 @@
 """The rules of the house, checked on the source itself."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -334,6 +335,14 @@ def test_the_public_names_cost_less_than_a_second_more_than_torch() -> None:
         "import sys; assert 'transformers' not in sys.modules; print(time.process_time() - began)"
     )
     assert min(float(measure(code)) for _ in range(2)) < 1.0
+
+
+def test_calls_in_the_documents_are_there_after_a_bare_import() -> None:
+    documents = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    calls = r"(?<![\w./-])foretoken((?:\.[A-Za-z_]\w*)+)\("
+    told = {name for path in documents for name in re.findall(calls, path.read_text())}
+    assert ".load" in told
+    measure("; ".join(["import foretoken", *(f"foretoken{name}" for name in sorted(told))]))
 
 
 def test_the_version_is_the_package_version() -> None:

@@ -15,7 +15,7 @@ from foretoken.cli import app
 from foretoken.cli.colour import ACCEPTED, CORRECTED, OWN, legend, marked, paint, signs
 from foretoken.cli.write import write_beams
 from foretoken.engine.loading import load
-from foretoken.engine.session import Piece
+from foretoken.engine.results import Piece
 from foretoken.engine.text import RowText
 
 runner = CliRunner()

@@ -1,6 +1,7 @@
 """Lengths by an acceptance head: where it stops, what it costs; no head changes the law."""
 
 import itertools
+import logging
 import math
 from functools import partial
 
@@ -15,7 +16,7 @@ from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError, PairingError
-from foretoken.heads import store
+from foretoken.heads import made_for, store
 from foretoken.heads.acceptance import AcceptanceHead
 from foretoken.lm.table import TableLM
 from foretoken.trees.build import chain
@@ -155,6 +156,25 @@ def test_a_head_for_other_models_or_none_is_refused():
     lookup = partial(assemble, "prompt-lookup", TableLM.random(VOCAB))
     with pytest.raises(PairingError, match="shows none"):
         lookup(controller="acceptance_head", head=random_acceptance(VOCAB, VOCAB))
+
+
+def test_a_head_of_another_draft_and_texts_at_another_temperature_are_told_once(tmp_path, caplog):
+    head, _ = store.load(random_acceptance(VOCAB, VOCAB), "acceptance")
+    learned = {"settings": {"temperature": 1.0}}
+    with caplog.at_level(logging.WARNING, "foretoken"):
+        own = made_for.notes_of(TableLM.random(VOCAB, seed=22))
+        engine(head=store.save(tmp_path / "own", "acceptance", head, {**learned, **own}))
+        assert not caplog.records
+        foreign = {**learned, "identity": "another"}
+        built = engine(head=store.save(tmp_path / "foreign", "acceptance", head, foreign))
+        [record] = caplog.records
+        assert "another model: it judges the guesses of that one" in record.getMessage()
+        caplog.clear()
+        for temperature, told in ((1.0, 0), (0.5, 1), (0.7, 1)):
+            params = SamplingParams(max_new_tokens=5, temperature=temperature)
+            write(built, seeded_rows(PROMPTS, params, VOCAB))
+            assert len(caplog.records) == told
+    assert "trained at temperature 1, and a text is written at 0.5" in caplog.text
 
 
 @pytest.mark.parametrize("option", [{"threshold": 1.5}, {"shortest": -1}, {"depth": -1}])

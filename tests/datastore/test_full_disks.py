@@ -1,7 +1,11 @@
 """A disk that is full, and datastores with nothing in them."""
 
+import errno
+import os
 import resource
+import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,3 +101,27 @@ def test_a_build_that_fails_beside_another_says_why(tmp_path):
         (place.parent / ".d.another.part").mkdir()
         raise KeyError
     assert [path.name for path in place.parent.iterdir()] == [".d.another.part"]
+
+
+def unlocked(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+@pytest.mark.parametrize("found", [None, SimpleNamespace(flock=unlocked, LOCK_EX=2)])
+def test_where_there_are_no_locks_a_datastore_is_built_and_grows(found, tmp_path, monkeypatch):
+    """None: a system that does not know them."""
+    monkeypatch.setitem(sys.modules, "fcntl", found)
+    store = Datastore.build(tmp_path / "d", WORDS, [[1, 2] * 10])
+    assert store.add([[3]]) == 1 and Datastore(tmp_path / "d").documents == 2
+
+
+def test_where_folders_cannot_be_opened_a_datastore_is_built_all_the_same(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refuses(path, *given, **named):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *given, **named)
+
+    monkeypatch.setattr(os, "open", refuses)
+    assert Datastore.create(tmp_path / "d", WORDS).add([[1, 2]]) == 1

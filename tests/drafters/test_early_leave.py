@@ -1,5 +1,6 @@
 """Leaving the target's stack early: who may, where, with what, and that nothing stays half done."""
 
+import logging
 from collections import deque
 from dataclasses import replace
 
@@ -13,14 +14,14 @@ from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
 from foretoken.errors import ConfigError
-from foretoken.heads import store
+from foretoken.heads import made_for, store
 from foretoken.heads.exits import ExitPredictors
 from foretoken.lm.opening import open_lm
 from foretoken.lm.table import TableLM
 from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.lm.views.wrapping import early_exit_scoring
-from foretoken.trees.build import chain, root
-from foretoken.types import Budget, Draft, Draw, TokenTree
+from foretoken.trees.build import chain, root, undrafted
+from foretoken.types import Budget, Draft, Draw, TokenTree, Verdict
 from foretoken.verifiers.point import Point
 
 K = 4
@@ -123,6 +124,28 @@ def test_a_token_leaves_as_a_candidate_that_the_whole_vocabulary_confirms(folder
     assert left > 5
 
 
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"banned_tokens": True}], ids=str)
+def test_no_row_leaves_that_need_not_take_its_argmax(options, folder, row, plain, prompts):
+    """Predictors that always fire; the last row bans what a free greedy one says."""
+    model = small("llama", seed=2)
+    target = open_lm(model, kernels="dense")
+    draft = open_lm(flat_above(model, 2), kernels="dense")
+    engine = assemble("specee", target, draft, predictors=folder(9.0), controller="fixed", depth=1)
+    wishes = []
+    leave = engine.target.leave
+    engine.target.leave = lambda row, wish: (wishes.append(wish), leave(row, wish))
+    free = row(prompts[1], 61, max_new_tokens=8)
+    list(decode([free], engine))
+    assert wishes
+    wishes.clear()
+    if "banned_tokens" in options:
+        options = {"banned_tokens": frozenset(free.new_tokens)}
+    one, twin = (row(prompts[1], 61, max_new_tokens=12, seed=3, **options) for _ in range(2))
+    list(decode([one], engine))
+    assert not wishes
+    assert [one.new_tokens] == plain(target, [twin])
+
+
 def test_features_are_scores_laws_and_changes():
     seen = []
     wish = Leave(
@@ -220,14 +243,44 @@ def test_active_layers_follow_the_last_exits(folder):
     assert 15 not in drafter.active(schedule)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_early_words_shorten_the_work_on_tables(temperature, folder, row, run):
+def test_rounds_that_asked_no_predictor_are_no_exits(folder, row, step):
+    target = TableLM.random(8, layers=16)
+    config = EarlyLeave.Config(predictors=folder(9.0, vocab=8, layers=range(15), often=[7, 9]))
+    drafter = EarlyLeave(target, TableLM.random(8), config)
+    one = row([1, 2, 3], 8, max_new_tokens=30)
+    drafter.start(one, None)
+    for _ in range(5):
+        drafter.observe(step([one], [undrafted(one)], [Verdict((), 4)]))
+    schedule = one.private[drafter]
+    assert drafter.active(schedule) == drafter.often == {7, 9}
+    assert (schedule.rounds, schedule.layers) == (5, 80)
+
+
+def test_early_words_shorten_the_work_on_tables(folder, row, run):
     table, draft = TableLM.random(12, layers=6), TableLM.random(12, seed=0)
     drafter = Watched(table, draft, EarlyLeave.Config(predictors=folder(9.0, vocab=12)))
-    rows = [row([1, 2], 12, max_new_tokens=30, temperature=temperature, seed=i) for i in (0, 1)]
+    rows = [row([1, 2], 12, max_new_tokens=30, seed=i) for i in (0, 1)]
     run(table, drafter, rows, verifier=Point(), depth=1)
     assert all(len(one.new_tokens) == 30 for one in rows)
     assert all(one.layers < 6 * one.rounds for one in drafter.ended)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"repetition_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize("shape", ["nothing", "chain", "tree"])
+def test_sampled_and_penalised_rows_run_whole(shape, options, folder, row, run, plain):
+    table, draft = TableLM.random(12, layers=6), TableLM.random(12, seed=0)
+    config = EarlyLeave.Config(predictors=folder(9.0, vocab=12), shape=shape)
+    drafter = Watched(table, draft, config)
+
+    def make():
+        return [row([1, 2], 12, max_new_tokens=30, seed=i, **options) for i in (0, 1)]
+
+    found, records = run(table, drafter, make(), verifier=Point(), depth=2, nodes=5)
+    sizes = {len(one.tree) - 1 for record in records for one in record.drafts}
+    assert max(sizes) == {"nothing": 0, "chain": 2, "tree": 5}[shape]
+    assert found == plain(table, make())
+    assert all(one.layers == 6 * one.rounds and not one.exits for one in drafter.ended)
+    assert table.rows_held == draft.rows_held == 0
 
 
 def test_what_is_missing_or_does_not_fit_is_told(folder):
@@ -250,6 +303,18 @@ def test_predictors_of_a_target_of_other_layers_are_refused(folder):
     wide = EarlyLeave.Config(predictors=folder(9.0, vocab=12, width=64))
     with pytest.raises(ConfigError, match="hidden size is 12"):
         EarlyLeave(TableLM.random(12), TableLM.random(12), wide)
+
+
+def test_predictors_of_another_model_are_told(folder, caplog):
+    target, draft = TableLM.random(12), TableLM.random(12)
+    with caplog.at_level(logging.WARNING, "foretoken"):
+        own = folder(9.0, vocab=12, **made_for.notes_of(target))
+        EarlyLeave(target, draft, EarlyLeave.Config(predictors=own))
+        assert not caplog.records
+        foreign = folder(9.0, vocab=12, identity="another")
+        EarlyLeave(target, draft, EarlyLeave.Config(predictors=foreign))
+    [record] = caplog.records
+    assert "another model: its exits change more of the text" in record.getMessage()
 
 
 def test_rows_in_forwards_of_their_own_leave_on_their_own(row):

@@ -6,6 +6,7 @@ import foretoken
 from foretoken.audit.fixtures import random_head
 from foretoken.coins import SeededCoins
 from foretoken.engine.alike import Alike
+from foretoken.errors import ConfigError
 from foretoken.lm.views.view import innermost
 from foretoken.row import make_row
 from foretoken.types import SamplingParams
@@ -156,3 +157,13 @@ def test_texts_of_two_owners_do_not_wait_for_each_other():
     for row in rows[1:]:
         alike.add(row, rows[:1])
     assert alike.parted(rows) == ([rows[0], rows[1]], [rows[2]])
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, True, "many", None])
+def test_what_to_keep_is_a_number_of_bytes(opened, limit):
+    session = opened("plain")
+    session.keep_prefixes("1MiB")
+    assert innermost(session.target).prefixes.asked == 1048576
+    with pytest.raises(ConfigError, match="keep_prefixes"):
+        session.keep_prefixes(limit)
+    assert innermost(session.target).prefixes.asked == 1048576

@@ -6,7 +6,9 @@ from foretoken.audit.fixtures import needed
 from foretoken.contract import Guided
 from foretoken.controllers.cost_model import CostModel
 from foretoken.controllers.fixed import Fixed
+from foretoken.drafters.growers.best_first import BestFirst
 from foretoken.drafters.growers.chain import Chain
+from foretoken.drafters.growers.product import Product
 from foretoken.engine.assemble import assemble, check_options, config_fields
 from foretoken.engine.engine import Engine
 from foretoken.engine.memory.layout import largest_draft
@@ -147,6 +149,22 @@ def test_every_paper_has_a_setting_that_can_be_built(name):
     engine = built(name, vocab=12, preset="paper")
     assert type(engine.controller).__name__ == CONTROLLERS[setting["controller"]].split(":")[1]
     assert not isinstance(engine.controller, CostModel)
+
+
+@pytest.mark.parametrize("name", [name for name in TEXT if METHODS[name].paper])
+def test_trees_of_a_paper_have_no_bar_and_no_calibration_of_ours(name):
+    drafter = built(name, vocab=12, preset="paper").drafter
+    for one in (drafter, getattr(drafter, "inner", None)):
+        if isinstance(one, BestFirst | Product):
+            assert one.ranker.calibration is None
+            assert one.ranker.template is not None or one.ranker.min_gain == 0.0
+
+
+def test_the_depth_that_is_told_is_the_one_that_is_drafted():
+    told = {name: config_fields(name) for name in TEXT}
+    depths = {name: fields["depth"].default for name, fields in told.items() if "depth" in fields}
+    assert {"specdec++", "mcsd-dynamic"} < set(depths)
+    assert {name: built(name).controller.budget.depth for name in depths} == depths
 
 
 def test_presets_that_do_not_exist_are_refused():

@@ -217,6 +217,21 @@ def test_beams_end_with_their_grammar_where_there_are_two_end_tokens(tiny_pair, 
             assert set(found.texts) <= set(words) and set(found.finish_reasons) == {"stop"}
 
 
+@pytest.mark.parametrize("method", ["beam-sampling", "dsbd"])
+def test_beams_keep_to_their_grammar_where_its_end_is_forbidden(tiny_pair, byte_tokenizer, method):
+    """A short text may not end yet: another one is written, or nothing is left."""
+    with foretoken.load(
+        *tiny_pair, method, tokenizer=byte_tokenizer, kernels="dense", num_beams=3
+    ) as beams:
+        for seed in range(4):
+            hot = {"temperature": 1.0, "seed": seed}
+            choices = {"choice": ["red", "green", "blue sky and more"]}
+            found = beams.generate(PROMPT, 30, guided=choices, min_new_tokens=8, **hot)
+            assert set(found.texts) == {"blue sky and more"}
+            with pytest.raises(ConfigError):
+                beams.generate(PROMPT, 30, guided=choices, banned_tokens=list(beams.eos), **hot)
+
+
 def test_the_best_of_nan_is_no_beam(spec):
     beams = spec.using("beam-sampling", num_beams=2)
     with pytest.raises(ConfigError, match="no numbers"):

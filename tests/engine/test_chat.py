@@ -13,6 +13,12 @@ TEMPLATE = (
     "{% for m in messages %}<turn>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant: {% endif %}"
 )
+# as templates of models that see pictures have it
+PARTS = (
+    "{% for m in messages %}<turn>{{ m['role'] }}: {% for line in m['content'] %}"
+    "{% if line['type'] == 'text' %}{{ line['text'] }}{% endif %}{% endfor %}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant: {% endif %}"
+)
 HELLO = [{"role": "user", "content": "on the cat"}]
 LONGER = [
     {"role": "system", "content": "the"},
@@ -104,6 +110,30 @@ def test_parts_of_text_are_one_text_and_others_are_refused_by_name(session, chat
     shown = [{"type": "image", "url": "x.png"}, *parts]
     with pytest.raises(ConfigError, match="'image'"):
         session.generate([{"role": "user", "content": shown}], 4)
+
+
+@pytest.mark.parametrize("content", [5, {"text": "a"}, {"type": "text", "text": "a"}], ids=str)
+def test_a_content_of_another_type_is_refused_by_name(chatty, content):
+    with pytest.raises(ConfigError, match="message 0") as caught:
+        chat_ids([{"role": "user", "content": content}], chatty)
+    assert f"of type {type(content).__name__}" in str(caught.value)
+
+
+def test_a_template_that_reads_parts_is_given_parts(chatty):
+    reader = copy.deepcopy(chatty)
+    reader.chat_template = PARTS
+    for messages in (HELLO, LONGER, [*HELLO, {"role": "assistant", "content": "in th"}]):
+        assert chat_ids(messages, reader) == chat_ids(messages, chatty)
+        parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        assert chat_ids(parts, reader) == chat_ids(messages, chatty)
+    assert "on the cat" in reader.decode(chat_ids(HELLO, reader))
+
+
+def test_a_template_that_leaves_contents_out_is_refused(chatty):
+    silent = copy.deepcopy(chatty)
+    silent.chat_template = "{% for m in messages %}<turn>{{ m.role }}<eos>{% endfor %}"
+    with pytest.raises(ConfigError, match="leaves out what a user says"):
+        chat_ids(HELLO, silent)
 
 
 def test_what_is_empty_is_answered_and_not_continued(chatty):

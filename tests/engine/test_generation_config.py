@@ -80,9 +80,8 @@ def test_greedy_texts_are_those_of_generate(model, session, byte_tokenizer, fiel
     )
     ids = ids_of(byte_tokenizer)
     expected = by_generate(model, ids)
-    assert fresh.generate(PROMPT, LENGTH).tokens == expected  # end tokens are read at load
-    if "eos_token_id" not in fields:
-        assert session.generate(PROMPT, LENGTH).tokens == expected, "set after load"
+    assert fresh.generate(PROMPT, LENGTH).tokens == expected
+    assert session.generate(PROMPT, LENGTH).tokens == expected, "set after load"
 
 
 def test_most_of_these_settings_change_the_text(model, byte_tokenizer):
@@ -268,6 +267,27 @@ def test_common_settings_become_options_of_our_own(model, session, byte_tokenize
     assert params.repetition_penalty == 1.05 and params.banned_tokens == {4, 5, 9}
 
 
+@pytest.mark.parametrize(
+    ("ids", "given"),
+    [([0], np.array([0])), ([5, 7], np.array([5, 7])), ([5, 7], torch.tensor([5, 7]))],
+    ids=["zero", "array", "tensor"],
+)
+@pytest.mark.parametrize("fields", [{}, {"suppress_tokens": [4, 5]}], ids=str)
+def test_banned_tokens_may_be_an_array_or_a_tensor(model, session, fields, ids, given):
+    for name, value in fields.items():
+        setattr(model.generation_config, name, value)
+    [row] = session.rows([[1, 2]], banned_tokens=given)
+    assert row.params.banned_tokens == {*ids, *fields.get("suppress_tokens", ())}
+
+
+def test_end_tokens_that_change_after_load_count(model, session):
+    whole = session.generate(PROMPT, LENGTH).tokens
+    model.generation_config.eos_token_id = whole[2]
+    out = session.generate(PROMPT, LENGTH)
+    assert out.tokens == whole[: whole.index(whole[2]) + 1] and out.finish_reason == "stop"
+    assert session.eos == {whole[2]}
+
+
 def test_a_config_may_be_passed_or_left_aside(model, tiny_pair, byte_tokenizer):
     plain = by_generate(model, ids_of(byte_tokenizer))
     model.generation_config.repetition_penalty = 1.4
@@ -370,8 +390,7 @@ def test_min_new_tokens_holds_back_stop_texts_whatever_else_is_asked(
 @pytest.mark.parametrize("config", [None, False])
 def test_a_processor_that_keeps_a_state_is_refused(model, byte_tokenizer, config):
     own = LogitsProcessorList([UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, model)])
-    with (
-        foretoken.load(model, "plain", tokenizer=byte_tokenizer, generation_config=config) as spec,
-        pytest.raises(CapabilityError, match="ClassifierFreeGuidance"),
-    ):
-        spec.generate(PROMPT, 4, processors=own)
+    with foretoken.load(model, "plain", tokenizer=byte_tokenizer, generation_config=config) as spec:
+        for processors in (own, own[0]):
+            with pytest.raises(CapabilityError, match="ClassifierFreeGuidance"):
+                spec.generate(PROMPT, 4, processors=processors)

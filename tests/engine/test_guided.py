@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 import foretoken
 from foretoken.coins import SeededCoins
 from foretoken.engine.foretold import Foretelling
-from foretoken.engine.guided import Grammar, Grammars
+from foretoken.engine.guided import KEPT_TEXT, Grammar, Grammars
 from foretoken.errors import ConfigError
 
 PERSON = {
@@ -167,6 +167,15 @@ def test_the_end_is_possible_where_the_grammar_may_end_and_nowhere_else(drafted)
     assert closed.text == "abab" and closed.finish_reason == "stop"
     at_least = drafted.generate(PROMPTS[0], 30, min_new_tokens=20, guided={"choice": ["ab cd"]})
     assert at_least.text == "ab cd" and at_least.finish_reason == "stop"
+
+
+def test_end_tokens_that_change_after_load_end_guided_texts(drafted, monkeypatch):
+    end = drafted.tokenizer.pad_token_id
+    assert end not in drafted.eos
+    monkeypatch.setattr(drafted.generation.model.generation_config, "eos_token_id", end)
+    eager = {"logit_bias": {end: 100.0}, "guided": {"regex": "ab(ab)?(cd)*"}}
+    result = drafted.generate(PROMPTS[0], 30, **eager)
+    assert result.text == "ab" and result.tokens[-1] == end and result.finish_reason == "stop"
 
 
 def test_stop_texts_and_caps_end_a_guided_text_too(drafted):
@@ -367,3 +376,25 @@ def test_a_choice_of_thousands_of_texts(drafted):
     texts = [f"{i:04d}" for i in range(2500)]
     result = drafted.generate("x", 9, temperature=1.0, seed=2, guided={"choice": texts})
     assert result.text in texts and result.finish_reason == "stop"
+
+
+def test_what_is_kept_of_grammars_is_bounded_by_their_texts(drafted):
+    """Not by their number alone: each of these has a megabyte, of which nothing is written."""
+    grammars = Grammars(drafted.tokenizer, drafted.target.vocab_size, drafted.eos)
+    for number in range(12):
+        schema = {"type": "boolean", "description": f"{number} " + "x" * (1 << 20)}
+        grammars.begin({"json": schema}, 0, drafted.eos)
+    sizes = [size for _, size in grammars.read.values()]
+    assert 1 < len(sizes) < 9 and min(sizes) > 1 << 20
+    assert sum(sizes) == grammars.kept <= KEPT_TEXT
+    last = grammars.matcher({"json": schema})
+    assert grammars.matcher({"json": schema}) is last, "it is kept"
+
+
+def test_a_grammar_that_was_read_before_is_followed_as_any(drafted):
+    asked = {"choice": ["yes", "no", "no idea"]}
+    read = drafted.foretelling.grammar(asked)
+    assert drafted.foretelling.grammar(read) is read
+    expected = [one.tokens for one in drafted.generate(PROMPTS, 8, guided=asked)]
+    for _ in range(2):  # texts take copies of it
+        assert [one.tokens for one in drafted.generate(PROMPTS, 8, guided=read)] == expected

@@ -1,13 +1,14 @@
 """Texts around the context's end and the switches of rotary scaling: as generate, or refused."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Phi3Config, Phi3ForCausalLM
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, Phi3Config, Phi3ForCausalLM
 
 import foretoken
-from foretoken.engine.hf_arguments import left_padding
+from foretoken.engine.hf_arguments import left_padding, refuse
 from foretoken.errors import CapabilityError, ConfigError
 
 VOCAB, CONTEXT, SWITCH, NEW = 100, 64, 32, 24
@@ -164,6 +165,39 @@ def test_planes_of_positions_are_text_where_they_are_all_equal(planes):
         left_padding(ids, asked)
     with pytest.raises(ConfigError, match="position_ids of your own"):
         left_padding(ids, {**asked, "position_ids": positions[-1]})
+
+
+def refuse_for(family, **given):
+    """Ask whether generate of a model of this family may hand these on."""
+    config = SimpleNamespace(model_type=family, is_encoder_decoder=False)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    refuse(SimpleNamespace(config=config), ids, GenerationConfig(), False, given)
+
+
+MARKS = torch.tensor([[0, 0, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "text", "images"),
+    [
+        ("qwen2_vl", "mm_encoder_outputs", {}, {"image": MARKS}),
+        ("qwen2_vl", "mm_token_type_ids", 0 * MARKS, MARKS),
+        ("gemma3", "token_type_ids", 0 * MARKS, MARKS),
+    ],
+)
+def test_what_tells_of_images_is_refused_where_there_are_some(family, name, text, images):
+    """transformers hands these on for text alone, too."""
+    refuse_for(family, **{name: text})
+    refuse_for(family, **{name: None})
+    with pytest.raises(CapabilityError, match=r"asked for images or videos\."):
+        refuse_for(family, **{name: images})
+
+
+@pytest.mark.parametrize("family", ["paligemma", "gpt2"])
+def test_zeros_that_say_something_are_refused(family):
+    """A prefix that sees itself whole, or a vector that is added to every token."""
+    with pytest.raises(CapabilityError, match=r"asked for token_type_ids\."):
+        refuse_for(family, token_type_ids=0 * MARKS)
 
 
 def test_a_padded_batch_across_a_longrope_switch_is_refused(make):

@@ -78,6 +78,12 @@ def test_more_prompts_than_rows_take_turns(spec):
     ]
 
 
+@pytest.mark.parametrize("rows", [0, -1, "4", True])
+def test_another_method_over_the_same_models_decodes_a_row_at_least(spec, rows):
+    with pytest.raises(ConfigError, match="max_rows"):
+        spec.using("chain", max_rows=rows)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 @pytest.mark.parametrize("method", METHODS)
 def test_pieces_join_to_the_text(sessions, method, temperature):
@@ -417,6 +423,18 @@ def test_bad_prompts_are_refused_in_three_parts(spec, prompt, message):
     assert spec.target.rows_held == 0 and spec.draft.rows_held == 0
 
 
+def test_padding_is_no_text(spec):
+    given = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
+    ids = spec.tokenizer([PROMPT, "on"], **given)["input_ids"]
+    for padded in (ids, ids.flip(1)):
+        for call in (spec.generate, spec.stream):
+            with pytest.raises(ConfigError, match="list of unpadded ids"):
+                call(padded, 4)
+    whole = ids[:, :1]
+    alone = [spec.generate(row, 4).tokens for row in whole.tolist()]
+    assert [out.tokens for out in spec.generate(whole, 4)] == alone
+
+
 BAD_OPTIONS = [
     ({"temperature": -0.1}, "0 \\(greedy\\) or more"),
     ({"temperature": float("nan")}, "finite number"),
@@ -513,8 +531,9 @@ def test_a_token_is_a_correction_only_where_another_one_was_guessed(tiny_pair, b
 def test_processors_that_know_rows_of_a_batch_are_told_of_their_own(sessions):
     plain = sessions["plain"]
     by_row = LogitsProcessorList([PrefixConstrainedLogitsProcessor(lambda row, ids: [20 + row], 1)])
-    with pytest.raises(CapabilityError, match="PrefixConstrained"):
-        plain.generate([PROMPT, "on"], 4, processors=by_row)
+    for processors in (by_row, by_row[0]):
+        with pytest.raises(CapabilityError, match="PrefixConstrained"):
+            plain.generate([PROMPT, "on"], 4, processors=processors)
     assert plain.generate(PROMPT, 4, processors=by_row, ignore_eos=True).tokens == [20] * 4
 
     class Wants:
@@ -526,8 +545,9 @@ def test_processors_that_know_rows_of_a_batch_are_told_of_their_own(sessions):
         def __call__(self, ids, scores):
             return scores.index_fill(1, torch.tensor(self.generated_ngrams), 50.0)
 
-    found = plain.generate([PROMPT, "on"], 3, processors=LogitsProcessorList([Wants()]))
-    assert [out.tokens for out in found] == [[20] * 3, [21] * 3]
+    for processors in (LogitsProcessorList([Wants()]), Wants()):
+        found = plain.generate([PROMPT, "on"], 3, processors=processors)
+        assert [out.tokens for out in found] == [[20] * 3, [21] * 3]
 
 
 def test_a_stream_that_is_dropped_behind_its_last_piece_leaves_nothing(sessions):

@@ -11,7 +11,7 @@ from families import tiny
 
 from foretoken.coins import SeededCoins
 from foretoken.errors import CapabilityError
-from foretoken.lm.kernels import bits
+from foretoken.lm.kernels import bits, bits_probe, choosing
 from foretoken.lm.kernels.bits import Order, Span
 from foretoken.lm.kernels.bits_probe import noise, probe_span, sums_in_order
 from foretoken.lm.kernels.choosing import installed
@@ -181,6 +181,15 @@ def test_other_types_are_refused():
 def test_soft_caps_are_refused():
     with pytest.raises(CapabilityError, match="soft-capped"):
         open_lm(tiny("gemma2"), exact_bits=True)
+
+
+def test_a_torch_without_onednn_is_refused_by_name(monkeypatch):
+    for module in (bits_probe, choosing):
+        monkeypatch.setattr(module, "can_pack", lambda _: False)
+    model = tiny("llama")
+    with pytest.raises(CapabilityError, match="oneDNN"):
+        open_lm(model, exact_bits=True)
+    assert not list(installed(model))
 
 
 def test_a_tree_beyond_reach_is_refused(exact):

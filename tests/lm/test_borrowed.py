@@ -234,7 +234,7 @@ def test_threads_that_open_and_close_leave_no_trace():
 def test_a_view_holds_no_copies_of_weights_beside_those_of_its_target(view, monkeypatch):
     """Parts of a captured model run on the capture; copies in its modules would be read by none."""
     told = {rows: {DENSE: 2.0, PACKED: 1.0} for rows in (1, 64)}  # so every weight is copied
-    monkeypatch.setattr(choosing, "measure", lambda products, seconds: told)
+    monkeypatch.setattr(choosing, "measure", lambda *_: told)
     monkeypatch.setattr(choosing, "_measured", {})
     model = tiny("llama")
     with open_lm(model) as lm:
@@ -259,7 +259,7 @@ def test_a_view_holds_no_copies_of_weights_beside_those_of_its_target(view, monk
 def test_memory_stays_spared_when_a_capture_is_given_up(monkeypatch):
     """A budget was told of the kernels that were there; a hook then has others chosen."""
     told = {rows: {DENSE: 2.0, ONEDNN: 1.0} for rows in (1, 64)}
-    monkeypatch.setattr(choosing, "measure", lambda products, seconds: told)
+    monkeypatch.setattr(choosing, "measure", lambda *_: told)
     monkeypatch.setattr(choosing, "_measured", {})
     model = tiny("llama")
     with open_lm(model) as lm:

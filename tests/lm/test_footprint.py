@@ -1,12 +1,15 @@
 """What a configuration says of memory is what the tensors of the model take, byte for byte."""
 
 import itertools
+import json
 
 import pytest
 import torch
-from families import REQUIRED
+import transformers as hf
+from families import COMMON, REQUIRED
 from torch.profiler import profile
 
+from foretoken.engine.memory.layout import layout_of
 from foretoken.errors import CapabilityError
 from foretoken.lm.footprint import footprint
 from foretoken.lm.opening import open_lm
@@ -97,6 +100,29 @@ def test_models_that_keep_recurrent_state_are_refused_by_name():
 
     with pytest.raises(CapabilityError, match="mamba"):
         footprint(MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50))
+
+
+def test_a_loaded_model_of_images_and_text_is_planned_by_its_own_class():
+    vision = hf.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        image_size=8, patch_size=4,
+    )  # fmt: skip
+    config = hf.LlavaConfig(
+        vision_config=vision, text_config=hf.LlamaConfig(**COMMON), image_token_index=96
+    )
+    model = hf.LlavaForConditionalGeneration(config).eval()
+    found = layout_of(model, "plain", dtype="float32", device="cpu").target
+    text = footprint(config.text_config, "float32", "cpu")
+    assert found.weights == tensors(model) > text.weights
+    assert (found.column, found.vocab, found.layers) == (text.column, 97, 4)
+
+
+def test_a_name_of_a_model_of_images_and_text_is_told_its_own_class(make_tiny, tmp_path):
+    make_tiny("llama").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    with pytest.raises(CapabilityError, match="AutoModelForImageTextToText") as told:
+        layout_of(tmp_path, "plain")
+    assert str(tmp_path) in str(told.value) and "memory_budget" not in str(told.value)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])

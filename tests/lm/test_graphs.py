@@ -105,6 +105,30 @@ def test_a_graph_that_ignores_new_inputs_is_noticed_and_given_up():
         )
 
 
+def test_masked_logits_hide_no_error_of_a_replay():
+    """Chameleon gives tokens of images the least number, beside which no other would count."""
+    lm = open_lm(tiny("llama"), kernels="dense")
+    lm.graphs = Graphs(lm, capture=again)
+    play(lm, [1, 2, 3], [4], seed=2)
+    [still] = lm.graphs.made.values()
+    forward = lm.model.forward
+
+    def masked(**given):
+        output = forward(**given)
+        least = torch.finfo(torch.float32).min
+        output.logits = output.logits.index_fill(-1, torch.arange(5), least)
+        return output
+
+    lm.model.forward = masked
+    with torch.inference_mode():
+        right = lm.graphs.forward(still)
+        assert lm.graphs.agrees(still, right)
+        wrong = right.clone()
+        wrong[..., 5:] = right[..., 5:].roll(1, -1)
+        with pytest.warns(RuntimeWarning, match="off by"):
+            assert not lm.graphs.agrees(still, wrong)
+
+
 def test_a_failing_capture_is_told_and_scoring_goes_on():
     lm = open_lm(tiny("llama"), kernels="dense")
 

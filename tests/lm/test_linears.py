@@ -27,6 +27,7 @@ from foretoken.lm.kernels.linears import (
 )
 from foretoken.lm.kernels.measuring import ROWS, choose, measure
 from foretoken.lm.kernels.merged import Merged
+from foretoken.lm.kernels.room import available_memory
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="torch without oneDNN")
 
@@ -271,6 +272,67 @@ def test_too_little_memory_keeps_one_copy_and_says_so(model, monkeypatch):
         report = choosing.choose_kernels(model, "auto", seconds=0.05)
     assert report.extra_bytes == 0 and report.why
     assert all(product.packed is None for product in choosing.installed(model))
+
+
+@pytest.mark.filterwarnings("ignore:linear kernels")
+@pytest.mark.parametrize("mode", ["inplace", "auto"])
+def test_copies_that_are_refused_are_not_made_to_be_measured(mode, monkeypatch):
+    made = []
+
+    def noting(pack):
+        return lambda site: made.append(site) or pack(site)
+
+    for kind in (Product, Merged):
+        monkeypatch.setattr(kind, "pack", noting(kind.pack))
+    monkeypatch.setattr(choosing, "_measured", {})
+    monkeypatch.setattr(choosing, "available_memory", lambda: 1)
+    layers = nn.Sequential(*(nn.Linear(48, width) for width in (80, 32, 64)))
+    first, second, third = (Product(layer) for layer in layers)
+    sites = [Merged([first, second]), third]
+    report = choosing.choose_kernels(layers, mode, seconds=0.05, sites=sites)
+    assert report.why and not made
+    monkeypatch.setattr(choosing, "available_memory", lambda: None)
+    choosing.choose_kernels(layers, "auto", seconds=0.05, sites=sites)
+    assert made, "where they are allowed they are measured"
+
+
+def test_a_merged_copy_that_is_dropped_takes_its_biases_along():
+    merged = Merged([Product(nn.Linear(48, width)) for width in (80, 32)])
+    merged.pack()
+    choosing.install_measured([merged], {1: {DENSE: 1.0, PACKED: 2.0}}, (DENSE, PACKED))
+    assert merged.packed is None and merged.bias is None
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "used", "spare"),
+    [
+        ("0::/pod/app", "pod", "memory.max", "memory.current", "inactive_file"),
+        ("0::/", ".", "memory.max", "memory.current", "inactive_file"),
+        (
+            "4:cpu,memory:/docker/outside",
+            "memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ],
+)
+def test_a_containers_limit_counts_as_its_memory(tmp_path, line, folder, limit, used, spare):
+    """Also that of a group above; what a cache of files gives back is free."""
+    proc, mounted = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (mounted / folder).mkdir(parents=True)
+    assert available_memory(proc, mounted) is None
+    (proc / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {256 << 20} kB\n")
+    (proc / "self" / "cgroup").write_text(f"7:pids:/other\n{line}\n")
+    assert available_memory(proc, mounted) == 256 << 30
+    (mounted / folder / used).write_text(f"{6 << 30}\n")
+    (mounted / folder / limit).write_text("max\n")
+    assert available_memory(proc, mounted) == 256 << 30
+    (mounted / folder / limit).write_text(f"{8 << 30}\n")
+    assert available_memory(proc, mounted) == 2 << 30
+    (mounted / folder / "memory.stat").write_text(f"anon 5\n{spare} {1 << 30}\n")
+    assert available_memory(proc, mounted) == 3 << 30
 
 
 def test_an_unknown_mode_names_the_known_ones(model):

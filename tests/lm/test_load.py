@@ -1,10 +1,12 @@
 """Models from directories; bad ones end in an error that says what to do."""
 
+import errno
 import json
 import shutil
 import socket
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -168,8 +170,59 @@ def test_an_unreachable_hub_is_told_at_once(monkeypatch):
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(socket, "create_connection", unreachable)
+    monkeypatch.setattr(load, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(load, "getproxies", dict)
     refused("nobody/no-such-model", CheckpointError, "local hub cache", "cannot be reached")
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Places at which the hub is looked for: none of them is there."""
+    found = []
+
+    def unreachable(place, **_):
+        found.append(place)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    monkeypatch.setattr(load, "getproxies", dict)
+    monkeypatch.setattr(load, "HF_HUB_OFFLINE", False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "place"),
+    [
+        ("http://mirror", ("mirror", 80)),
+        ("https://mirror/path", ("mirror", 443)),
+        ("http://mirror:8080", ("mirror", 8080)),
+    ],
+)
+def test_the_hub_is_looked_for_at_its_endpoint(endpoint, place, asked, monkeypatch):
+    monkeypatch.setattr(load, "ENDPOINT", endpoint)
+    monkeypatch.setattr(load, "getproxies", lambda: {"no": "localhost"})  # NO_PROXY alone
+    refused("nobody/no-such-model", CheckpointError, "mirror cannot be reached")
+    assert asked == [place]
+
+
+def test_behind_a_proxy_the_hub_is_not_looked_for(asked, monkeypatch):
+    for proxy in ("http", "https", "all"):
+        monkeypatch.setattr(load, "getproxies", lambda proxy=proxy: {proxy: "http://proxy:3128"})
+        load.check_reachable("nobody/no-such-model", {"trust_remote_code": False})
+    assert asked == []
+
+
+def test_an_endpoint_without_a_host_is_named(asked, monkeypatch):
+    monkeypatch.setattr(load, "ENDPOINT", "mirror.local/hub")
+    refused("nobody/no-such-model", CheckpointError, "HF_ENDPOINT", "'mirror.local/hub'")
+    assert asked == []
+
+
+def test_a_hub_that_is_switched_off_is_not_called_unreachable(asked, monkeypatch):
+    monkeypatch.setattr(load, "HF_HUB_OFFLINE", True)
+    words = "HF_HUB_OFFLINE is set, so the hub is not asked", "unset it, or pass a directory"
+    refused("nobody/no-such-model", CheckpointError, "local hub cache", *words)
+    assert asked == []
 
 
 def test_devices_and_types_that_do_not_exist(good):
@@ -244,6 +297,10 @@ def test_a_model_of_the_hub_finds_its_tokenizer_in_the_local_cache(
         (ImportError("This needs the package zork"), "install it"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "smaller dtype"),
         (OSError(28, "No space left on device"), "make room"),
+        (OSError(errno.EROFS, "Read-only file system"), "HF_HOME to a folder"),
+        (OSError(errno.EACCES, "Permission denied"), "HF_HOME to a folder"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "HF_HOME to a folder"),
+        (OSError("PermissionError at /x when downloading owner/name."), "HF_HOME to a folder"),
         (OSError("x has no file named model.safetensors"), "--allow-pickle"),
     ],
 )
@@ -253,6 +310,30 @@ def test_what_went_wrong_on_the_hub_is_told_with_its_own_way_out(error, words):
         explain("owner/name", error, options)
     assert words in told.value.do
     assert ("pickle" in told.value.do) == ("safetensors" in str(error))
+
+
+class ProxyError(Exception):
+    """As a client of the hub raises it."""
+
+
+def test_what_failed_on_the_way_to_the_hub_is_told():
+    error = OSError("We couldn't connect to the hub to load the files.")
+    error.__cause__ = LookupError("not in the local cache")
+    error.__cause__.__cause__ = ProxyError("502 Bad Gateway\nfrom the proxy")
+    options = {"trust_remote_code": False}
+    with pytest.raises(CheckpointError, match="hub: 502 Bad Gateway") as told:
+        explain("owner/name", error, options)
+    assert "HTTPS_PROXY" in told.value.do
+    with pytest.raises(CheckpointError, match="couldn't connect"):
+        explain(Path("owner/name"), error, options)
+
+
+def test_an_answer_of_the_hub_is_no_failure_of_the_way():
+    refusal = type("HTTPStatusError", (Exception,), {"__module__": "httpx"})("403 Forbidden")
+    error = OSError("There was a specific connection error")
+    error.__cause__ = refusal
+    with pytest.raises(CheckpointError, match="a specific connection error"):
+        explain("owner/name", error, {"trust_remote_code": False})
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_read(good, monkeypatch):

@@ -99,14 +99,23 @@ def test_the_layer_is_looked_at_once(lm, monkeypatch):
     lm.unembed(states)
 
 
-def test_a_layer_with_more_behind_it_is_refused_when_it_comes(lm):
+def scaled(logits):
+    return logits * 3.0
+
+
+def masked(logits):
+    return logits.index_fill(-1, torch.arange(5), torch.finfo(logits.dtype).min)
+
+
+@pytest.mark.parametrize("behind", [scaled, masked])
+def test_a_layer_with_more_behind_it_is_refused_when_it_comes(lm, behind):
     states, _ = said(lm)
     lm.unembed(states)
     forward = lm.model.forward
 
     def more(**given):
         output = forward(**given)
-        output.logits = output.logits * 3.0
+        output.logits = behind(output.logits)
         return output
 
     lm.model.set_output_embeddings(other(lm.model.get_output_embeddings()))

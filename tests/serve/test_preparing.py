@@ -1,5 +1,6 @@
 """Requests that are over before their prompts were read: no thread reads for nobody."""
 
+import errno
 import json
 import sys
 import threading
@@ -8,10 +9,12 @@ import openai
 import pytest
 from live_server import wait_for
 
+from foretoken.engine.chat import chat_ids
+from foretoken.serve import answering
 from foretoken.serve.asking import AT_ONCE, prompts_of, rows_of
 from foretoken.serve.service import PREPARERS
 from foretoken.serve.wire.errors import internal, stopping
-from foretoken.serve.wire.requests import CompletionRequest
+from foretoken.serve.wire.requests import ChatRequest, CompletionRequest
 
 SHORT = {"prompt": "a", "max_tokens": 6, "temperature": 0}
 
@@ -100,8 +103,62 @@ def test_a_package_that_is_missing_is_a_fault_of_the_server(
         assert server.post(path, json=SHORT).status_code == 200
 
 
+def test_a_fault_of_the_system_while_a_prompt_is_read_is_no_client_that_left(
+    make_session, running, monkeypatch
+) -> None:
+    """As where no more files can be opened; of those of the connection nobody is told."""
+
+    def full(*prompts, **options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    path = "/v1/completions"
+    with make_session("plain") as session, running(session) as server:
+        monkeypatch.setattr(session, "rows", full)
+        for count, stream in enumerate((False, True), start=1):
+            told = server.post(path, json={**SHORT, "stream": stream})
+            assert told.status_code == 500 and told.json()["error"]["code"] == "internal_error"
+            assert server.metric("engine_errors_total") == count
+        monkeypatch.undo()
+        assert server.post(path, json=SHORT).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echoed_prompt_is_read_once_and_a_long_one_beside_the_event_loop(
+    served, monkeypatch, stream
+) -> None:
+    """Its 60 tokens make an answer long as new ones do, which are 48 here."""
+    kind, prompt, threads = type(served.session.tokenizer), list(range(20, 80)), []
+    decode = kind.decode
+    words = decode(served.session.tokenizer, prompt)
+
+    def noting(self, tokens, **options):
+        if tokens == prompt:
+            threads.append(threading.current_thread().name)
+        return decode(self, tokens, **options)
+
+    monkeypatch.setattr(kind, "decode", noting)
+    asked = {"prompt": prompt, "n": 4, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    for long in (answering.LONG_ANSWER, 4 * 12 + 1):
+        monkeypatch.setattr(answering, "LONG_ANSWER", long)
+        told = served.post("/v1/completions", json={**asked, "echo": True, "stream": stream})
+        assert told.status_code == 200 and told.text.count(json.dumps(words)[1:-1]) == 4
+    assert len(threads) == 2 and threads[0] != threads[1]
+
+
 @pytest.mark.parametrize(("seed", "seeds"), [(-1, [None, None]), (-2, [-2, -1]), (3, [3, 4])])
 def test_a_seed_of_minus_one_is_none_as_other_servers_have_it(served, seed, seeds) -> None:
     asked = CompletionRequest.model_validate_json(json.dumps({**SHORT, "n": 2, "seed": seed}))
     rows = rows_of(served.session, asked, prompts_of(asked), {}, None)
     assert [row.params.seed for row in rows] == seeds
+
+
+def test_fields_of_messages_that_a_template_reads_are_in_the_prompt(served, monkeypatch) -> None:
+    session = served.session
+    template = "{% for m in messages %}{{ m.reasoning_content or '' }}{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(session.tokenizer, "chat_template", template)
+    thought = {"role": "assistant", "content": "b", "reasoning_content": "thought"}
+    messages = [{"role": "user", "content": "a"}, thought, {"role": "user", "content": "c"}]
+    asked = ChatRequest.model_validate_json(json.dumps({"messages": messages, "max_tokens": 1}))
+    [row] = rows_of(session, asked, prompts_of(asked), {}, None)
+    assert row.tokens == chat_ids(messages, session.tokenizer)
+    assert "thought" in session.tokenizer.decode(row.tokens)

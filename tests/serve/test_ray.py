@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,7 +19,9 @@ from live_server import wait_for
 from typer.testing import CliRunner
 
 from foretoken.cli import app
+from foretoken.cli.serve import whole_paths
 from foretoken.errors import ConfigError
+from foretoken.serve.settings import Settings
 
 HAVE_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAVE_RAY, reason="needs ray: pip install 'foretoken[ray]'")
@@ -134,23 +138,42 @@ def test_each_replica_tells_its_own_figures(cluster) -> None:
 @needs_ray
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
 @pytest.mark.parametrize(
-    ("asked", "gpus", "wanted"),
+    ("asked", "gpus", "ours", "wanted"),
     [
-        ("cpu", 4, "cpu"),
-        ("cuda", 0, "cuda"),
-        (None, 0, None),
-        (None, 2, "cuda"),
-        (None, 1, "refused"),
+        ("cpu", 4, True, "cpu"),
+        ("cuda", 0, True, "refused"),
+        ("cuda", 1, True, "refused"),
+        ("cuda", 2, True, "cuda"),
+        ("cuda", 0, False, "cuda"),  # clusters of others may grow
+        (None, 0, True, None),
+        (None, 2, True, "cuda"),
+        (None, 1, True, "refused"),
     ],
 )
-def test_replicas_run_where_the_cluster_has_room_for_each(asked, gpus, wanted) -> None:
+def test_replicas_run_where_the_cluster_has_room_for_each(asked, gpus, ours, wanted) -> None:
     from foretoken.serve.scale import Scale, device_of
 
     if wanted == "refused":
-        with pytest.raises(ConfigError, match="--replicas 1, or --device cpu"):
-            device_of({"device": asked}, Scale(replicas=2), gpus)
+        room = "--replicas 1, or --device cpu" if gpus else "pass --device cpu"
+        with pytest.raises(ConfigError, match=room):
+            device_of({"device": asked}, Scale(replicas=2), gpus, ours)
     else:
-        assert device_of({"device": asked}, Scale(replicas=2), gpus) == wanted
+        assert device_of({"device": asked}, Scale(replicas=2), gpus, ours) == wanted
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
+def test_replicas_share_the_cores_that_the_process_may_use(monkeypatch) -> None:
+    from foretoken.serve import scale
+
+    told = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(scale.CLUSTER, "init", lambda **options: told.append(options["num_cpus"]))
+    size = scale.Scale(replicas=2)
+    assert size.cores == 2
+    assert scale.join(size) and told == [4]
 
 
 @needs_ray
@@ -198,28 +221,147 @@ def test_a_signal_lets_running_texts_end(cluster) -> None:
     assert cluster.child.wait(timeout=60) == 0
 
 
+@pytest.fixture
+def joined(monkeypatch):
+    """A Ray cluster of others, as far as a server asks it for anything: what is served there, where
+    its Serve listens (None: there is none), and what was run and taken away.
+    """
+    from foretoken.serve import scale
+
+    there = SimpleNamespace(applications={}, listens=None, ran=[], left=[])
+
+    def run(application, name):
+        there.ran.append(name)
+        there.applications[name] = application
+
+    def delete(name):
+        there.left.append(name)
+        there.applications.pop(name, None)
+
+    def client(raise_if_no_controller_running):
+        return there.listens and SimpleNamespace(http_config=there.listens)
+
+    monkeypatch.setenv("RAY_ADDRESS", "there:6379")
+    monkeypatch.setattr(scale, "application", lambda *given: None)
+    monkeypatch.setattr(scale.context, "_get_global_client", client)
+    monkeypatch.setattr(scale.CLUSTER, "init", lambda **options: None)
+    monkeypatch.setattr(scale.CLUSTER, "shutdown", lambda: there.left.append("cluster"))
+    monkeypatch.setattr(scale.serve, "start", lambda **options: None)
+    monkeypatch.setattr(scale.serve, "run", run)
+    monkeypatch.setattr(scale.serve, "delete", delete)
+    monkeypatch.setattr(scale.serve, "status", lambda: there)
+    monkeypatch.setattr(scale.serve, "shutdown", lambda: there.left.append("serve"))
+    return there
+
+
+def begin_at(port):
+    """Serve from the cluster that was joined; what was started there."""
+    from foretoken.serve import scale
+
+    return scale.begin({}, Settings(), scale.Scale(), "127.0.0.1", port)
+
+
 @needs_ray
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
 @pytest.mark.parametrize("where", ["start", "run"])
-def test_an_interrupt_while_replicas_load_leaves_nothing_on_the_cluster(monkeypatch, where) -> None:
+def test_an_interrupt_while_replicas_load_leaves_nothing_on_the_cluster(
+    joined, monkeypatch, where
+) -> None:
     from foretoken.serve import scale
-    from foretoken.serve.settings import Settings
 
     def interrupted(*given, **options):
         raise KeyboardInterrupt
 
-    left = []
-    monkeypatch.setenv("RAY_ADDRESS", "there:6379")
-    monkeypatch.setattr(scale, "application", lambda *given: None)
-    monkeypatch.setattr(scale.CLUSTER, "init", lambda **options: None)
-    monkeypatch.setattr(scale.CLUSTER, "shutdown", lambda: left.append("cluster"))
-    monkeypatch.setattr(scale.serve, "start", lambda **options: None)
-    monkeypatch.setattr(scale.serve, "run", lambda *given, **options: None)
-    monkeypatch.setattr(scale.serve, "delete", left.append)
     monkeypatch.setattr(scale.serve, where, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        scale.begin({}, Settings(), scale.Scale(), "127.0.0.1", 8000)
-    assert left == [scale.NAME, "cluster"]
+        begin_at(0)
+    assert joined.left == [scale.NAME, "serve", "cluster"]
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
+@pytest.mark.parametrize(
+    ("name", "port", "told"),
+    [
+        ("foretoken", 8000, "end the other `foretoken serve --ray`"),
+        ("other", 8100, "pass --host 127.0.0.1 --port 8100"),
+    ],
+)
+def test_a_second_server_on_a_cluster_leaves_the_first_alone(joined, name, port, told) -> None:
+    joined.applications[name] = "theirs"
+    joined.listens = SimpleNamespace(host="127.0.0.1", port=port)
+    with pytest.raises(ConfigError, match=told):
+        begin_at(8000)
+    assert joined.ran == [] and joined.left == ["cluster"]
+    assert joined.applications == {name: "theirs"}
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
+@pytest.mark.parametrize("others", [[], ["other"]])
+def test_a_serve_that_we_started_ends_with_the_last_application(joined, others) -> None:
+    from foretoken.serve import scale
+
+    started = begin_at(0)
+    assert joined.ran == [scale.NAME] and joined.left == []
+    joined.applications.update(dict.fromkeys(others))
+    scale.end(started)
+    assert joined.left == [scale.NAME, *([] if others else ["serve"]), "cluster"]
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
+def test_a_serve_that_listens_where_it_was_asked_for_is_shared_and_stays(joined) -> None:
+    from foretoken.serve import scale
+
+    with socket.socket() as theirs:
+        theirs.bind(("127.0.0.1", 0))
+        theirs.listen()
+        port = theirs.getsockname()[1]
+        joined.listens = SimpleNamespace(host="127.0.0.1", port=port)
+        started = begin_at(port)
+    assert started.url == f"http://127.0.0.1:{port}"
+    scale.end(started)
+    assert joined.left == [scale.NAME, "cluster"]
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of ray's own use of pydantic
+def test_replicas_are_told_whole_paths(monkeypatch, tmp_path) -> None:
+    """They start in another folder, where org/name would be one of the hub."""
+    from foretoken.serve import scale
+
+    told = []
+
+    def begin(loading, settings, *more):
+        told.extend([loading, settings])
+        return scale.Started(cluster=True, serve=True, url="http://127.0.0.1:8000")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.setattr(scale, "begin", begin)
+    monkeypatch.setattr(scale, "wait", lambda: None)
+    monkeypatch.setattr(scale, "end", lambda started: None)
+    asked = ["--target", "org/name", "--draft", "org/small", "--log-file", "log.jsonl"]
+    ran = runner.invoke(app, ["serve", "--ray", "--port", "0", *asked])
+    assert ran.exit_code == 0, ran.output
+    loading, settings = told
+    assert loading["target"] == str(tmp_path / "org" / "name")
+    assert loading["draft"] == "org/small"  # of the hub: nothing here has that name
+    assert settings.log_file == tmp_path / "log.jsonl"
+
+
+def test_only_what_names_a_place_becomes_a_whole_path(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("store", "chain", "off", "text-target", "cpu"):
+        (tmp_path / name).mkdir()
+    plain = {"target": "text-target", "draft_vocabulary": "off", "draft": None, "max_rows": 4}
+    plain |= {"method": "chain", "device": "cpu"}
+    given = {**plain, "datastore": "store", "tuned": Path("store")}
+    loading, settings = whole_paths(given, Settings(log_file=Path("-")))
+    store = tmp_path / "store"
+    assert loading == {**plain, "datastore": str(store), "tuned": store}
+    assert settings.log_file == Path("-") and given["datastore"] == "store"
 
 
 def test_options_of_replicas_need_ray() -> None:

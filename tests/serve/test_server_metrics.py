@@ -92,6 +92,15 @@ def test_requests_that_are_not_even_read_are_counted_and_told(
     assert told == ["invalid_api_key", "body_too_large", "invalid_request_error"]
 
 
+def test_no_name_of_a_user_breaks_a_line_of_the_log(make_session, running, tmp_path) -> None:
+    log, user = tmp_path / "log", "a\u2028b\x85c"
+    with make_session("plain") as session, running(session, log_file=log) as server:
+        asked = {"prompt": "a", "max_tokens": 2, "user": user}
+        assert server.post("/v1/completions", json=asked).status_code == 200
+    [line] = log.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["requester"] == user
+
+
 def test_metrics_can_be_left_out(make_session, running) -> None:
     with make_session("plain") as session, running(session, metrics=False) as server:
         assert server.get("/metrics").status_code == 404

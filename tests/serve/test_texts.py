@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 import foretoken
 from foretoken.serve import answering
-from foretoken.serve.logprobs import Chosen, Names
+from foretoken.serve.logprobs import LEAST, Chosen, Names, chosen_tokens
 from foretoken.serve.wire.words import Words
+from foretoken.types import Scores, Step, StepTimes, Verdict
 
 PROMPT = "the cat is in the "
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi there"}]
@@ -287,6 +288,17 @@ def test_tokens_are_told_as_json_whatever_their_texts(byte_tokenizer) -> None:
         "top_logprobs": [{names.text(tokens[0]): -1.5}, None],
         "text_offset": [0, 1],
     }
+
+
+def test_what_is_no_number_is_told_as_impossible(byte_tokenizer) -> None:
+    logits = torch.zeros(1, len(byte_tokenizer))
+    logits[0, 70] = torch.inf
+    times = StepTimes(1, 1, 1, 0.0, 0.0, 0.0)
+    step = Step((), (), (Scores(logits),), (Verdict((), 70),), ([70],), times)
+    [one] = chosen_tokens(step, 0, 2)
+    assert [one.logprob, *(value for _, value in one.top)] == [LEAST] * 3
+    told = json.loads(Names(byte_tokenizer).in_chat(one), parse_constant=pytest.fail)
+    assert told["logprob"] == LEAST
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import resource
+import shutil
 import signal
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from foretoken.training.dataset.records import (
 )
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.learning import beginning, held_out
+from foretoken.training.folders import working_alone
 
 CONFIG = DataConfig(
     chats=80, shard=40, prompt_tokens=60, new_tokens=12, held_out=0.2, laws=5, min_p=0.0, rows=16,
@@ -121,6 +123,13 @@ def test_prompts_end_where_the_assistant_begins(session, folder):
 def test_another_plan_in_the_same_folder_is_refused(session, folder):
     with pytest.raises(ConfigError, match="another new_tokens"):
         make_data(session, replace(CONFIG, new_tokens=9), folder, show=False)
+
+
+def test_where_texts_are_made_another_run_is_refused(session, folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    with working_alone(tmp_path), pytest.raises(ConfigError, match="another run is at work there"):
+        make_data(session, CONFIG, tmp_path, fresh=True, show=False)
+    assert contents(tmp_path) == contents(folder)
 
 
 def test_given_prompts_are_answered_in_their_order(session, tmp_path):

@@ -368,3 +368,11 @@ def test_a_draft_half_written_is_no_model_with_the_earlier_config(
     with pytest.raises(KeyboardInterrupt):
         writing.write_draft(tmp_path, model, session, torch.arange(9), notes)
     assert not (tmp_path / "config.json").exists()
+
+
+def test_a_torch_without_muon_is_told_of_before_a_draft_is_begun(texts, tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ConfigError, match=r"no Muon; 2\.9 and later do"):
+        run_folder(tmp_path / "out", CONFIG, texts, "target")
+    assert not (tmp_path / "out").exists()
+    assert run_folder(tmp_path / "out", replace(CONFIG, matrix_rate=0.0), texts, "target").is_dir()

@@ -15,6 +15,7 @@ from foretoken.heads.table import HEADS, Head, HeadConfig, resolve
 from foretoken.methods import METHODS
 from foretoken.training.capture import Capture
 from foretoken.training.config import TrainingConfig, configured, options
+from foretoken.training.folders import working_alone
 from foretoken.training.heads import HeadObjective, run_training
 
 
@@ -149,3 +150,24 @@ def test_a_config_tells_the_meaning_of_the_field_it_overrides():
     assert (rows["batch"].default, rows["batch"].meaning) == (50, "tokens in a step; paper 50")
     assert rows["seed"].meaning == "of prompts, samples and weights"
     assert rows["model"].type == "soft or hard"
+
+
+def test_a_torch_without_muon_is_told_of_before_anything_is_captured(
+    next_token, tmp_path, monkeypatch
+):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    config = NextTokenTraining(prompts=4, new_tokens=4, steps=2, matrix_rate=0.02)
+    with pytest.raises(ConfigError, match=r"no Muon; 2\.9 and later do"):
+        run_training(session(), "next", prompts, config, tmp_path, show=False)
+    assert not (tmp_path / "training").exists()
+
+
+@pytest.mark.parametrize(("name", "fresh"), [("run", True), ("capture", False)])
+def test_where_a_head_is_learning_another_run_is_refused(name, fresh, next_token, tmp_path):
+    folder = tmp_path / "training" / name
+    config = NextTokenTraining(prompts=4, new_tokens=4, steps=2)
+    with working_alone(folder):
+        (folder / "step-00000001.pt").write_text("weights")
+        with pytest.raises(ConfigError, match="another run is at work there"):
+            run_training(session(), "next", prompts, config, tmp_path, fresh=fresh, show=False)
+    assert [path.name for path in folder.iterdir()] == ["step-00000001.pt"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foretoken.training.attention import short_rows
+from foretoken.training.attention import hurry, short_rows
 from foretoken.training.objectives.distill import Distill, forward_divergence
 from foretoken.training.objectives.language_model import (
     LanguageModel,
@@ -89,3 +89,13 @@ def test_written_out_attention_is_attention():
     out, _ = short_rows(torch.nn.Module(), q, k, v, None, scaling=8**-0.5)
     right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert torch.allclose(out.float(), right.transpose(1, 2), atol=0.05)
+
+
+def test_a_torch_that_knows_the_older_name_of_a_limit_alone_is_no_obstacle(monkeypatch):
+    class Older:
+        __slots__ = ("cache_size_limit",)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch._dynamo, "config", Older())
+    hurry()
+    assert torch._dynamo.config.cache_size_limit == 64

@@ -92,6 +92,22 @@ def test_a_bonus_token_and_an_empty_draft_are_no_errors():
     assert lesson.places.tolist() == [3, 4]  # accepted places, where those are asked for
 
 
+def test_what_a_request_gave_is_neither_judged_nor_learned():
+    """Four tokens of a prediction; the draft guessed what is behind them, and nothing else."""
+    logits = torch.randn(6, 9)
+    alone = Draft(chain(3, [4, 5, 6, 7]), Draw.POINT, given=4)
+    for path in ((1, 2, 3, 4), (1,)):  # all of it stands; its second token falls
+        heard = heard_of(alone, path, 8, logits, 1.0)
+        assert (heard.accepted, heard.judged, heard.lessons) == (0, 0, [])
+    both = Draft(chain(3, [4, 5, 6, 7, 8]), Draw.POINT, given=4)
+    for path, said, accepted in (((1, 2, 3, 4), 0, 0), ((1, 2, 3, 4, 5), 8, 1)):
+        heard = heard_of(both, path, 0, logits, 1.0)
+        assert (heard.accepted, heard.judged) == (accepted, 1)
+        [lesson] = heard.lessons
+        assert lesson.places.tolist() == [7] and int(lesson.tokens[7]) == said
+        assert int(lesson.laws.tokens[0, 0]) == int(logits[4].argmax())
+
+
 def test_a_long_text_comes_in_parts_and_no_place_twice():
     notes, places = Notes(random.Random(0)), [0, 1, 5, 30, 31, 70, 99]
     notes.places.extend(places)

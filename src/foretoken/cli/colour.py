@@ -19,7 +19,8 @@ from foretoken.engine.text import RowText, reader_of
 
 if TYPE_CHECKING:
     from foretoken.engine.results import Piece, Result
-    from foretoken.engine.session import Session, Stream
+    from foretoken.engine.session import Session
+    from foretoken.engine.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

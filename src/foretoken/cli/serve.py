@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken import shipped
 from foretoken.cli import options as o
 from foretoken.cli.app import app
 from foretoken.cli.logs import quiet
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
          "KB": 10**3, "MB": 10**6, "GB": 10**9}  # fmt: skip
 KEY = "FORETOKEN_API_KEY"
+# What names a folder or a file, of the options of a load and of methods.
+PLACES = ("target", "draft", "tuned", "draft_vocabulary", "draft_head", "head", "datastore", "keys")
 EXAMPLE = """Example: `foretoken serve --target ./model --draft ./small --port 8000`, and then
 
     curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{"messages": [{"role": "user", "content": "Hello"}]}'
@@ -275,21 +279,39 @@ def run_replicas(
     from rich.console import Console
 
     from foretoken.serve import scale
-    from foretoken.serve.running import address_of, listen
 
     size = scale.Scale(**{name: value for name, value in counts.items() if value is not None})
-    with listen(host, port) as socket:  # free; the proxies of the cluster open it themselves
-        address = address_of(socket)
-    ours = scale.begin(loading, limits, size, host, int(address.rpartition(":")[2]))
+    started = scale.begin(*whole_paths(loading, limits), size, host, port)
     if not quiet():
         Console(stderr=True, highlight=False, soft_wrap=True).print(
-            f"foretoken serves {limits.model_name} at {address}/v1 (and {address}/ for people)\n"
+            f"foretoken serves {limits.model_name} at {started.url}/v1 (and {started.url}/ for "
+            "people)\n"
             f"  Ray     {size.replicas} replicas, at most {size.most}, of {size.cores} threads; "
             f"Ctrl-C stops within {limits.grace:g} s",
             markup=False,
         )
     scale.wait()
-    scale.end(ours)
+    scale.end(started)
+
+
+def whole_paths(loading: dict[str, Any], limits: Settings) -> tuple[dict[str, Any], Settings]:
+    """The same with whole paths: replicas start in a folder of the cluster's, where a relative one
+    would be another file, or a name of the hub.
+
+    Names of the hub and of shipped models stay, and `off`, which is no draft vocabulary.
+    """
+    found = dict(loading)
+    for name in PLACES:
+        value = loading.get(name)
+        if not isinstance(value, str | Path) or value in ("", "off"):
+            continue
+        place = Path(os.path.expanduser(value))
+        if shipped.resolve(value) is value and place.exists():
+            found[name] = type(value)(place.absolute())
+    log = limits.log_file
+    if log is not None and log != Path("-"):
+        limits = replace(limits, log_file=log.absolute())
+    return found, limits
 
 
 def ray_asked(asked: bool, counts: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -296,8 +296,11 @@ def _sum(body: dict[str, Any]) -> int:
 
 
 def _settle(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Wait until the names in a folder are on the disk, where a folder can be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # as on Windows
+        return
     try:
         os.fsync(handle)
     finally:
@@ -343,11 +346,14 @@ def _sweep(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One writer at a time; the system lets go of the lock of a killed one."""
-    import fcntl  # not on every system, and readers do without
-
+    """One writer at a time; the system lets go of the lock of a killed one. Where the system or the
+    file system has no locks, nobody waits.
+    """
     with writing(folder):
         file = open(folder / LOCK, "a", encoding="utf-8")  # noqa: SIM115 (closed below)
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(ImportError, OSError):  # not everywhere, as on file systems of clusters
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,10 +1,13 @@
 """The target leaves its own stack early, once trained predictors are sure (SpecEE, arXiv
-2504.08850). LOSSY: a token may come from an intermediate layer.
+2504.08850). LOSSY: a greedy token may come from an intermediate layer.
 
 A draft model names a few likely tokens; behind active layers a small predictor looks at these
 tokens' logits only, and one look at the whole vocabulary confirms it. Under speculation the same
 guards a drafted chain or tree: all its nodes are asked together, and the forward ends once every
 node of the path that would be accepted agrees (the paper's hyper-token, section 5.3).
+
+What confirms a token is the argmax of the whole vocabulary, so only rows leave whose next token is
+just that: greedy ones without penalties, biases, processors or grammars. Others run through.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from foretoken.drafters.growers.chain import ChainGrowth
 from foretoken.drafters.growers.grower import Grower, Growth, Opened
 from foretoken.drafters.parts.ordinary_model import OrdinaryModel
 from foretoken.errors import ConfigError, check_values, made_by
-from foretoken.heads import store
+from foretoken.heads import made_for, store
 from foretoken.heads.exits import ExitPredictors
 from foretoken.lm.views.early_exit_scoring import Leave
 from foretoken.lm.views.wrapping import early_exit_scoring
@@ -48,7 +51,7 @@ class CandidateGrowth(ChainGrowth):
         if self.scored > self.depth:
             return False
         self.tokens.append(int(best[0]))
-        return True
+        return may_leave(self.row) or self.scored < self.depth  # the last token needs candidates
 
     def draft(self) -> Draft:
         tree = chain(self.row.tokens[-1], self.tokens)
@@ -99,7 +102,7 @@ class EarlyLeave(Grower):
     """Candidates from a draft model, predictors at scheduled layers."""
 
     lossless = False
-    why = "tokens may come from a layer before the last one"
+    why = "greedy tokens may come from a layer before the last one"
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
@@ -143,16 +146,19 @@ class EarlyLeave(Grower):
             depth = 0
         if self.longest is not None:  # the last nodes are fed as well
             depth = min(depth, self.longest - len(row.tokens))
-        if depth < 0:
+        leaves = may_leave(row)
+        if depth < 0 or (depth == 0 and not leaves):
             return None
         if shape == "tree" and depth:
+            if not leaves:  # the draft of method tree: nobody asks for candidates
+                return BestFirstGrowth(row, depth, budget, self.ranker)
             return CandidateTree(row, depth, budget, self)
         return CandidateGrowth(row, depth, self)
 
     def wish(self, row: DecodeState, candidates: Tensor, tree: TokenTree) -> None:
-        """Let the next scoring of a row leave early, unless too much would have to be fed again."""
+        """Let the next scoring of a row leave early, where it may and has not too much to feed."""
         schedule: Schedule = row.private[self]
-        if self.scoring.missing(row) < self.config.most_behind:
+        if may_leave(row) and self.scoring.missing(row) < self.config.most_behind:
             schedule.wish = Leave(candidates, self.active(schedule), self.judge, tree)
             self.scoring.leave(row, schedule.wish)
 
@@ -174,15 +180,24 @@ class EarlyLeave(Grower):
         for row in step.rows:
             schedule: Schedule | None = row.private.get(self)
             if schedule is not None:
-                depth = self.depth if schedule.wish is None else schedule.wish.depth
+                depth = self.depth
+                if schedule.wish is not None:  # else no predictor was asked: this was no exit
+                    depth = schedule.wish.depth
+                    schedule.exits.append(depth)
                 schedule.wish = None
-                schedule.exits.append(depth)
                 schedule.rounds += 1
                 schedule.layers += depth
 
 
+def may_leave(row: DecodeState) -> bool:
+    """Whether a row's next token is the argmax of its logits, which is what confirms an exit."""
+    found: bool = row.warp.greedy and row.warp.bare
+    return found
+
+
 def check_fits(card: store.Card, layers: Sequence[int], folder: str, target: LanguageModel) -> None:
-    """ConfigError for predictors of a target of another vocabulary, width or depth.
+    """ConfigError for predictors of a target of another vocabulary, width or depth; a warning for
+    those of another model of the same shape.
 
     Training makes one for every layer but the last; those made otherwise may be of any layers.
     """
@@ -192,6 +207,7 @@ def check_fits(card: store.Card, layers: Sequence[int], folder: str, target: Lan
         why = f"they were trained on {len(layers) + 1} layers, the target has {target.layers}"
     else:
         store.check_fits(card, folder, target.hidden_size, target.vocab_size)
+        made_for.warn_of_another(card, folder, target, "its exits change more of the text")
         return
     raise ConfigError(
         f"predictors of {folder} were asked for.",

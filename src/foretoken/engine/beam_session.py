@@ -148,7 +148,7 @@ class BeamSession(Session):
         on the law of all beams together; at temperature 0 that law is a point mass, so one greedy
         text is written.
         """
-        prompts, batch = as_batch(prompt)
+        prompts, batch = as_batch(prompt, self.tokenizer, self.eos)
         results = self.generate_rows(prompts, max_new_tokens, num_beams, **sampling)
         return results if batch else results[0]
 
@@ -163,7 +163,7 @@ class BeamSession(Session):
 
         A task that is cancelled ends its batch with the step under way.
         """
-        prompts, batch = as_batch(prompt)
+        prompts, batch = as_batch(prompt, self.tokenizer, self.eos)
         left = Event()
         asked = partial(self.generate_rows, prompts, max_new_tokens, num_beams, left, **sampling)
         try:
@@ -228,6 +228,9 @@ class BeamSession(Session):
         width = self.engine.verifier.config.num_beams if num_beams is None else num_beams
         check_beams(width, self.target.vocab_size)
         states = self.rows(prompts, max_new_tokens, **sampling)
+        for state in states:
+            if state.params.grammar is not None:  # no beam is over because its grammar is
+                state.params.grammar.needs_end = True
         return [BeamRow(state, width) for state in states]
 
     def beam_result(self, row: BeamRow, stats: BeamStats) -> BeamResult:

@@ -11,6 +11,8 @@ from foretoken.errors import ConfigError
 Message = Mapping[str, Any]  # {"role": "user", "content": ...}, as in transformers
 MOST_TOLD = 400  # characters of roles, and of what a template says
 EXAMPLE = '[{"role": "user", "content": "Hello"}]'
+PROBE = "is7this8read"  # which no template says of its own
+IN_PARTS: dict[str, bool] = {}  # whether a template reads contents as parts, by its text
 
 
 def is_chat(prompt: Any) -> bool:
@@ -38,7 +40,9 @@ def chat_ids(messages: Any, tokenizer: Any, which: str = "the prompt") -> list[i
     from jinja2 import TemplateError
 
     for number, message in enumerate(checked):
-        check_text(str(message["content"]), f"message {number}")
+        check_text(message["content"], f"message {number}")
+    if reads_parts(tokenizer):
+        checked = [{**one, "content": in_parts(one["content"])} for one in checked]
     own = checked[-1]["role"] == "assistant"
     try:
         found = tokenizer.apply_chat_template(
@@ -60,6 +64,43 @@ def chat_ids(messages: Any, tokenizer: Any, which: str = "the prompt") -> list[i
     return [int(token) for token in found["input_ids"]]
 
 
+def in_parts(text: str) -> list[dict[str, str]]:
+    """A content as one part of text."""
+    return [{"type": "text", "text": text}]
+
+
+def reads_parts(tokenizer: Any) -> bool:
+    """Whether the chat template of a tokenizer reads contents as parts, and not as texts.
+
+    Such a template goes through a text letter by letter, and finds no part in it: it says nothing.
+    """
+    template = str(tokenizer.chat_template)
+    if template not in IN_PARTS:
+        parts = keeps(tokenizer, PROBE) is False  # None: refused, as the caller's own may not be
+        if parts and not keeps(tokenizer, in_parts(PROBE)):
+            raise ConfigError(
+                "chat messages were passed as a prompt.",
+                "the chat template of this model leaves out what a user says, written as a text or "
+                "in parts.",
+                "pass one text as the model was trained to read it, or set a chat_template of the "
+                "tokenizer that has the contents of messages.",
+            )
+        IN_PARTS[template] = parts
+    return IN_PARTS[template]
+
+
+def keeps(tokenizer: Any, content: Any) -> bool | None:
+    """Whether a template says what is in a content of this form; None where it refuses it."""
+    from jinja2 import TemplateError
+
+    message = {"role": "user", "content": content}
+    try:
+        said: str = tokenizer.apply_chat_template([message], tokenize=False)
+    except (TemplateError, ValueError, TypeError, AttributeError, LookupError):
+        return None
+    return PROBE in said.lower()  # it may be capitalized
+
+
 def check_chat(messages: Any) -> Sequence[Any]:
     """A non-empty list of messages, or a refusal."""
     if is_chat(messages):
@@ -73,10 +114,16 @@ def check_chat(messages: Any) -> Sequence[Any]:
     )
 
 
-def as_text(content: Any, number: int) -> Any:
-    """A content in parts, all of text, as one text; any other as it is."""
-    if not isinstance(content, Sequence) or isinstance(content, str):
+def as_text(content: Any, number: int) -> str | None:
+    """A content as one text, which may be in parts, all of text; None where there is none."""
+    if content is None or isinstance(content, str):
         return content
+    if not isinstance(content, Sequence):
+        raise ConfigError(
+            f"message {number} of a chat has a content of type {type(content).__name__}.",
+            "a content is a text, or a list of parts of text.",
+            f"write it as in {EXAMPLE}, a part with a list around it.",
+        )
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -104,7 +151,7 @@ def _message(one: Any, number: int, last: bool) -> dict[str, Any]:
                 "a last message of the assistant's is continued, and this one has not begun.",
                 "leave it out, and the message before it is answered; or write how it begins.",
             )
-        if content or content == "":  # parts are a text by now; None, 0 or {} is no content
+        if content is not None:
             return {**one, "content": content}
     keys = ", ".join(map(str, one)) if isinstance(one, Mapping) else type(one).__name__
     keys = keys[:MOST_TOLD]

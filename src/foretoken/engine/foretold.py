@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretoken.drafters.parts.prediction import Expected, Prediction
 from foretoken.engine.requests import BYTES, token_id
@@ -17,12 +17,21 @@ from foretoken.types import DecodeState, SamplingParams
 if TYPE_CHECKING:
     from foretoken.engine.guided import Grammars
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A grammar that was read, which several rows may share."""
+
+    matcher: Any  # at the beginning of a text
+
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
     """What is said of one row."""
 
-    guided: Any = None  # as it was asked for
+    guided: Read | None = None
     prediction: Expected | None = None  # which several rows may share
 
 
@@ -36,18 +45,14 @@ class Foretelling:
         """What `options` say of each of so many rows; they are taken out of the options."""
         guided = per_row("guided", options.pop("guided", None), rows, is_guided)
         said = per_row("prediction", options.pop("prediction", None), rows, is_prediction)
-        distinct = {id(text): text for text in said if text is not None}
-        read = {key: self.expected(text) for key, text in distinct.items()}
-        return [
-            Foretold(one, None if text is None else read[id(text)])
-            for one, text in zip(guided, said, strict=True)
-        ]
+        grammars, expected = once(self.grammar, guided), once(self.expected, said)
+        return [Foretold(*told) for told in zip(grammars, expected, strict=True)]
 
     def guide(self, told: Foretold, start: int, params: SamplingParams) -> SamplingParams:
         """The options of a row whose text begins behind `start` tokens, with its grammar."""
         if told.guided is None:
             return params
-        return replace(params, grammar=self.grammars.begin(told.guided, start, params.eos))
+        return replace(params, grammar=self.grammars.begin(told.guided.matcher, start, params.eos))
 
     def expect(self, told: Foretold, row: DecodeState) -> DecodeState:
         """The row, with its prediction."""
@@ -74,6 +79,10 @@ class Foretelling:
             ) from missing
         return Grammars(self.tokenizer, self.width, self.ends)
 
+    def grammar(self, asked: Any) -> Read:
+        """A grammar, read once for all rows that share it."""
+        return asked if isinstance(asked, Read) else Read(self.grammars.matcher(asked))
+
     def expected(self, said: Any, most: int | None = None) -> Expected:
         """A prediction, read once for all rows that share it; at most `most` tokens of it count."""
         return said if isinstance(said, Expected) else Expected(self.ids(said)[:most])
@@ -94,9 +103,16 @@ class Foretelling:
         return tuple(takewhile(lambda token: token < self.width, found))
 
 
+def once(read: Callable[[Any], T], values: Sequence[Any]) -> list[T | None]:
+    """What `read` makes of each value, called once for those that are the same object."""
+    distinct = {id(value): value for value in values if value is not None}
+    found = {key: read(value) for key, value in distinct.items()}
+    return [found.get(id(value)) for value in values]
+
+
 def is_guided(value: Any) -> bool:
-    """What may be one row's grammar; `engine.guided` says what is wrong with it."""
-    return isinstance(value, Mapping)
+    """What may be one row's grammar, or was read before; `engine.guided` says what is wrong."""
+    return isinstance(value, Mapping | Read)
 
 
 def is_prediction(value: Any) -> bool:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from foretoken.engine.hf_arguments import other_searches, refuse_processors, split_processors
-from foretoken.engine.requests import KINDS
+from foretoken.engine.models import end_tokens
+from foretoken.engine.requests import KINDS, listed_processors
 from foretoken.errors import CapabilityError, ConfigError
 from foretoken.types import SamplingParams
 
@@ -57,6 +58,7 @@ class GenerationDefaults:
                 "it is a transformers GenerationConfig; False ignores the model's own.",
                 "pass generation_config=GenerationConfig(...), False, or nothing.",
             )
+        self.named = end_tokens(model, None, given)  # at load, which may know others
         self._check()
 
     def _check(self) -> None:
@@ -87,6 +89,12 @@ class GenerationDefaults:
                 setattr(config, name, copy.deepcopy(value))
         return config
 
+    def ends(self, loaded: frozenset[int], tokenizer: Any) -> frozenset[int]:
+        """The end tokens now: those of the time of loading until the config names others."""
+        if end_tokens(self.model, None, self.given) == self.named:
+            return loaded
+        return end_tokens(self.model, tokenizer, self.given)
+
     @property
     def samples(self) -> bool:
         """Whether a text is drawn where a request says no temperature."""
@@ -111,7 +119,7 @@ class GenerationDefaults:
         processors = asked.get("processors")
         if processors is not None and not callable(processors):
             return dict(asked)  # refused with all other wrong types
-        own = processors if isinstance(processors, list) else [processors] if processors else []
+        own = listed_processors(processors)
         ends = frozenset() if asked.get("ignore_eos") else eos
         built = self._build(config, ids, ends, config.max_new_tokens, own)
         leading, rest = split_leading(built, own)
@@ -127,7 +135,7 @@ class GenerationDefaults:
             "processors": rest,
         }
         if banned:
-            options["banned_tokens"] = banned | frozenset(asked.get("banned_tokens") or ())
+            options["banned_tokens"] = (*banned, *asked.get("banned_tokens", ()))
         if config.stop_strings and "stop" not in asked:  # an empty list asks for none
             options["stop"] = config.stop_strings
         return options

@@ -9,6 +9,7 @@ Hugging Face tokenizers.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import OrderedDict
@@ -26,6 +27,7 @@ from foretoken.errors import ConfigError, meant
 from foretoken.types import Ragged
 
 KEPT = 32  # grammars of earlier requests that need not be read again
+KEPT_TEXT = 8 << 20  # and most bytes of their texts together
 MASKS = 512  # nodes of a text whose tokens are remembered, [V] each
 DEAD_END = "NoExtensionBias"  # how llguidance names a text that no token goes on with
 NO_TOKEN = "the tokenizer has no token that may come next"
@@ -50,24 +52,34 @@ class Grammars:
                 f"grammars are matched by fast tokenizers: {problem}.",
                 "load the tokenizer with AutoTokenizer, or leave guided out.",
             ) from problem
-        self.read: OrderedDict[str, LLMatcher] = OrderedDict()
+        self.read: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()  # by a text's digest
+        self.kept = 0  # bytes of these texts
         self.lock = threading.Lock()
 
     def begin(self, asked: Any, start: int, ends: frozenset[int]) -> Grammar:
-        """A grammar for one row, whose text begins behind `start` tokens."""
+        """A grammar for one row, whose text begins behind `start` tokens; as it was asked for, or
+        what `matcher` has read of it."""
         no_ends = [end for end in self.ends if end not in ends]
-        return Grammar(self.matcher(asked), start, self.ends, no_ends, self.width)
+        first = asked if isinstance(asked, LLMatcher) else self.matcher(asked)
+        with self.lock:  # others may begin at the same one
+            matcher = first.deep_copy()
+        return Grammar(matcher, start, self.ends, no_ends, self.width)
 
     def matcher(self, asked: Any) -> LLMatcher:
-        """A matcher of its own at the beginning of a text."""
+        """A matcher at the beginning of a text, of which each row takes a copy."""
         text = grammar_text(asked)
+        data = text.encode(errors="surrogatepass")
+        key = hashlib.sha256(data).digest()
         with self.lock:
-            if text not in self.read:
-                self.read[text] = self.checked(text, asked)
-            self.read.move_to_end(text)
-            while len(self.read) > KEPT:
-                self.read.popitem(last=False)
-            return self.read[text].deep_copy()
+            if key not in self.read:
+                self.read[key] = self.checked(text, asked), len(data)
+                self.kept += len(data)
+            self.read.move_to_end(key)
+            matcher, _ = self.read[key]
+            while self.kept > KEPT_TEXT or len(self.read) > KEPT:
+                _, (_, size) = self.read.popitem(last=False)
+                self.kept -= size
+            return matcher
 
     def checked(self, text: str, asked: Any) -> LLMatcher:
         """A grammar that has a text, or ConfigError with what is wrong with it."""
@@ -107,6 +119,7 @@ class Grammar:
     ) -> None:
         self.matcher, self.start, self.width = matcher, start, width
         self.ends, self.no_ends = ends, no_ends  # end tokens; those that do not end this row
+        self.needs_end = False  # the text is over by an end token alone, as texts of beams are
         self.settled = 0  # tokens of the text that the matcher has been told
         self.ahead = matcher  # the same one, or a copy that has gone on
         self.taken: list[int] = []  # where that is: tokens behind the settled ones
@@ -119,13 +132,14 @@ class Grammar:
             following = self.following((*behind, *path))
             if following.only is not None:
                 kept = row[following.only].clone()
-                if following.over and kept == -torch.inf:
+                if following.over and kept == -torch.inf and not self.needs_end:
                     continue  # another option forbids the end, which nobody waits for
                 row.fill_(-torch.inf)
                 row[following.only] = kept
             elif following.forbidden is not None:
                 forbidden = following.forbidden.to(row.device)
-                if following.over and bool((row[~forbidden] == -torch.inf).all()):
+                barred = following.over and bool((row[~forbidden] == -torch.inf).all())
+                if barred and not self.needs_end:
                     continue
                 row.masked_fill_(forbidden, -torch.inf)
 

@@ -45,6 +45,10 @@ BY_BATCH: dict[str, Callable[[Any, int], Any]] = {
 UNDERSTOOD = frozenset(
     {"attention_mask", "position_ids", "logits_to_keep", "past_key_values", "use_cache"}
 )
+# Handed on by transformers for text alone, too: empty, or all zero where no token is an image's.
+OF_IMAGES = frozenset({"mm_encoder_outputs", "mm_token_type_ids"})
+# Whose token_type_ids are one for images; zero is the prefix of others, or a vector that is added.
+ONE_FOR_IMAGES = frozenset({"gemma3", "gemma3n"})
 
 
 def split_processors(processors: Any, do_sample: bool) -> tuple[dict[str, Any], Any]:
@@ -164,6 +168,8 @@ def refuse(
     model: Any, input_ids: Tensor, config: Any, synced_gpus: bool, model_kwargs: dict[str, Any]
 ) -> None:
     """Everything generate offers that this decoding does not."""
+    typed = model.config.model_type in ONE_FOR_IMAGES
+    of_images = OF_IMAGES | {"token_type_ids"} if typed else OF_IMAGES
     wanted = {
         **dict.fromkeys(other_searches(config), True),
         "use_cache=False": model_kwargs.get("use_cache") is False or config.use_cache is False,
@@ -174,6 +180,7 @@ def refuse(
         "past_key_values for several rows": len(input_ids) > 1 and was_passed(model_kwargs),
         "cache_implementation='quantized'": config.cache_implementation == "quantized",
         "stop_strings": bool(config.stop_strings),
+        "images or videos": any(holds_some(model_kwargs.get(name)) for name in of_images),
         **{
             name: bool(config.return_dict_in_generate and getattr(config, name))
             for name in ("output_scores", "output_logits", "output_attentions")
@@ -184,7 +191,7 @@ def refuse(
         **{
             name: value is not None
             for name, value in model_kwargs.items()
-            if name not in UNDERSTOOD
+            if name not in UNDERSTOOD | of_images
         },
     }
     asked = [name for name, is_asked in wanted.items() if is_asked]
@@ -196,6 +203,11 @@ def refuse(
             "leave these out (stop_strings go to custom_generate; a cache to fill is empty, of one "
             "row), or drop custom_generate.",
         )
+
+
+def holds_some(value: Any) -> bool:
+    """Whether a tensor is other than zero anywhere, or a collection has anything in it."""
+    return bool(value.any()) if isinstance(value, Tensor) else bool(value)
 
 
 def other_searches(config: Any) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foretoken.engine.chat import Message, chat_ids, is_chat
 from foretoken.engine.hf_arguments import for_row, refuse_processors
+from foretoken.engine.memory.amounts import amount
 from foretoken.engine.text import check_text
 from foretoken.errors import ConfigError, ContextError, meant
 from foretoken.row import Turn
@@ -35,7 +36,7 @@ class Sampling(TypedDict, total=False):
     stop: str | Sequence[str] | None
     seed: int | Sequence[int] | None  # one for all (row i of a batch uses seed + i), or one per row
     ignore_eos: bool
-    processors: Any  # a transformers LogitsProcessorList
+    processors: Any  # a transformers LogitsProcessorList, or one processor
     guesses: int  # most tokens guessed for this text in a step; 0: written without speculation
     priority: int  # the lower, the sooner it gets a place in the batch
     owner: str  # whose text it is: places are shared evenly among these, kept prefixes are not
@@ -109,19 +110,41 @@ def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
     What can be gone through once only is kept: every row of a batch reads it.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if "banned_tokens" in given:
+        given["banned_tokens"] = listed_ids(given["banned_tokens"])
     return {
         name: tuple(value) if isinstance(value, Iterator) else value
         for name, value in given.items()
     }
 
 
+def listed_ids(value: Any) -> Any:
+    """Ids in any kind of list as a tuple: the truth of an array or a tensor is not whether it has
+    any. What is no list is left, and refused by its type.
+    """
+    if isinstance(value, str | BYTES):
+        return value
+    found = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(found) if isinstance(found, Iterable) else found
+
+
+def listed_processors(processors: Any) -> list[Any]:
+    """The processors of a list, or the one that was passed alone."""
+    if isinstance(processors, list):
+        return processors
+    return [] if processors is None else [processors]
+
+
 def of_row(options: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
     """The options of one of several rows: processors may know something of each."""
     processors = options.get("processors")
-    if rows == 1 or not isinstance(processors, list) or not callable(processors):
+    if rows == 1 or not callable(processors):
         return dict(options)
-    refuse_processors(processors, rows)
-    return {**options, "processors": for_row(processors, row, rows)}
+    refuse_processors(listed_processors(processors), rows)
+    if isinstance(processors, list):
+        return {**options, "processors": for_row(processors, row, rows)}
+    [own] = for_row([processors], row, rows)
+    return {**options, "processors": own}
 
 
 def sampling_params(
@@ -136,8 +159,7 @@ def sampling_params(
             "processors are a transformers LogitsProcessorList: called with ids and scores.",
             "wrap a list: processors=LogitsProcessorList([...]).",
         )
-    if isinstance(processors, list):
-        refuse_processors(processors, 1)
+    refuse_processors(listed_processors(processors), 1)
     apart = ("seed", "ignore_eos", *PLACING)
     given: dict[str, Any] = {k: v for k, v in options.items() if k not in apart}
     given["stop"] = stop_texts(given.get("stop"))
@@ -146,7 +168,7 @@ def sampling_params(
         for token, bias in dict(given.get("logit_bias") or {}).items()
     }
     given["banned_tokens"] = frozenset(
-        token_id(token, vocab_size, "banned_tokens") for token in given.get("banned_tokens") or ()
+        token_id(token, vocab_size, "banned_tokens") for token in given.get("banned_tokens", ())
     )
     given["eos"] = frozenset() if options.get("ignore_eos") else eos
     return SamplingParams(**given)
@@ -201,9 +223,15 @@ def token_id(token: Any, vocab_size: int, where: str) -> int:
     return int(token)
 
 
-def as_batch(prompt: Any) -> tuple[list[Prompt], bool]:
-    """The prompts as a list, and whether it was a batch."""
+def as_batch(
+    prompt: Any, tokenizer: Any = None, ends: frozenset[int] = frozenset()
+) -> tuple[list[Prompt], bool]:
+    """The prompts as a list, and whether it was a batch.
+
+    `tokenizer` and `ends` tell what fills up the rows of a tensor: it is no text, and refused.
+    """
     if isinstance(prompt, Tensor):
+        check_unpadded(prompt, tokenizer, ends)
         prompt = prompt.tolist()
     if isinstance(prompt, str):
         return [prompt], False
@@ -222,6 +250,23 @@ def as_batch(prompt: Any) -> tuple[list[Prompt], bool]:
     if isinstance(prompt[0], str | Sequence | Tensor) and not is_chat(prompt):
         return [p.tolist() if isinstance(p, Tensor) else p for p in prompt], True
     return [prompt], False
+
+
+def check_unpadded(prompts: Tensor, tokenizer: Any, ends: frozenset[int]) -> None:
+    """Refuse a batch some of whose rows begin or end with padding, which would be read as text.
+
+    Where all rows do, it may as well be a start token, and an end token may be meant.
+    """
+    pad = getattr(tokenizer, "pad_token_id", None)
+    if prompts.dim() != 2 or not prompts.numel() or pad is None or pad in ends:
+        return
+    padded = (prompts[:, [0, -1]] == pad).any(dim=1)
+    if bool(padded.any()) and not bool(padded.all()):
+        raise ConfigError(
+            f"a batch of {len(prompts)} rows was passed as one tensor, padded with token {pad}.",
+            "every token of a prompt is read, padding too; prompts may have different lengths.",
+            "pass a list of unpadded ids, or texts.",
+        )
 
 
 def prompt_ids(
@@ -280,4 +325,17 @@ def row_seeds(seed: Any, rows: int) -> list[int | None]:
         f"seed={seed!r} was asked for with {rows} prompt(s).",
         "a seed is a whole number, or a list with one for each prompt.",
         "pass for example seed=7; row i of a batch then uses 7 + i.",
+    )
+
+
+def kept_bytes(limit: Any) -> int:
+    """Bytes of texts to keep: a whole number, or a text as a memory budget is written."""
+    if isinstance(limit, str):
+        return amount(limit, "keep_prefixes")
+    if is_number(limit, Integral) and limit >= 0:
+        return int(limit)
+    raise ConfigError(
+        f"keep_prefixes={limit!r} was asked for.",
+        "it is bytes: a whole number of 0 (none) or more, or a text with a unit.",
+        "pass for example 0, 1 << 29 or '512MiB'.",
     )

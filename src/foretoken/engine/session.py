@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
@@ -28,14 +26,16 @@ from foretoken.engine.requests import (
     as_batch,
     check_sampling,
     given_options,
+    kept_bytes,
     of_row,
     placing,
     prompt_ids,
     row_seeds,
     sampling_params,
 )
-from foretoken.engine.results import Piece, Result
+from foretoken.engine.results import Result
 from foretoken.engine.scheduling import Scheduler, held, owner_of
+from foretoken.engine.stream import Stream
 from foretoken.engine.text import RowText, decoder, reader_of, text_of, words_before
 from foretoken.errors import ConfigError
 from foretoken.lm.views.view import innermost
@@ -44,81 +44,6 @@ from foretoken.row import make_row
 from foretoken.types import DecodeState, Step
 
 TASKS = 1024  # of asyncio that may wait for their rows at once
-
-
-class Stream(Iterator[Piece]):
-    """Pieces of one row while it is written; `result` holds the whole once it has ended.
-
-    The row goes on while others of the session are decoded; pieces wait until they are asked for.
-    """
-
-    def __init__(self, session: Session, row: DecodeState) -> None:
-        self.session, self.row = session, row
-        self.recorder = Recorder([row])
-        self.pieces: deque[Piece] = deque()
-        self.begun = False
-
-    def __next__(self) -> Piece:
-        if not self.begun:
-            self.begun = True
-            self.session.scheduler.submit([self.row], told(weakref.ref(self)))
-        if not self.pieces and self.row.finish is None:
-            try:
-                self.session.scheduler.wait(
-                    lambda: bool(self.pieces) or self.row.finish is not None
-                )
-            except BaseException:
-                self.close()
-                raise
-        if not self.pieces:
-            self.session.scheduler.settle()
-        if self.pieces:
-            return self.pieces.popleft()
-        self.session.scheduler.drop([self.row])
-        if self.row.error is not None:
-            raise self.row.error
-        raise StopIteration
-
-    def watch(self, step: Step, at: int) -> None:
-        """Keep what a step added."""
-        row = self.row
-        self.recorder.row(step, at)
-        text = row.ended if isinstance(row.ended, RowText) else None
-        trace = self.recorder.steps[row.uid][-1]
-        words = "" if text is None else text.take()
-        if text is not None and row.finish is not None:
-            words += text.close()
-        self.pieces.append(Piece(words, list(trace.emitted), trace.accepted, trace.corrected))
-
-    def close(self) -> None:
-        """Stop here and forget the row."""
-        if self.begun:
-            self.session.scheduler.drop([self.row])
-        self.begun = True
-        self.pieces.clear()
-        self.session.engine.cancel(self.row)
-
-    def __del__(self) -> None:
-        """A stream that nobody reads any more keeps no row."""
-        if self.row.finish is None:
-            self.close()
-        self.session.scheduler.watchers.pop(self.row.uid, None)
-
-    @property
-    def result(self) -> Result:
-        """What was written so far, with its statistics."""
-        return self.session.result(self.row, self.recorder)
-
-
-def told(stream: weakref.ref[Stream]) -> Callable[[Step, int], None]:
-    """Tells a stream of its steps, and does not keep it alive."""
-
-    def watch(step: Step, at: int) -> None:
-        reader = stream()
-        if reader is not None:
-            reader.watch(step, at)
-
-    return watch
 
 
 class Session:
@@ -143,12 +68,33 @@ class Session:
     ) -> None:
         self.engine, self.method, self.tokenizer = engine, method, tokenizer
         self.target, self.draft = engine.target, draft
-        self.eos = frozenset(token for token in eos if 0 <= token < self.target.vocab_size)
-        self.generation, self.owns_models = generation, owns_models
-        self.foretelling = Foretelling(tokenizer, self.target.vocab_size, self.eos)
+        self.generation, self.owns_models, self.eos = generation, owns_models, eos
+        self._foretelling = Foretelling(tokenizer, self.target.vocab_size, self.eos)
         self.scheduler = Scheduler(engine, *self.models)
         self.preparing = threading.Lock()
         self.prepared = not engine.controller.needs_costs
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """The ids that end a text; where the generation config is followed, a later change of its
+        end tokens counts.
+        """
+        ends = self._eos
+        if self.generation is not None:
+            ends = self.generation.ends(ends, self.tokenizer)
+        return frozenset(token for token in ends if 0 <= token < self.target.vocab_size)
+
+    @eos.setter
+    def eos(self, ends: frozenset[int]) -> None:
+        self._eos = ends
+
+    @property
+    def foretelling(self) -> Foretelling:
+        """Reads what requests say of their texts; anew where other tokens end texts by now."""
+        found, ends = self._foretelling, self.eos
+        if found.ends != ends:
+            found = self._foretelling = Foretelling(self.tokenizer, self.target.vocab_size, ends)
+        return found
 
     @property
     def models(self) -> list[Any]:
@@ -187,7 +133,7 @@ class Session:
         A prompt is a text, a list of token ids, or chat messages. With `seed=s`, row i of a batch
         uses s + i: what it writes is what the prompt alone writes with that seed.
         """
-        prompts, batch = as_batch(prompt)
+        prompts, batch = as_batch(prompt, self.tokenizer, self.eos)
         results = self.generate_rows(prompts, max_new_tokens, **sampling)
         return results if batch else results[0]
 
@@ -198,7 +144,7 @@ class Session:
 
         A task that is cancelled ends its rows.
         """
-        prompts, batch = as_batch(prompt)
+        prompts, batch = as_batch(prompt, self.tokenizer, self.eos)
         call = asyncio.get_running_loop().run_in_executor
         rows = await call(self.pool, partial(self.rows, prompts, max_new_tokens, **sampling))
         try:
@@ -250,7 +196,7 @@ class Session:
         Everything is checked before the first piece is asked for. Closing the stream early forgets
         the row.
         """
-        prompts, _ = as_batch(prompt)
+        prompts, _ = as_batch(prompt, self.tokenizer, self.eos)
         if len(prompts) > 1:
             raise ConfigError(
                 f"{len(prompts)} prompts were passed to stream.",
@@ -296,16 +242,18 @@ class Session:
         """
         return sum(lm.refresh(full=full) for lm in self.models)
 
-    def keep_prefixes(self, limit: int) -> None:
-        """Keep up to so many bytes of keys and values of texts that are over; 0: none.
+    def keep_prefixes(self, limit: int | str) -> None:
+        """Keep up to so many bytes (or a text such as "512MiB") of keys and values of texts that
+        are over; 0: none.
 
         A request that begins as one of them, by a system prompt or as the next turn of a chat, is
         fed from there on. Models share the bytes by what a token takes in each.
         """
+        most = kept_bytes(limit)
         sizes = [lm.layers * lm.hidden_size for lm in self.models]
         with held(self.scheduler.turns):
             for lm, size in zip(self.models, sizes, strict=True):
-                lm.keep_prefixes(limit * size // sum(sizes))
+                lm.keep_prefixes(most * size // sum(sizes))
 
     def save(self) -> None:
         """Keep what the method has learnt, where it learns and its options name a file."""
@@ -317,13 +265,13 @@ class Session:
 
         The models stay this session's: closing the new one ends its texts and gives none back.
         """
-        row = check_request(method, self.draft, self.max_rows)
-        draft = self.draft if needs_draft(row) else None
         parts = {"max_rows": self.max_rows, **parts}
+        row = check_request(method, self.draft, parts["max_rows"])
+        draft = self.draft if needs_draft(row) else None
         engine = assemble(method, innermost(self.target), draft, **parts)
         check_vocabulary(engine, self.tokenizer)
         return session_class(row)(
-            engine, method=method, tokenizer=self.tokenizer, draft=self.draft, eos=self.eos,
+            engine, method=method, tokenizer=self.tokenizer, draft=self.draft, eos=self._eos,
             generation=self.generation, owns_models=False,
         )  # fmt: skip
 
@@ -348,10 +296,10 @@ class Session:
     def _row(
         self, ids: list[int], options: dict[str, Any], seed: int | None, told: Foretold
     ) -> DecodeState:
-        longest, vocab = self.target.max_length, self.target.vocab_size
+        longest, vocab, eos = self.target.max_length, self.target.vocab_size, self.eos
         if self.generation is not None:
-            options = self.generation.options(options, ids, self.eos, vocab)
-        params = replace(sampling_params(options, vocab, self.eos), seed=seed)
+            options = self.generation.options(options, ids, eos, vocab)
+        params = replace(sampling_params(options, vocab, eos), seed=seed)
         params = self.foretelling.guide(told, len(ids), params)
         longest = None if longest is None else longest + 1  # the last token is not fed
         row = make_row(ids, params, SeededCoins(seed), vocab, longest=longest)

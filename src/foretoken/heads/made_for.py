@@ -1,7 +1,7 @@
 """Which model a head was trained for: told in its notes, and compared where it is opened.
 
 Heads fit every model of the same width and vocabulary, and guess well for one of them: not for the
-instruct version of their base. No text gets wrong by it, so that it is a warning.
+instruct version of their base. Nothing fails by it, so that it is a warning.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from foretoken.heads.store import Card
 LOG = logging.getLogger(__name__)
 ROWS = 64  # of the input embeddings, spread over the vocabulary
 WHO, WHAT = "of", "identity"  # names of the notes
+FEWER = "texts stay what they are, and fewer of its guesses stand"
 
 _told: set[tuple[str, str, str]] = set()
 
@@ -34,8 +35,9 @@ def notes_of(lm: LanguageModel) -> dict[str, str]:
     return {key: value for key, value in found.items() if value}
 
 
-def warn_of_another(card: Card, folder: str | Path, lm: LanguageModel) -> bool:
-    """Whether a head was trained for another model than this one; told once for each such pair.
+def warn_of_another(card: Card, folder: str | Path, lm: LanguageModel, effect: str = FEWER) -> bool:
+    """Whether a head was trained for another model than this one; told once for each such pair,
+    with the `effect` that it has.
 
     Of heads whose notes do not say it, and of models that cannot be asked, nothing is known: False.
     """
@@ -47,9 +49,9 @@ def warn_of_another(card: Card, folder: str | Path, lm: LanguageModel) -> bool:
     if pair not in _told:
         _told.add(pair)
         LOG.warning(
-            "the %s head in %s was trained for another model%s: texts stay what they are, and "
-            "fewer of its guesses stand; `foretoken train` makes one for this model",
-            card.kind, folder, f", {name}" if (name := card.notes.get(WHO)) else "",
+            "the %s head in %s was trained for another model%s: %s; `foretoken train` makes one "
+            "for this model",
+            card.kind, folder, f", {name}" if (name := card.notes.get(WHO)) else "", effect,
         )  # fmt: skip
     return True
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foretoken import shipped
@@ -25,6 +25,7 @@ from foretoken.lm.runtime.cache import SlotCache
 from foretoken.lm.runtime.cached import CHUNK, NARROW
 from foretoken.lm.runtime.family import describe
 from foretoken.lm.runtime.slot_attention import in_c
+from foretoken.lm.unreadable import of_images, reads_images
 
 # What model code raises that looks at numbers while it is built or run.
 RAISED = (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, KeyError)
@@ -134,16 +135,24 @@ class Footprint:
         return replace(self, vocab=rows, weights=self.weights + own, copies=copies)
 
 
-def footprint(config: Any, dtype: Any = None, device: Any = None) -> Footprint:
-    """Of the model that this configuration makes, as `load_model` would load it."""
+def footprint(config: Any, dtype: Any = None, device: Any = None, source: Any = None) -> Footprint:
+    """Of the model that this configuration makes, as `load_model` would load it from `source`.
+
+    That of a model that is loaded is made by its own class: not every kind has one for text alone.
+    """
+    loaded = isinstance(source, PreTrainedModel)
+    if not loaded and reads_images(config):
+        raise of_images(source or config.name_or_path or "this", config)
     place = find_device(device)
     kind = find_dtype(dtype, place)
     if kind == "auto":
         kind = getattr(config, "dtype", None) or torch.float32
+    auto: Any = AutoModelForCausalLM
+    own: Any = type(source)
+    build = own._from_config if loaded else auto.from_config
     try:
         with quiet(), torch.device("meta"):
-            made: Any = AutoModelForCausalLM
-            model = made.from_config(config, dtype=kind)
+            model = build(config, dtype=kind)
     except RAISED as error:
         raise unplannable(config, error) from error
     return of_modules(model.eval(), place, kind)

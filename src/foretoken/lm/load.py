@@ -23,7 +23,15 @@ from foretoken import shipped
 from foretoken.errors import CheckpointError, ConfigError, TokenizerError
 from foretoken.lm.runtime.family import refuse_encoder_decoder
 from foretoken.lm.runtime.pages import into_large_pages
-from foretoken.lm.unreadable import NO_MEMORY, UNREADABLE, explain, first_line, no_config, no_memory
+from foretoken.lm.unreadable import (
+    NO_MEMORY,
+    UNREADABLE,
+    explain,
+    first_line,
+    no_config,
+    no_memory,
+    unreached,
+)
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SAFE = ("*.safetensors",)
@@ -357,19 +365,16 @@ def check_reachable(name: str, options: dict[str, Any]) -> None:
     except UNREADABLE:
         pass  # not in the local copy of the hub: it must be asked
     host = urlparse(ENDPOINT)
-    if not HF_HUB_OFFLINE:
-        if getproxies():
+    if host.hostname and not HF_HUB_OFFLINE:
+        if getproxies().keys() & {"http", "https", "all"}:  # not NO_PROXY alone
             return
+        port = host.port or (80 if host.scheme == "http" else 443)
         try:
-            socket.create_connection((host.hostname, host.port or 443), timeout=SECONDS).close()
+            socket.create_connection((host.hostname, port), timeout=SECONDS).close()
             return
         except OSError:
-            pass  # told below, together with the offline case
-    raise CheckpointError(
-        f"{name} was asked for: there is no such directory, and it is not in the local hub cache.",
-        f"{host.hostname} cannot be reached from here.",
-        "pass a directory, or fetch the model where there is a network.",
-    )
+            pass  # told below, together with what is not asked at all
+    raise unreached(name, ENDPOINT, HF_HUB_OFFLINE)
 
 
 @contextmanager

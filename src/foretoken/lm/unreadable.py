@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlparse
 
 from safetensors import SafetensorError
 
@@ -21,6 +22,9 @@ NOT_TO_BE_HAD = re.compile(
     "gated|private|not a valid model identifier|Repository Not Found|restricted"
 )
 NO_MEMORY = re.compile("can't allocate memory|out of memory|not enough memory", re.IGNORECASE)
+# A disk that may not be written, and one on which nothing more may be.
+NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT)
+TRANSPORT = re.compile("Proxy|Connection|Timeout")  # in names of what fails on the way to the hub
 
 
 def explain(
@@ -48,6 +52,12 @@ def explain(
             "models of the hub are kept in its local cache (HF_HOME).",
             "make room on that disk, or set HF_HOME to a larger one.",
         ) from error
+    if isinstance(where, str) and cannot_write(error):
+        raise CheckpointError(
+            f"{where} cannot be kept, the hub's local cache cannot be written: {said}.",
+            "models of the hub are kept in its local cache (HF_HOME).",
+            "set HF_HOME to a folder that may be written.",
+        ) from error
     if isinstance(where, str) and NOT_TO_BE_HAD.search(whole):
         raise CheckpointError(
             f"{where} cannot be had from the hub: {said}.",
@@ -55,14 +65,16 @@ def explain(
             "check the name; for a private or gated one ask for access on its page, then log in "
             "with `hf auth login`.",
         ) from error
+    lost = on_the_way(error) if isinstance(where, str) and isinstance(error, OSError) else None
+    if lost is not None:
+        raise CheckpointError(
+            f"{where} cannot be had from the hub: {first_line(lost)}.",
+            "models of the hub that are not in its local cache come over the network.",
+            "check the network and its proxy (HTTPS_PROXY, NO_PROXY), or pass a directory.",
+        ) from error
     if re.search("model.type|Unrecognized", whole):
         if reads_images(config):
-            raise CapabilityError(
-                f"{where} is a model of images and text, {config.model_type}.",
-                "models are read by name with AutoModelForCausalLM, which has none of this kind; "
-                "prompts are text in any case.",
-                "load it with AutoModelForImageTextToText of transformers, and pass the model.",
-            ) from error
+            raise of_images(where, config) from error
         raise CapabilityError(
             f"{where} is of a kind that the installed transformers cannot build: {said}.",
             "any causal language model that AutoModelForCausalLM builds.",
@@ -79,6 +91,59 @@ def explain(
         "config.json and *.safetensors as save_pretrained writes them.",
         "save or download the model again.",
     ) from error
+
+
+def cannot_write(error: Exception) -> bool:
+    """Whether the disk refused; of some refusals transformers hands on no more than the name."""
+    refused = isinstance(error, OSError) and error.errno in NOT_WRITABLE
+    return refused or str(error).startswith("PermissionError at")
+
+
+def on_the_way(error: BaseException | None) -> BaseException | None:
+    """What failed between here and the hub, among an error and its causes; None: nothing did.
+
+    transformers names only the outcome. Known by names: which client is used is not ours to say.
+    """
+    while error is not None:
+        name, client = type(error).__name__, type(error).__module__.partition(".")[0]
+        # an HTTPError or HTTPStatusError is an answer, of a hub that was reached
+        answered = name.startswith("HTTP")
+        if TRANSPORT.search(name) or (client in ("httpx", "requests") and not answered):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def unreached(name: str, endpoint: str, offline: bool) -> CheckpointError:
+    """A hub name that is not in the local cache, where the hub is not asked or cannot be."""
+    asked = (
+        f"{name} was asked for: there is no such directory, and it is not in the local hub cache."
+    )
+    host = urlparse(endpoint).hostname
+    if offline:
+        way = "unset it, or pass a directory."
+        return CheckpointError(asked, "HF_HUB_OFFLINE is set, so the hub is not asked.", way)
+    if not host:
+        return CheckpointError(
+            asked,
+            f"HF_ENDPOINT is {endpoint!r}, which names no host.",
+            "set HF_ENDPOINT to an address such as https://huggingface.co, or unset it.",
+        )
+    return CheckpointError(
+        asked,
+        f"{host} cannot be reached from here.",
+        "pass a directory, or fetch the model where there is a network.",
+    )
+
+
+def of_images(where: Any, config: Any) -> CapabilityError:
+    """A name of a model that only its own class reads."""
+    return CapabilityError(
+        f"{where} is a model of images and text, {config.model_type}.",
+        "models are read by name with AutoModelForCausalLM, which has none of this kind; "
+        "prompts are text in any case.",
+        "load it with AutoModelForImageTextToText of transformers, and pass the model.",
+    )
 
 
 def no_config(path: Path, files: list[str]) -> CheckpointError:
@@ -128,6 +193,6 @@ def no_memory(asked: str) -> ForetokenError:
     )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0][:200].rstrip(".")

@@ -1,6 +1,6 @@
 """A smaller draft model of the same vocabulary guesses."""
 
-from foretoken.methods.method import Family, Method
+from foretoken.methods.method import NO_BAR, Family, Method
 
 FAMILY = Family(
     "draft-model",
@@ -28,7 +28,7 @@ FAMILY = Family(
                 "depth": 10,
                 "nodes": 60,
                 "branch": 60,
-                "calibrate": False,
+                **NO_BAR,
                 "level_gain": 0.5,
             },
             paper="arXiv 2406.17276, 2402.12374",

@@ -1,7 +1,7 @@
 """A small head trained for the target guesses from the target's own hidden states."""
 
 from foretoken.methods.look_up import LONG
-from foretoken.methods.method import Family, Method
+from foretoken.methods.method import NO_BAR, Family, Method
 
 EAGLE_TREE = tuple(  # paths of ranks, digit by digit: the released static tree of 25 nodes
     tuple(map(int, path))
@@ -17,7 +17,7 @@ FAMILY = Family(
     (
         Method(
             "medusa",
-            "heads on the target's last state guess several places at once; their best paths",
+            "heads guess several places at once; trees by their confidence (the paper's is static)",
             drafter="drafters.growers.product:Product",
             model="drafters.parts.parallel_heads:ParallelHeads",
             models=("target",),
@@ -25,7 +25,9 @@ FAMILY = Family(
             needs=("draft_head",),
             verifier="point",
             defaults={"depth": 4, "nodes": 16},
-            paper_options={"nodes": 63},
+            # its code's static tree has 63 nodes, of ten tokens per head; ours, as large, is made
+            # anew in each step by how sure the heads are
+            paper_options={"nodes": 63, "branch": 10, "calibrate": False},
             paper="arXiv 2401.10774",
         ),
         Method(
@@ -37,7 +39,7 @@ FAMILY = Family(
             head="hydra",
             needs=("draft_head",),
             verifier="point",
-            paper_options={"depth": 4, "nodes": 60},
+            paper_options={"depth": 4, "nodes": 60, **NO_BAR},
             paper="arXiv 2402.05109",
         ),
         Method(
@@ -73,7 +75,7 @@ FAMILY = Family(
             head="eagle",
             needs=("draft_head",),
             verifier="point",
-            paper_options={"depth": 6, "nodes": 60, "branch": 10},
+            paper_options={"depth": 6, "nodes": 60, "branch": 10, **NO_BAR},
             paper="arXiv 2406.16858",
         ),
         Method(
@@ -85,7 +87,7 @@ FAMILY = Family(
             head="fspad",
             needs=("draft_head",),
             verifier="point",
-            paper_options={"depth": 6, "nodes": 60, "branch": 10},
+            paper_options={"depth": 6, "nodes": 60, "branch": 10, **NO_BAR},
             paper="arXiv 2408.15562",
         ),
         Method(
@@ -97,7 +99,7 @@ FAMILY = Family(
             head="falcon",
             needs=("draft_head",),
             verifier="point",
-            paper_options={"depth": 8, "nodes": 130, "branch": 20},
+            paper_options={"depth": 8, "nodes": 130, "branch": 20, **NO_BAR},
             paper="arXiv 2412.12639",
         ),
         Method(
@@ -109,7 +111,7 @@ FAMILY = Family(
             head="eagle3",
             needs=("draft_head",),
             verifier="point",
-            paper_options={"depth": 7, "nodes": 60, "branch": 10},
+            paper_options={"depth": 7, "nodes": 60, "branch": 10, **NO_BAR},
             paper="arXiv 2503.01840",
         ),
         Method(
@@ -155,7 +157,7 @@ FAMILY = Family(
             head="ctc",
             needs=("draft_head",),
             verifier="point",
-            paper_options={"depth": 4, "nodes": 63},
+            paper_options={"depth": 4, "nodes": 63, **NO_BAR},
             paper="arXiv 2412.00061",
         ),
         Method(
@@ -167,7 +169,7 @@ FAMILY = Family(
             head="dflash",
             needs=("draft_head",),
             verifier="point",
-            paper_options={"depth": 15, "nodes": 15, "branch": 1},
+            paper_options={"depth": 15, "nodes": 15, "branch": 1, **NO_BAR},
             paper="arXiv 2602.06036",
         ),
         Method(
@@ -179,6 +181,7 @@ FAMILY = Family(
             head="dspark",
             needs=("draft_head",),
             verifier="point",
+            paper_options=NO_BAR,
             paper="arXiv 2607.05147",
         ),
         Method(
@@ -204,7 +207,7 @@ FAMILY = Family(
             head="longspec",
             needs=("draft_head",),
             verifier="point",
-            paper_options={"depth": 5, "nodes": 68, "branch": 16},
+            paper_options={"depth": 5, "nodes": 68, "branch": 16, **NO_BAR},
             paper="arXiv 2502.17421",
         ),
         Method(

@@ -23,11 +23,12 @@ FAMILY = Family(
             model="draft",
             verifier="target_first",
             controller="decision",
+            defaults={"depth": 6},  # the target's own first layer and the paper's five drafted ones
             paper="arXiv 2409.10644",
         ),
         Method(
             "specee",
-            "the target stops at the layer where trained predictors are sure; lossy",
+            "greedy text stops at the layer where trained predictors are sure; lossy",
             drafter="drafters.early_leave:EarlyLeave",
             models=("target", "draft"),
             verifier="point",

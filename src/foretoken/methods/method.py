@@ -19,6 +19,10 @@ GENERAL_CONTROLLERS = ("fixed", "cost_model", "smartspec")  # fit every method t
 
 WITH_HEAD = ("acceptance_head", "decision")  # controllers that a trained head decides for
 
+# Of `paper_options` where trees grow best first: neither our bar for a further level nor our
+# correction of the draft's confidence is of any paper.
+NO_BAR: Mapping[str, Any] = {"min_gain": 0.0, "calibrate": False}
+
 VERIFIERS = {
     "point": "verifiers.point:Point",
     "recursive": "verifiers.recursive:Recursive",

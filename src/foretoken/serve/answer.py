@@ -13,7 +13,7 @@ from foretoken.serve.asking import rows_of
 from foretoken.serve.engine_thread import EngineThread
 from foretoken.serve.estimate import PlainSteps
 from foretoken.serve.wire.errors import Refusal, too_large
-from foretoken.serve.wire.requests import Asked
+from foretoken.serve.wire.requests import Asked, CompletionRequest
 from foretoken.serve.writing import Piece, Wants, Writing
 
 LEFT = "client_left"  # the error of a request whose client did not wait for its end
@@ -175,8 +175,11 @@ class Answer:
 
     @property
     def entries(self) -> int:
-        """Tokens that are told of at the end, with the likeliest ones in place of each."""
-        tokens = sum(len(one.row.tokens) - one.row.prompt_len for one in self.writings)
+        """Tokens that are told of, with the likeliest ones in place of each; those of prompts where
+        they are repeated."""
+        tokens = sum(len(one.row.tokens) for one in self.writings)
+        if not (isinstance(self.asked, CompletionRequest) and self.asked.echo):
+            tokens -= sum(one.row.prompt_len for one in self.writings)
         return tokens * (1 + (self.wants.logprobs or 0))
 
     @property

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from foretoken.errors import ForetokenError
 from foretoken.serve.answer import LEFT, Answer
 from foretoken.serve.service import Service
 from foretoken.serve.wire.errors import TIMEOUT, Refusal
@@ -92,19 +92,16 @@ class Answering(Response):
         await answer.until(job)
         if not job.done():
             job.cancel()  # `begin` itself looks whether all is over, where it runs already
-        else:
-            try:
-                job.result()
-            except ForetokenError as error:
-                raise service.blame(error) from error
+        elif (error := job.exception()) is not None:  # an OSError, too: here it is no connection's
+            raise service.blame(error) from error
         if answer.refusal is not None and not answer.writings:
             raise answer.refusal
 
     async def _stream(self, send: Send) -> None:
         answer, words = self.answer, self.words
         await send(start(200, {**STREAM_HEADERS, **lossy_header(self.service)}))
-        if opening := words.opened():
-            await send(body(opening, more=True))
+        if opening := await self._written(words.opened):
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
         while True:
             pieces = await answer.take(ALIVE)
             told = "".join([words.told(piece) for piece in pieces])
@@ -127,18 +124,18 @@ class Answering(Response):
         await self.answer.whole()
         if self.answer.gone:
             return
-        document = await self._document()
+        document = await self._written(self.words.document)
         if self.answer.gone:
             return
         headers = {"content-type": "application/json", "content-length": str(len(document))}
         await send(start(200, {**headers, **lossy_header(self.service)}))
         await send({"type": "http.response.body", "body": document})
 
-    async def _document(self) -> bytes:
-        """The whole answer; a long one takes seconds, in which others are answered."""
+    async def _written(self, write: Callable[[], str]) -> bytes:
+        """What `write` tells; something long takes seconds, in which others are answered."""
 
         def written() -> bytes:
-            return self.words.document().encode()
+            return write().encode()
 
         if self.answer.entries < LONG_ANSWER:
             return written()

@@ -52,13 +52,15 @@ def prompts_of(asked: Asked) -> list[Any]:
     return list(prompt)
 
 
-def message_of(message: Message, number: int) -> dict[str, str]:
-    """A message of text, whatever it was made of."""
+def message_of(message: Message, number: int) -> dict[str, Any]:
+    """A message of text, whatever it was made of, with the further fields that templates read."""
+    extra = dict(message.model_extra or {})
     for name in TOOL_FIELDS:
-        if (message.model_extra or {}).get(name):
+        if extra.pop(name, None):
             raise unsupported(f"messages.{number}.{name}", "messages are made of text here")
     content = text_of(message.content, f"messages.{number}.content")
-    return {"role": ROLES.get(message.role, message.role), "content": content}
+    further = {name: value for name, value in extra.items() if value is not None}
+    return {**further, "role": ROLES.get(message.role, message.role), "content": content}
 
 
 def check_last(message: Message) -> None:
@@ -231,6 +233,8 @@ def rows_of(
     waiting = session.engine.waiting
     longest, usual = shorter(target.max_length, waiting.longest), waiting.usual
     options = {**sampling_of(asked), **who}
+    if "guided" in options:  # read once for all texts
+        options["guided"] = session.foretelling.grammar(options["guided"])
     if "prediction" in options:  # read once for all texts, as far as the longest of them can go
         options["prediction"] = session.foretelling.expected(options["prediction"], longest)
     rows: list[DecodeState] = []

@@ -46,7 +46,7 @@ def chosen_tokens(step: Step, at: int, count: int) -> list[Chosen]:
 
 
 def finite(value: float) -> float:
-    return max(value, LEAST)
+    return value if value > LEAST else LEAST  # NaN is above nothing
 
 
 class Names:

@@ -65,7 +65,7 @@ def line_of(record: logging.LogRecord) -> str:
     """A record as a line; its time is the only thing that a jump of the clock can change."""
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     told = {"time": f"{seconds}.{int(record.msecs):03d}Z", **getattr(record, "request", {})}
-    return json.dumps(told, ensure_ascii=False) + "\n"
+    return json.dumps(told) + "\n"  # in ASCII: other signs end lines, too
 
 
 class RequestLog:

@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from foretoken.errors import ConfigError
+from foretoken.serve.heads import protocol
 from foretoken.serve.service import Service
 
 LAST = 2  # seconds that connections get to take what was already sent
@@ -21,8 +22,10 @@ class Server(uvicorn.Server):
     """Uvicorn, but for signals: the first lets running texts end, the second ends them."""
 
     def __init__(self, api: FastAPI) -> None:
+        self.service: Service = api.state.service
         config = uvicorn.Config(
             api,
+            http=protocol(self.service.settings.request_timeout),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -31,7 +34,6 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=LAST,
         )
         super().__init__(config)
-        self.service: Service = api.state.service
         self.signals = 0
         self.leaving: asyncio.Task[None] | None = None
 

@@ -23,15 +23,18 @@ import ray
 import torch
 from prometheus_client import CollectorRegistry, start_http_server
 from ray import serve
+from ray.serve import context
 from ray.serve.config import HTTPOptions, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foretoken.bench import environment
 from foretoken.engine.loading import load
 from foretoken.errors import CapabilityError, ConfigError, check_values
 from foretoken.lm.runtime.heap import keep_few_products
 from foretoken.serve.affinity import REPLICA
 from foretoken.serve.application import app
+from foretoken.serve.running import address_of, listen
 from foretoken.serve.service import Service
 from foretoken.serve.settings import Settings
 
@@ -72,7 +75,7 @@ class Scale:
 
     @property
     def cores(self) -> int:
-        return self.threads or max((os.cpu_count() or 1) // self.most, 1)
+        return self.threads or max(environment.cores() // self.most, 1)
 
     @property
     def ports(self) -> Sequence[int]:
@@ -141,10 +144,13 @@ class Named:
         await self.api(scope, receive, naming)
 
 
-def application(loading: dict[str, Any], settings: Settings, scale: Scale) -> serve.Application:
+def application(
+    loading: dict[str, Any], settings: Settings, scale: Scale, ours: bool
+) -> serve.Application:
     """What Ray Serve is to run."""
     places = loading.get("max_rows", 16)
-    device = device_of(loading, scale, int(CLUSTER.cluster_resources().get("GPU", 0)))
+    gpus = int(CLUSTER.cluster_resources().get("GPU", 0))
+    device = device_of(loading, scale, gpus, ours)
     loading = {**loading, "device": device}
     options: dict[str, Any] = {
         "name": "Replica",
@@ -176,21 +182,26 @@ def application(loading: dict[str, Any], settings: Settings, scale: Scale) -> se
     return bound
 
 
-def device_of(loading: dict[str, Any], scale: Scale, gpus: int) -> Any:
+def device_of(loading: dict[str, Any], scale: Scale, gpus: int, ours: bool) -> Any:
     """Where replicas run: as asked, else on the cluster's GPUs, each on its own, if there are any.
 
-    Left to itself a replica would see all GPUs or none, and take the first.
+    Left to itself a replica would see all GPUs or none, and take the first. A cluster of ours gets
+    no more GPUs than it has: replicas would wait for them for ever.
     """
     asked = loading.get("device")
-    if asked is not None or not gpus:
-        return asked
-    if gpus < scale.most:
+    wanted = gpus > 0 if asked is None else ours and str(asked).startswith("cuda")
+    if wanted and gpus < scale.most:
         raise ConfigError(
             f"{scale.most} replicas were asked for.",
             f"the cluster has {gpus} GPUs, and each replica takes one.",
-            f"pass --replicas {gpus}, or --device cpu.",
+            f"pass --replicas {gpus}, or --device cpu." if gpus else "pass --device cpu.",
         )
-    return "cuda"
+    return "cuda" if asked is None and gpus else asked
+
+
+def where() -> str:
+    """Which cluster is asked for: that at $RAY_ADDRESS, or one of ours."""
+    return os.environ.get("RAY_ADDRESS") or OURS
 
 
 def join(scale: Scale) -> bool:
@@ -200,9 +211,9 @@ def join(scale: Scale) -> bool:
     that are missing.
     """
     told: dict[str, Any] = {"runtime_env": {"env_vars": PROXIES}, "logging_level": logging.WARNING}
-    address = os.environ.get("RAY_ADDRESS") or OURS
+    address = where()
     if address == OURS:
-        cores = max(os.cpu_count() or 1, scale.most * scale.cores)
+        cores = max(environment.cores(), scale.most * scale.cores)
         CLUSTER.init(address=OURS, num_cpus=cores, include_dashboard=False, **told)
         return True
     try:
@@ -216,20 +227,31 @@ def join(scale: Scale) -> bool:
     return False
 
 
-def begin(loading: dict[str, Any], settings: Settings, scale: Scale, host: str, port: int) -> bool:
-    """Serve at an address once all replicas are ready; whether the cluster is ours."""
-    if re.fullmatch(r"cuda:[1-9]\d*", str(loading.get("device"))):
-        raise ConfigError(
-            f"replicas on {loading['device']} were asked for.",
-            "Ray gives each replica a GPU of its own, which it sees as cuda.",
-            "pass --device cuda.",
-        )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """What a server has started, and takes away at its end; and the URL it is reached at."""
+
+    cluster: bool
+    serve: bool  # Ray Serve on the cluster, with the proxies that listen
+    url: str
+
+
+def begin(
+    loading: dict[str, Any], settings: Settings, scale: Scale, host: str, port: int
+) -> Started:
+    """Serve at an address once all replicas are ready; what was started for that."""
+    check_device(loading.get("device"))
+    url = free(host, port) if where() == OURS else ""  # before a cluster is started for nothing
     ours = join(scale)
     with ExitStack() as undone:  # an interrupt would leave a cluster the application, too
-        undone.callback(end, ours)
+        undone.callback(CLUSTER.shutdown)
+        shared = not ours and runs_at(host, port)
+        url = url or (url_of(host, port) if shared else free(host, port))
+        started = Started(cluster=ours, serve=not shared, url=url)
+        undone.callback(clear, started)  # not before it is known that no other's has this name
         try:
-            serve.start(http_options=HTTPOptions(host=host, port=port))
-            serve.run(application(loading, settings, scale), name=NAME)
+            serve.start(http_options=HTTPOptions(host=host, port=int(url.rpartition(":")[2])))
+            serve.run(application(loading, settings, scale, ours), name=NAME)
         except RuntimeError as error:
             raise CapabilityError(
                 f"{scale.replicas} replicas were asked for.",
@@ -238,16 +260,72 @@ def begin(loading: dict[str, Any], settings: Settings, scale: Scale, host: str, 
                 "all.",
             ) from error
         undone.pop_all()
-    return ours
+    return started
 
 
-def end(ours: bool) -> None:
+def check_device(device: Any) -> None:
+    """Refuse a GPU that no replica will see."""
+    if re.fullmatch(r"cuda:[1-9]\d*", str(device)):
+        raise ConfigError(
+            f"replicas on {device} were asked for.",
+            "Ray gives each replica a GPU of its own, which it sees as cuda.",
+            "pass --device cuda.",
+        )
+
+
+def free(host: str, port: int) -> str:
+    """The URL of an address where nobody listens; the proxies of the cluster open it themselves."""
+    with listen(host, port) as socket:
+        return address_of(socket)
+
+
+def url_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def runs_at(host: str, port: int) -> bool:
+    """Whether the Ray Serve of a cluster that we joined listens at this address; False where none
+    runs.
+
+    ConfigError where it listens elsewhere, for it keeps to that, and where another server is
+    there already, for it would be replaced.
+    """
+    if NAME in serve.status().applications:
+        raise ConfigError(
+            f"a server on the Ray cluster at {where()} (RAY_ADDRESS) was asked for.",
+            "there is one already, and a cluster has one at a time.",
+            "end the other `foretoken serve --ray` (where it was killed: `serve shutdown`), or "
+            "unset RAY_ADDRESS to start a cluster on this machine.",
+        )
+    client: Any = context._get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return False
+    there = client.http_config
+    if (there.host, there.port) != (host, port):
+        raise ConfigError(
+            f"a server at {host}:{port} of the Ray cluster at {where()} was asked for.",
+            f"Ray Serve runs there already, and listens at {there.host}:{there.port}.",
+            f"pass --host {there.host} --port {there.port}.",
+        )
+    return True
+
+
+def end(started: Started) -> None:
     """Take nothing new, let running texts end for their grace, and leave the cluster."""
+    try:
+        clear(started)
+    finally:
+        CLUSTER.shutdown()
+
+
+def clear(started: Started) -> None:
+    """Take the application away, and Ray Serve where it is ours and serves nobody else by now: its
+    proxies would go on listening.
+    """
     with suppress(RayServeException):  # Ray Serve has not begun, or is gone
         serve.delete(NAME)
-    if ours:
+    if started.cluster or (started.serve and not set(serve.status().applications) - {NAME}):
         CLUSTER.serve.shutdown()
-    CLUSTER.shutdown()
 
 
 def wait() -> None:

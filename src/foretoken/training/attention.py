@@ -60,7 +60,8 @@ def hurry(*models: Any) -> None:
     if torch.cuda.is_available():
         return
     compiler = shutil.which("g++") or shutil.which("clang++")
-    torch._dynamo.config.recompile_limit = 64  # one entry per row length, gradient mode and model
+    # One entry per row length, gradient mode and model; torch before 2.7 knows this name alone.
+    torch._dynamo.config.cache_size_limit = 64
     for model in models:
         model.set_attn_implementation(NAME)
         if compiler and model.config.hidden_size >= 128:  # compiling costs half a minute

@@ -15,10 +15,10 @@ LOCK = ".lock"
 
 @contextmanager
 def working_alone(folder: Path) -> Iterator[None]:
-    """Nobody else trains in the folder meanwhile; ConfigError where somebody does already."""
+    """Nobody else works in the folder meanwhile; ConfigError where somebody does already."""
     taken = ConfigError(
         asked=f"training into {folder}",
-        possible="another run is at work there, and each would delete the other's checkpoints",
+        possible="another run is at work there, and each would delete what the other makes",
         do="wait for it or end it, or choose another folder",
     )
     try:

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from foretoken.training.capture import check_prompts, collect, models_of
 from foretoken.training.config import TrainingConfig
 from foretoken.training.dataset.card import written_by_draft
 from foretoken.training.features import Features, Shuffled
+from foretoken.training.folders import check_idle, working_alone
 from foretoken.training.identity import identity
+from foretoken.training.optimizers import check_muon
 from foretoken.training.processes import learning_device
 from foretoken.training.trainer import Progress, Trainer, TrainingPlan
 
@@ -90,6 +93,7 @@ def run_training(
     row, work = trainable(name), out / "training"
     kind: type[HeadObjective] = resolve(row.objective)
     config = kind.completed(config, session)
+    check_muon(config.matrix_rate)
     texts, capture = texts_of(prompts, config), resolve(row.captures).of(config)
     read: list[Any] = []
     if asks(config):
@@ -97,11 +101,13 @@ def run_training(
     for split, some in texts.items():
         check_prompts(session, some, split)
     if fresh and work.is_dir():  # behind whatever could be wrong with what was asked for
+        check_idle(work)
         shutil.rmtree(work)
-    train, held_out = read or (
-        collect(session, some, capture, work / "capture", split, show=show)
-        for split, some in texts.items()
-    )
+    kept = work / "capture"
+    with nullcontext() if read else working_alone(kept):
+        train, held_out = read or (
+            collect(session, some, capture, kept, split, show=show) for split, some in texts.items()
+        )
     objective = kind(config, train)
     torch.manual_seed(config.seed)
     module, lm = resolve(row.module), getattr(session, row.reads)

@@ -39,12 +39,7 @@ def split_optimizers(
             others.append(weight)
     found: list[optim.Optimizer] = []
     if matrices:
-        if not hasattr(optim, "Muon"):
-            raise ConfigError(
-                asked=f"Muon at rate {matrix_rate}",
-                possible="this torch has no Muon; 2.9 and later do",
-                do="install a newer torch, or set matrix_rate=0 to train everything with AdamW",
-            )
+        check_muon(matrix_rate)
         found.append(optim.Muon(matrices, lr=matrix_rate, weight_decay=weight_decay))
     groups = [
         {"params": weights, "lr": rate}
@@ -54,3 +49,13 @@ def split_optimizers(
     if groups:
         found.append(optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0))
     return found
+
+
+def check_muon(rate: float) -> None:
+    """ConfigError for matrices at a rate of Muon where torch has none; asked before any work."""
+    if rate > 0 and not hasattr(optim, "Muon"):
+        raise ConfigError(
+            asked=f"Muon at rate {rate}",
+            possible="this torch has no Muon; 2.9 and later do",
+            do="install a newer torch, or set matrix_rate=0 to train everything with AdamW",
+        )

@@ -163,6 +163,24 @@ def test_nothing_is_drawn_below_an_end_token_or_where_all_is_forbidden(pair, row
     assert odd and all(found.q[node] is None for node in odd)
 
 
+@pytest.mark.parametrize("replacement", [False, True])
+def test_nothing_is_drawn_where_chances_are_no_numbers(pair, row, replacement):
+    """Half precision overflows at guesses that no text reaches: there the draft ends."""
+    logits = pair[1].logits.clone()
+    logits[1, 2, [4, 6]] = 50.0  # so both are drawn
+    logits[2, 4] = torch.nan
+    trees = []
+    for table in (logits, torch.full_like(logits, torch.nan)):
+        one = row([1, 2], 12, max_new_tokens=30, temperature=1.0, seed=1)
+        trees.append(grown(tree_of(TableLM(table), k=(12, 2), replacement=replacement), one))
+    found, nothing = trees
+    tokens, children = found.tree.tokens, found.tree.children()
+    assert {4, 6} <= {tokens[node] for node in children[0]} and len(nothing.tree) == 1
+    for node in children[0]:
+        assert len(children[node]) == (0 if tokens[node] == 4 else 2)
+        assert (found.q[node] is None) == (tokens[node] == 4)
+
+
 def test_a_controller_that_stops_is_asked_before_any_coin(pair, row):
     class NoCoins:
         def draw(self, law):

@@ -156,6 +156,19 @@ def test_a_path_that_ended_keeps_its_place(pair, row):
     assert ended
 
 
+def test_nothing_is_drawn_where_chances_are_no_numbers(pair, row):
+    logits = pair[1].logits.clone()
+    logits[1, 2, [4, 6]] = 50.0  # so these are the first level
+    logits[2, 4] = torch.nan
+    for seed in range(4):
+        one = row([1, 2], 12, max_new_tokens=30, temperature=1.0, seed=seed)
+        tree = grown(beam_of(TableLM(logits)), one).tree
+        below = {tree.tokens[node]: tree.children()[node] for node in tree.children()[0]}
+        assert below.keys() == {4, 6} and not below[4] and below[6]
+    one = row([1, 2], 12, max_new_tokens=30, temperature=1.0, seed=0)
+    assert len(grown(beam_of(TableLM(torch.full_like(logits, torch.nan))), one).tree) == 1
+
+
 def test_a_beam_of_one_is_plain_speculative_sampling(pair, prompts, row, run):
     target, draft = pair
     make = lambda: [  # noqa: E731

@@ -60,6 +60,8 @@ class LevelGrowth(TreeGrowth):
 
     def take(self, score: Scores, stop: StoppingRule | None) -> bool:
         nodes, laws = self.read(score.logits)
+        if not self.greedy:
+            nodes, laws = with_laws(nodes, laws)
         go = self.ask(stop, nodes, laws, score)
         if go is Go.STOP:
             return False
@@ -79,6 +81,19 @@ class LevelGrowth(TreeGrowth):
 def drawn(kind: Draw) -> Traits:
     """What a grower of such trees is, if its children above temperature 0 are of this kind."""
     return Traits(frozenset({Draw.POINT, kind}), Shape.TREE, memory=Memory.NOTHING)
+
+
+def with_laws(nodes: list[int], laws: Tensor) -> tuple[list[int], Tensor]:
+    """The nodes that a token can be drawn after, and their laws: NaN is no law.
+
+    Half precision overflows at guesses that no text reaches: these have no children. A law is over
+    its sum, so if any of it is NaN all of it is: one number of each tells.
+    """
+    first = laws[:, 0].tolist()
+    kept = [i for i, chance in enumerate(first) if chance == chance]
+    if len(kept) == len(nodes):
+        return nodes, laws
+    return [nodes[i] for i in kept], laws[kept]
 
 
 class Levels(Grower):

@@ -67,7 +67,7 @@ def layout_of(
 def model_of(source: Any, reading: Mapping[str, Any], place: Mapping[str, Any]) -> Footprint:
     """Of a model that is loaded, or would be."""
     config = target_config(source, **reading)
-    return as_held(footprint(config, **place), source, config)
+    return as_held(footprint(config, **place, source=source), source, config)
 
 
 def draws(row: Method) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from foretoken.errors import CapabilityError
 from foretoken.lm.kernels import bits
 from foretoken.lm.kernels.choosing import KernelReport, installed
+from foretoken.lm.kernels.linears import can_pack
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.probe import probe_row, some_tokens
 from foretoken.types import DecodeState, Draft, Draw, Rows, TokenTree
@@ -56,6 +57,8 @@ def unsuited(lm: CachedLM) -> str:
         return "its attention cannot be replaced"
     if not lm.plan.ragged:
         return lm.plan.why
+    if not can_pack(lm.model.dtype):
+        return "this build of torch has no oneDNN, whose packed products are needed"
     return ""
 
 

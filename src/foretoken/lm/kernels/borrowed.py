@@ -232,7 +232,7 @@ class Borrowing:
         sites = None if lean is None else lean.sites
         report = choose_kernels(self.model, mode, pad_lone=pad_lone, sites=sites)
         if lean is not None and mode in ("auto", "inplace"):
-            lean.reach = reach_in_c(lean.sites)
+            lean.reach = reach_in_c(lean.sites, copies=not report.why)
         report = replace(report, captured=lean is not None, uncaptured=why)
         made = Kernels((mode, pad_lone), report, list(installed(self.model)), lean)
         for product in made.copies:

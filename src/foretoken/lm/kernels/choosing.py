@@ -10,7 +10,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -35,7 +34,8 @@ from foretoken.lm.kernels.linears import (
     linears,
 )
 from foretoken.lm.kernels.measuring import choose, measure
-from foretoken.lm.kernels.merged import Site
+from foretoken.lm.kernels.merged import Merged, Site
+from foretoken.lm.kernels.room import available_memory
 from foretoken.lm.runtime.cached import CHUNK
 from foretoken.native.compiling import Unavailable
 from foretoken.native.library import library
@@ -48,9 +48,9 @@ NO_COPY = (DENSE, NATIVE, ONEDNN, TRANSPOSED)
 SPARED, SPARED_PER_ROW = 2e-5, 3e-7
 JUDGED = (1, 16)  # the row counts one copy is judged by: plain decoding and scoring a tree
 
-# outputs of each layer and inputs, type, threads, stored transposed: one machine, so one answer
-# per process
-Shape = tuple[tuple[int, ...], torch.dtype, int, bool]
+# outputs of each layer and inputs, type, threads, stored transposed, whether copies may be made:
+# one machine, so one answer per process
+Shape = tuple[tuple[int, ...], torch.dtype, int, bool, bool]
 _measured: dict[Shape, dict[int, dict[int, float]]] = {}
 
 
@@ -110,6 +110,8 @@ def choose_kernels(
         why = "second copies were not wanted"
     elif mode == "auto" and groups and (why := no_room(groups)):
         warnings.warn(f"linear kernels: {why}", RuntimeWarning, stacklevel=2)
+    if groups and why:  # then copies are not made to be measured either
+        groups = by_shape(able, copies=False)
     dense = tied_weights(model) | output_weight(model)
     for key, group in groups.items():
         if mode == "packed":
@@ -117,7 +119,7 @@ def choose_kernels(
             continue
         with torch.inference_mode():
             if key not in _measured:
-                _measured[key] = measure(group, seconds / len(groups))
+                _measured[key] = measure(group, seconds / len(groups), not why)
         if mode == "lean":
             install_one_copy(group, _measured[key], dense)
         else:
@@ -157,13 +159,14 @@ def in_few_sizes(sites: Sequence[Site]) -> None:
         site.many = site.many if site.many in own else BLOCKS
 
 
-def reach_in_c(sites: Sequence[Site]) -> int:
+def reach_in_c(sites: Sequence[Site], copies: bool = True) -> int:
     """Rows up to which products in C, in one call (`segments`), cost no more than those chosen.
 
     Where C was chosen both are the same, measured or not. More rows than a tree has are a prompt's,
-    which wants no logits: a layer that has no other of its shape is the head.
+    which wants no logits: a layer that has no other of its shape is the head. `copies`: whether any
+    were allowed.
     """
-    groups = [(_measured.get(key, {}), group) for key, group in by_shape(sites).items()]
+    groups = [(_measured.get(key, {}), group) for key, group in by_shape(sites, copies).items()]
     groups = [(table, group) for table, group in groups if group[0].places is not None]
     reach = 0
     for rows in range(1, CHUNK + 1) if groups else ():
@@ -204,12 +207,12 @@ def installed(model: nn.Module) -> Iterator[Product]:
             yield product
 
 
-def by_shape(sites: Sequence[Site]) -> dict[Shape, list[Site]]:
-    """Products grouped by what decides their speed."""
+def by_shape(sites: Sequence[Site], copies: bool = True) -> dict[Shape, list[Site]]:
+    """Products grouped by what decides their speed, and what is measured of it."""
     groups: dict[Shape, list[Site]] = {}
     for site in sites:
         stored = is_conv1d(site.modules[0])
-        key = (site.shape, site.dtype, torch.get_num_threads(), stored)
+        key = (site.shape, site.dtype, torch.get_num_threads(), stored, copies)
         groups.setdefault(key, []).append(site)
     return groups
 
@@ -242,8 +245,10 @@ def install_measured(
         product.kernels, product.many = kernels, many
         if {many, *kernels} & {PACKED, PADDED}:
             product.pack_once()
-        else:
-            product.packed = None
+            continue
+        product.packed = None
+        if isinstance(product, Merged):
+            product.bias = None  # of the copy: the parts have their own
 
 
 def compiled_by_length(dtype: torch.dtype) -> set[int]:
@@ -293,15 +298,6 @@ def no_room(groups: dict[Shape, list[Site]]) -> str:
         f"packed copies need {needed >> 20} MiB and {free >> 20} MiB are free, so only kernels "
         "that work on the dense weights are used (kernels='lean' keeps one packed copy)"
     )
-
-
-def available_memory() -> int | None:
-    """Bytes the system would give without swapping; None where it does not say."""
-    source = Path("/proc/meminfo")
-    if not source.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in source.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def report(mode: str, groups: dict[Shape, list[Site]], seconds: float, why: str) -> KernelReport:

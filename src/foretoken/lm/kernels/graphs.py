@@ -24,6 +24,7 @@ from foretoken.lm.runtime.cache import Target
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.masks import window_bounds
 from foretoken.lm.runtime.packing import Batch
+from foretoken.lm.runtime.rounding import relative, unmasked
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 KEPT = 2 * len(BUCKETS)  # graphs of one model: each takes memory
@@ -222,9 +223,8 @@ class Graphs:
     def agrees(self, still: Still, found: Tensor) -> bool:
         """Compare a replay with the ordinary forward on the same buffers."""
         still.compared += 1
-        right = self.forward(still)[:, : found.shape[1]]
-        spread = right.float().std().clamp_min(1e-6)
-        error = float((found.float() - right.float()).abs().max() / spread)
+        logits, right = unmasked(found, self.forward(still)[:, : found.shape[1]])
+        error = relative((logits - right).abs().max(), right.std().clamp_min(1e-6))
         if error <= ALLOWED.get(found.dtype, 1e-1):
             return True
         self.give_up(f"a replay of {still.bucket} nodes is off by {error:.1%} of the spread")

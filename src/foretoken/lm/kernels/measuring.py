@@ -44,20 +44,25 @@ class Multiplies(Protocol):
     def nbytes(self) -> int: ...
 
 
-def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[int, float]]:
+def measure(
+    products: Sequence[Multiplies], seconds: float, copies: bool = True
+) -> dict[int, dict[int, float]]:
     """Seconds per call of each kernel by row count, over products of one shape.
 
     Several products are cycled through, since a weight that stays in the cache flatters everybody.
     A kernel that is far behind once is not tried again, but for the best of those without a limit;
     `seconds` bounds the whole, and a row count that was not reached takes its neighbour's choice.
     Where calls wait for a processor that others keep busy, nothing is told of kernels: then C is
-    taken where it is meant for, as it waits least (a whole forward in one call).
+    taken where it is meant for, as it waits least (a whole forward in one call). Without `copies`
+    none is made, and kernels that need one are not tried.
     """
     members = products[: max(1, 96_000_000 // products[0].nbytes())]
     packs = can_pack(members[0].dtype)
-    for product in members if packs else ():
+    copied = packs and copies
+    for product in members if copied else ():
         product.pack_once()
-    alive = [DENSE, TRANSPOSED, *((ONEDNN, PACKED, PADDED) if packs else ())]
+    alive = [DENSE, TRANSPOSED, *((ONEDNN,) if packs else ())]
+    alive += [PACKED, PADDED] if copied else []
     alive += [NATIVE] if members[0].places is not None else []
     table: dict[int, dict[int, float]] = {}
     ends = perf_counter() + seconds
@@ -71,7 +76,8 @@ def measure(products: Sequence[Multiplies], seconds: float) -> dict[int, dict[in
         table[rows] = interleaved(used, x, tried)
         stalled = min(table[rows].values()) > STALL + rows * members[0].nbytes() / SLOWEST
         if stalled and NATIVE in alive:
-            return by_rule(min(table[rows].values()), PACKED if packs else NATIVE)
+            many = PACKED if copied else DENSE if packs else NATIVE
+            return by_rule(min(table[rows].values()), many)
         # a bad moment must not leave only kernels that are meant for few rows, or want a copy
         told, best = table[rows], min(table[rows].values())
         endless = min((kernel for kernel in told if kernel not in MOST), key=told.__getitem__)

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from foretoken.errors import CapabilityError
+from foretoken.lm.runtime.rounding import relative, unmasked
 from foretoken.lm.runtime.taps import tapping
 from foretoken.types import FinalNorm
 
@@ -28,7 +29,8 @@ class OutputHead:
         ids = torch.arange(3, device=model.device)[None]
         with torch.inference_mode(), tapping((), decoder, (FinalNorm(),)) as states:
             said = model(input_ids=ids, use_cache=False).logits[0].float()
-        if float((self(states[0][0]).float() - said).abs().max()) > 0.01 * float(said.std()):
+        made, said = unmasked(self(states[0][0]), said)
+        if relative((made - said).abs().max(), said.std().clamp_min(1e-12)) > 0.01:
             raise CapabilityError(
                 f"logits of hidden states of {type(model).__name__} were asked for.",
                 "it does more to its head's output than scale it and cap it.",

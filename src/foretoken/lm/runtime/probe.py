@@ -21,7 +21,7 @@ from foretoken.lm.runtime import attention
 from foretoken.lm.runtime.cached import CachedLM
 from foretoken.lm.runtime.finite import check_finite, check_logits
 from foretoken.lm.runtime.plan import Plan
-from foretoken.lm.runtime.rounding import allowed, error_of
+from foretoken.lm.runtime.rounding import allowed, error_of, relative, unmasked
 from foretoken.lm.unreadable import NO_MEMORY
 from foretoken.types import Caps, DecodeState, Draft, Draw, SamplingParams, TokenTree
 
@@ -264,6 +264,6 @@ def chain_of(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:
 
 def difference(logits: Tensor, right: Tensor) -> float:
     """Largest error of a node over the spread of logits between nodes; NaN counts as infinite."""
+    logits, right = unmasked(logits, right)
     spread = (right - right.mean(0)).square().mean().sqrt()
-    error = error_of(logits, right).max() / spread.clamp_min(1e-12)
-    return float(error) if bool(torch.isfinite(error)) else float("inf")
+    return relative(error_of(logits, right).max(), spread.clamp_min(1e-12))

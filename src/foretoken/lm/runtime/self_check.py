@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.errors import WrongLogits
-from foretoken.lm.runtime.rounding import allowed, error_of
+from foretoken.lm.runtime.rounding import allowed, error_of, relative, unmasked
 
 
 def compare_with_fresh(
@@ -16,8 +16,9 @@ def compare_with_fresh(
 ) -> None:
     """WrongLogits where `cached` [V] are not the logits that follow `tokens`."""
     ids = torch.tensor([tokens], device=model.device)
-    right = model(input_ids=ids, use_cache=False, **options).logits[0, -1].float()
-    error = float(error_of(cached, right) / right.std())
+    fresh = model(input_ids=ids, use_cache=False, **options).logits[0, -1]
+    found, right = unmasked(cached, fresh)
+    error = relative(error_of(found, right), right.std())
     if not error <= allowed(model.dtype):
         raise WrongLogits(
             f"{model.config.model_type} was asked to write on after {len(tokens)} tokens.",

@@ -34,7 +34,10 @@ NORMS = ("norm", "final_layer_norm", "ln_f", "final_layernorm")
 
 @dataclass(slots=True, eq=False)
 class Leave:
-    """One row's wish to leave early, and the rule that decides."""
+    """One row's wish to leave early, and the rule that decides.
+
+    An exit is confirmed by an argmax of logits, so this is for rows that take just that token.
+    """
 
     candidates: Int[Tensor, "N K"]  # per node of the tree: what is likely to follow it
     active: frozenset[int]  # layers behind which the rule is asked

@@ -107,6 +107,28 @@ def late(limit: float) -> Refusal:
     )
 
 
+def late_head(limit: float) -> Refusal:
+    """A client that does not say to the end what it asks for."""
+    return Refusal(
+        "a request was begun whose headers did not come to their end.",
+        f"this server waits {limit:g} s for all of them.",
+        "send it again, in one go; if it stays, look at the connection.",
+        status=LATE,
+        code=TIMEOUT,
+    )
+
+
+def long_head(limit: int) -> Refusal:
+    """Headers that are kept before anything else is known of a request."""
+    return Refusal(
+        "a request with headers that are too large was sent.",
+        f"this server reads at most {limit} bytes of them, with the address.",
+        "leave out headers, such as cookies; texts belong into the body.",
+        status=431,
+        code="headers_too_large",
+    )
+
+
 def stopping() -> Refusal:
     return Refusal(
         "the server is stopping.",

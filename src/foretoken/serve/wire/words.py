@@ -113,8 +113,8 @@ class Words:
 
     # one document
 
-    def choice(self, writing: Writing) -> dict[str, Any]:
-        """A whole text."""
+    def choice(self, writing: Writing) -> str:
+        """A whole text, inside a choice."""
         raise NotImplementedError
 
     def document(self) -> str:
@@ -140,9 +140,9 @@ class Words:
         logs = "null"
         if self.answer.wants.logprobs is not None:
             logs = self.logprobs(writing.whole_chosen())
-        told = {"index": writing.index, **self.choice(writing)}
         reason = f'"finish_reason":"{writing.finish_reason}"'
-        return f'{json.dumps(told)[:-1]},"logprobs":{logs},{reason}}}'
+        told = f'"index": {writing.index}, {self.choice(writing)},"logprobs":{logs},{reason}'
+        return f"{{{told}}}"
 
     def usage(self) -> dict[str, Any]:
         """Tokens of prompts and texts, and what became of the client's prediction."""
@@ -222,8 +222,9 @@ class ChatWords(Words):
         told = ",".join([names.in_chat(one) for one, _ in chosen])
         return f'{{"content":[{told}],"refusal":null}}'
 
-    def choice(self, writing: Writing) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": writing.text, "refusal": None}}
+    def choice(self, writing: Writing) -> str:
+        told = {"role": "assistant", "content": writing.text, "refusal": None}
+        return f'"message": {json.dumps(told)}'
 
 
 class CompletionWords(Words):
@@ -235,22 +236,26 @@ class CompletionWords(Words):
         super().__init__(service, answer)
         assert isinstance(self.asked, CompletionRequest)
         self.echo = bool(self.asked.echo)
+        self.prompts: dict[int, str] = {}  # by number, as JSON
 
     def opened(self) -> str:
         """With `echo` the prompts."""
         if not self.echo:
             return ""
         return "".join(
-            self.chunk(index, self.delta(json.dumps(self.prompt(index))), "null", "null", None)
+            self.chunk(index, self.delta(self.prompt(index)), "null", "null", None)
             for index in range(self.answer.count)
         )
 
     def prompt(self, index: int) -> str:
-        """The prompt of a text, as a text."""
-        prompt = self.answer.prompts[index // self.asked.texts]
-        if isinstance(prompt, str):
-            return prompt
-        return str(self.service.session.tokenizer.decode(list(prompt)))
+        """The prompt of a text, as JSON; read and written once for all its texts."""
+        number = index // self.asked.texts
+        if number not in self.prompts:
+            prompt = self.answer.prompts[number]
+            if not isinstance(prompt, str):
+                prompt = str(self.service.session.tokenizer.decode(list(prompt)))
+            self.prompts[number] = json.dumps(prompt)
+        return self.prompts[number]
 
     def delta(self, words: str) -> str:
         return f'"text":{words}'
@@ -263,9 +268,11 @@ class CompletionWords(Words):
             [one for one, _ in chosen], [at for _, at in chosen]
         )
 
-    def choice(self, writing: Writing) -> dict[str, Any]:
-        before = self.prompt(writing.index) if self.echo else ""
-        return {"text": before + writing.text}
+    def choice(self, writing: Writing) -> str:
+        text = json.dumps(writing.text)
+        if self.echo:  # two strings as one: a quote less of each
+            text = self.prompt(writing.index)[:-1] + text[1:]
+        return f'"text": {text}'
 
 
 def words_for(service: Service, answer: Answer) -> Words:

@@ -80,7 +80,7 @@ class Room(NamedTuple):
         lm: Any = innermost(session.target)
         if lm.device.type != "cuda":
             return None
-        sizes = footprint(lm.model.config, lm.model.dtype, lm.device)
+        sizes = footprint(lm.model.config, lm.model.dtype, lm.device, lm.model)
         torch.cuda.empty_cache()
         return cls(SHARE * torch.cuda.mem_get_info(lm.device)[0], sizes.column, LAWS * sizes.vocab)
 

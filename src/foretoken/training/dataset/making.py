@@ -41,6 +41,7 @@ from foretoken.training.dataset.records import (
 from foretoken.training.dataset.states import States
 from foretoken.training.dataset.stream import none_there
 from foretoken.training.dataset.windows import Read, digest, laws_along, scored
+from foretoken.training.folders import check_idle, working_alone
 from foretoken.training.identity import identity
 from foretoken.training.recipes import LEFT_BY_RUNS, Order, clear
 from foretoken.types import DecodeState, Step
@@ -247,22 +248,24 @@ def make_data(
     if writer is not None:
         wrote = {"name": str(draft), "identity": identity(*models_of(writer))}
         plan["draft"] = wrote["identity"]
-    if fresh:  # behind whatever could be wrong with what was asked for
-        clear(folder, LEFT_BY_RUNS)
-    same_plan(folder, plan, given, read)
-    held_out = read.held_out(config.held_out, config.seed)
-    count = -(-len(read.windows) // config.shard)
-    for index in tracked(range(count), "ordinary text, shards", count, show):
-        if not shard_path(folder, "train", index, TEXT).is_file():
-            maker.text_shard(index, read.windows, held_out)
-    count = -(-wanted // config.shard)
-    for index in tracked(range(count), "training texts, shards", count, show):
-        if shard_path(folder, "train", index).is_file():
-            maker.prompts.known(index)
-        else:
-            maker.shard(index)
-            write_card(folder, session, config, source, read.sources, wrote)
-    return write_card(folder, session, config, source, read.sources, wrote)
+    with working_alone(folder):
+        if fresh:  # behind whatever could be wrong with what was asked for
+            check_idle(folder / "training")
+            clear(folder, LEFT_BY_RUNS)
+        same_plan(folder, plan, given, read)
+        held_out = read.held_out(config.held_out, config.seed)
+        count = -(-len(read.windows) // config.shard)
+        for index in tracked(range(count), "ordinary text, shards", count, show):
+            if not shard_path(folder, "train", index, TEXT).is_file():
+                maker.text_shard(index, read.windows, held_out)
+        count = -(-wanted // config.shard)
+        for index in tracked(range(count), "training texts, shards", count, show):
+            if shard_path(folder, "train", index).is_file():
+                maker.prompts.known(index)
+            else:
+                maker.shard(index)
+                write_card(folder, session, config, source, read.sources, wrote)
+        return write_card(folder, session, config, source, read.sources, wrote)
 
 
 def check_work(maker: Maker, chats: int, read: Read) -> None:

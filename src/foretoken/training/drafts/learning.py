@@ -20,6 +20,7 @@ from foretoken.training.dataset.records import DOCUMENT, Chat, Folders, every_ch
 from foretoken.training.dataset.stream import ChatStream
 from foretoken.training.drafts.measuring import EngineAcceptance
 from foretoken.training.folders import check_idle
+from foretoken.training.optimizers import check_muon
 from foretoken.training.processes import main_first, processes, several
 from foretoken.training.recipes import clear
 from foretoken.training.scalars import require_tensorboard
@@ -170,6 +171,7 @@ def run_folder(
     and batches are those of a number of processes, so that another one goes on with nothing.
     `fresh` deletes what runs in `out` have left.
     """
+    check_muon(getattr(config, "matrix_rate", 0.0))  # before an earlier run is forgotten
     texts = [] if data is None else [digest(path) for path in shards(data, "train")]
     said: list[Any] = [asdict(config), texts, *map(str, others)]
     if several():

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from foretoken.native.best_columns import best_columns
 from foretoken.training.dataset.records import Laws
-from foretoken.types import DecodeState, Draft, Step
+from foretoken.trees.build import guessed, guessed_path
+from foretoken.types import DecodeState, Step, TokenTree
 
 MOST_PLACES = 1024  # of one text; the oldest leave
 
@@ -123,12 +124,19 @@ class Evidence:
         return heard
 
     def note(self, notes: Notes, step: Step, at: int, keep: bool) -> None:
-        """Keep the places of one row that are learned from."""
-        row, draft, path = step.rows[at], step.drafts[at], step.verdicts[at].path
-        emitted = len(step.emitted[at])
-        saying = [0, *path]  # saying[i] says the i-th new token
-        refused = emitted > len(path) and was_refused(draft, saying[-1])
-        accepted = min(len(path), emitted)
+        """Keep the places of one row that are learned from.
+
+        Tokens that the request gave lie before all guesses. No draft said them, so that they are
+        neither judged nor learned; where one of them was refused, no guess was reached.
+        """
+        row, draft, verdict = step.rows[at], step.drafts[at], step.verdicts[at]
+        given, emitted = draft.given, len(step.emitted[at]) - draft.given
+        if len(verdict.path) < given:
+            return
+        tree, path = guessed(draft), guessed_path(draft, verdict.path)
+        saying = [0, *path]  # saying[i] says the i-th token behind those given
+        refused = emitted > len(path) and was_refused(tree, saying[-1])
+        accepted = max(min(len(path), emitted), 0)
         notes.accepted += accepted
         notes.judged += accepted + refused
         kept = [i for i in range(accepted) if self.share and notes.rng.random() < self.share]
@@ -139,14 +147,14 @@ class Evidence:
             notes.counts.extend(1.0 / self.share if i < accepted else 1.0 for i in kept)
             logits = step.scores[at].logits
             size = min(self.size, logits.shape[-1])
-            for node in (saying[i] for i in kept):  # plain numbers: this is between two steps
+            for node in (given + saying[i] for i in kept):  # plain numbers: between two steps
                 [best], [chances] = best_columns(logits[node : node + 1], size)
                 notes.laws.append((best, chances))
 
 
-def was_refused(draft: Draft, node: int) -> bool:
+def was_refused(tree: TokenTree, node: int) -> bool:
     """Whether something was guessed behind a node: a bonus token behind a leaf is no error."""
-    return node in draft.tree.parents
+    return node in tree.parents
 
 
 def parted(tokens: Sequence[int], notes: Notes, window: int, greedy: bool = False) -> list[Lesson]:
