@@ -152,7 +152,20 @@ def test_heads_may_have_so_many_bytes_however_they_come(
         assert error["code"] == "headers_too_large" and "65536 bytes" in error["message"]
 
 
-def test_who_does_not_come_to_the_end_of_a_head_is_left(make_session, running, parser) -> None:
+def test_a_head_that_is_too_long_is_told_so_before_its_end(make_session, running, parser) -> None:
+    with make_session("plain") as session, running(session) as server:
+        with connected(server) as sock:
+            sock.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 100_000)
+            status = read_on(sock).split()[1]
+        assert status == (b"400" if heads.find_spec("httptools") is None else b"431")
+        if status == b"431":
+            assert server.metric("requests_total", path="other", status="431") == 1
+
+
+def test_who_does_not_come_to_the_end_of_a_head_is_left(
+    make_session, running, monkeypatch, parser
+) -> None:
+    monkeypatch.setattr(heads, "IDLE", 0.4)
     with make_session("plain") as session, running(session, request_timeout=0.4) as server:
         with connected(server) as sock:
             assert read_on(sock) == b"", "nothing was asked, so nothing is told"

@@ -162,7 +162,7 @@ def test_a_torch_without_muon_is_told_of_before_anything_is_captured(
     assert not (tmp_path / "training").exists()
 
 
-@pytest.mark.parametrize(("name", "fresh"), [("run", True), ("capture", False)])
+@pytest.mark.parametrize(("name", "fresh"), [("run", True), (".", False)])
 def test_where_a_head_is_learning_another_run_is_refused(name, fresh, next_token, tmp_path):
     folder = tmp_path / "training" / name
     config = NextTokenTraining(prompts=4, new_tokens=4, steps=2)

@@ -306,7 +306,8 @@ def whole_paths(loading: dict[str, Any], limits: Settings) -> tuple[dict[str, An
         if not isinstance(value, str | Path) or value in ("", "off"):
             continue
         place = Path(os.path.expanduser(value))
-        if shipped.resolve(value) is value and place.exists():
+        named = str(value) in (*shipped.NAMES, *shipped.TRAINED, *shipped.FETCHED)
+        if not named and place.exists():
             found[name] = type(value)(place.absolute())
     log = limits.log_file
     if log is not None and log != Path("-"):

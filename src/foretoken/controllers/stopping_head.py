@@ -67,9 +67,13 @@ class StoppingHead(Stopping):
 
 
 def temperature_of(card: store.Card) -> float | None:
-    """That of the texts a head learned from; None where its notes do not say."""
+    """That of the texts a head learned from; None where its notes do not say, or the texts were
+    written by others.
+    """
     settings = card.notes.get("settings") if isinstance(card.notes, Mapping) else None
-    found = settings.get("temperature") if isinstance(settings, Mapping) else None
+    if not isinstance(settings, Mapping) or settings.get("states") == "asked":
+        return None
+    found = settings.get("temperature")
     return float(found) if isinstance(found, int | float) else None
 
 

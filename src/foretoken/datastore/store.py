@@ -7,12 +7,14 @@ old datastore, and files that the next writer sweeps away. Readers keep what the
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,12 @@ from foretoken.datastore.segment import (
 from foretoken.datastore.vocabulary import Vocabulary
 from foretoken.errors import CheckpointError, ConfigError
 
+LOG = logging.getLogger(__name__)
 FORMAT = 1
 MANIFEST = "datastore.json"
 LOCK = "lock"
 SEGMENT_TOKENS = 1 << 26  # of a segment: sorting one takes about 40 bytes per token
+NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # of a folder: not every file system does
 ENDINGS = (".tokens", ".suffixes", ".part")  # of files a killed writer may leave
 
 
@@ -157,7 +161,7 @@ class Datastore:
         """Put documents in, all of them or, if it does not come to an end, none; how many.
 
         Segments of similar size are merged, so that their number grows with the logarithm of the
-        text. Other writers wait.
+        text. Other writers wait, where the file system has locks.
         """
         with _locked(self.folder):
             self._open()
@@ -303,6 +307,9 @@ def _settle(folder: Path) -> None:
         return
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
     finally:
         os.close(handle)
 
@@ -352,8 +359,10 @@ def _locked(folder: Path) -> Iterator[None]:
     with writing(folder):
         file = open(folder / LOCK, "a", encoding="utf-8")  # noqa: SIM115 (closed below)
     with file:
-        with suppress(ImportError, OSError):  # not everywhere, as on file systems of clusters
+        try:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
+        except (ImportError, OSError):  # not everywhere, as on file systems of clusters
+            LOG.warning("%s has no locks: let one process at a time write there", folder)
         yield

@@ -37,8 +37,6 @@ def chat_ids(messages: Any, tokenizer: Any, which: str = "the prompt") -> list[i
             "pass one text as the model was trained to read it, or load with tokenizer= that has "
             "a chat template.",
         )
-    from jinja2 import TemplateError
-
     for number, message in enumerate(checked):
         check_text(message["content"], f"message {number}")
     if reads_parts(tokenizer):
@@ -52,7 +50,7 @@ def chat_ids(messages: Any, tokenizer: Any, which: str = "the prompt") -> list[i
             tokenize=True,
             return_dict=True,
         )
-    except (TemplateError, ValueError) as error:
+    except refusals() as error:
         roles = ", ".join(message["role"] for message in checked)
         told = roles if len(roles) <= MOST_TOLD else f"{roles[:MOST_TOLD]} ..."
         raise ConfigError(
@@ -91,14 +89,19 @@ def reads_parts(tokenizer: Any) -> bool:
 
 def keeps(tokenizer: Any, content: Any) -> bool | None:
     """Whether a template says what is in a content of this form; None where it refuses it."""
-    from jinja2 import TemplateError
-
     message = {"role": "user", "content": content}
     try:
         said: str = tokenizer.apply_chat_template([message], tokenize=False)
-    except (TemplateError, ValueError, TypeError, AttributeError, LookupError):
+    except refusals():
         return None
     return PROBE in said.lower()  # it may be capitalized
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What a template raises for messages that it does not read: fields of theirs of any type, too."""
+    from jinja2 import TemplateError
+
+    return TemplateError, ValueError, TypeError, AttributeError, LookupError
 
 
 def check_chat(messages: Any) -> Sequence[Any]:

@@ -25,6 +25,7 @@ class Read:
     """A grammar that was read, which several rows may share."""
 
     matcher: Any  # at the beginning of a text
+    grammars: Grammars  # which read it: the same tokens end it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Foretelling:
         """The options of a row whose text begins behind `start` tokens, with its grammar."""
         if told.guided is None:
             return params
-        return replace(params, grammar=self.grammars.begin(told.guided.matcher, start, params.eos))
+        begin = told.guided.grammars.begin
+        return replace(params, grammar=begin(told.guided.matcher, start, params.eos))
 
     def expect(self, told: Foretold, row: DecodeState) -> DecodeState:
         """The row, with its prediction."""
@@ -81,7 +83,9 @@ class Foretelling:
 
     def grammar(self, asked: Any) -> Read:
         """A grammar, read once for all rows that share it."""
-        return asked if isinstance(asked, Read) else Read(self.grammars.matcher(asked))
+        if isinstance(asked, Read):
+            return asked
+        return Read(self.grammars.matcher(asked), self.grammars)
 
     def expected(self, said: Any, most: int | None = None) -> Expected:
         """A prediction, read once for all rows that share it; at most `most` tokens of it count."""

@@ -142,6 +142,8 @@ class Grammar:
                 if barred and not self.needs_end:
                     continue
                 row.masked_fill_(forbidden, -torch.inf)
+            elif following.over and self.needs_end:
+                row.fill_(-torch.inf)
 
     def complete(self, tokens: Sequence[int]) -> bool:
         """Whether the text is over. What is in `tokens` is settled: it is never taken back."""

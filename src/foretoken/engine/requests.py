@@ -331,7 +331,7 @@ def row_seeds(seed: Any, rows: int) -> list[int | None]:
 def kept_bytes(limit: Any) -> int:
     """Bytes of texts to keep: a whole number, or a text as a memory budget is written."""
     if isinstance(limit, str):
-        return amount(limit, "keep_prefixes")
+        return 0 if limit.strip() == "0" else amount(limit, "keep_prefixes")
     if is_number(limit, Integral) and limit >= 0:
         return int(limit)
     raise ConfigError(

@@ -368,11 +368,11 @@ def check_reachable(name: str, options: dict[str, Any]) -> None:
     if host.hostname and not HF_HUB_OFFLINE:
         if getproxies().keys() & {"http", "https", "all"}:  # not NO_PROXY alone
             return
-        port = host.port or (80 if host.scheme == "http" else 443)
         try:
+            port = host.port or (80 if host.scheme == "http" else 443)
             socket.create_connection((host.hostname, port), timeout=SECONDS).close()
             return
-        except OSError:
+        except (OSError, ValueError):  # a port that is no number
             pass  # told below, together with what is not asked at all
     raise unreached(name, ENDPOINT, HF_HUB_OFFLINE)
 

@@ -171,7 +171,7 @@ def train(
         raise ConfigError(
             asked=f"scale={scale}", possible="a positive number", do="use 1 for the full recipe"
         )
-    check_muon(found.plan.matrix_rate)
+    check_muon(found.plan.matrix_rate, do="install torch 2.9 or later")
     source = _teacher_path(found, teacher)
     _check_out(name, out)
     work = out / "training"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any
@@ -16,13 +17,18 @@ from foretoken.serve.wire.errors import Refusal, late_head, long_head
 
 LONGEST = 1 << 16  # bytes of a head, as h11 has it
 WAITING = 60.0  # most seconds that one may take
+IDLE = 75  # that idle connections stay open: above the 60 of usual proxies, or these use closed ones
 LOOK = 0.05  # further seconds, in which a loop that was held up reads what had come in time
+
+
+Tell = Callable[[Refusal], None]
 
 
 class Timed(asyncio.Protocol):
     """What a protocol of uvicorn's gets before it: heads have to come in time."""
 
     seconds = WAITING
+    tell: Tell  # of what no gate sees
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     cycle: Any  # the request read last, once there is one
@@ -35,10 +41,13 @@ class Timed(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.wait_for_head()
+        self.wait_for_head(IDLE)
 
     def data_received(self, data: bytes) -> None:
-        before, self.heard = self.cycle, True
+        before = self.cycle
+        if not self.heard:  # what is timed from here on is a head
+            self.heard = True
+            self.stop_waiting()
         super().data_received(data)
         if self.cycle is not before:  # a head came to its end: what is timed now is the next one
             self.stop_waiting()
@@ -55,8 +64,8 @@ class Timed(asyncio.Protocol):
         elif self.head_timer is None:
             self.wait_for_head()
 
-    def wait_for_head(self) -> None:
-        self.head_timer = self.loop.call_later(self.seconds, self.look_again)
+    def wait_for_head(self, seconds: float | None = None) -> None:
+        self.head_timer = self.loop.call_later(seconds or self.seconds, self.look_again)
 
     def stop_waiting(self) -> None:
         if self.head_timer is not None:
@@ -83,6 +92,7 @@ class Timed(asyncio.Protocol):
         """End a connection, and say why where that is not written into another answer."""
         if self.transport.is_closing():
             return
+        self.tell(refusal)
         if not self.answering():
             document = json.dumps(refusal.to_dict()).encode()
             headers = {
@@ -97,19 +107,23 @@ class Timed(asyncio.Protocol):
         self.transport.close()
 
 
-def protocol(seconds: float | None) -> type[asyncio.Protocol]:
-    """The faster parser that is installed; a head may take so many seconds, a minute at most."""
+def protocol(seconds: float | None, tell: Tell) -> type[asyncio.Protocol]:
+    """The faster parser that is installed; a head may take so many seconds, a minute at most.
+
+    `tell` hears of the connections that are refused.
+    """
     limit = min(seconds or WAITING, WAITING)
-    return with_h11(limit) if find_spec("httptools") is None else with_httptools(limit)
+    make = with_h11 if find_spec("httptools") is None else with_httptools
+    return make(limit, tell)
 
 
-def with_h11(limit: float) -> type[asyncio.Protocol]:
+def with_h11(limit: float, told: Tell) -> type[asyncio.Protocol]:
     """It bounds heads itself."""
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class ByH11(Timed, H11Protocol):
-        seconds = limit
+        seconds, tell = limit, staticmethod(told)
 
         def reading_head(self) -> bool:
             if self.conn.their_state is not h11.IDLE:
@@ -123,15 +137,16 @@ def with_h11(limit: float) -> type[asyncio.Protocol]:
     return ByH11
 
 
-def with_httptools(limit: float) -> type[asyncio.Protocol]:
+def with_httptools(limit: float, told: Tell) -> type[asyncio.Protocol]:
     """It keeps what it is sent, so bytes are counted for as long as nothing comes of them."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class ByHttptools(Timed, HttpToolsProtocol):
-        seconds = limit
+        seconds, tell = limit, staticmethod(told)
         in_head = True
         between = False  # whatever comes next begins a head
         pending = 0  # bytes since a head began or ended, or a part of a body came
+        piece = 0  # bytes that came last and are of no finished head or body yet
 
         def reading_head(self) -> bool:
             return self.in_head
@@ -139,9 +154,12 @@ def with_httptools(limit: float) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             if self.between:
                 self.in_head, self.between = True, False
-            self.pending += len(data)
+            self.piece = len(data)
+            self.pending += self.piece
             super().data_received(data)
-            if self.pending > LONGEST:
+            if self.pending > LONGEST and self.answering():
+                self.flow.pause_reading()  # until that is over: it is not to be broken off
+            elif self.pending > LONGEST:
                 self.refuse(long_head(LONGEST))
 
         def send_400_response(self, msg: str) -> None:
@@ -149,19 +167,19 @@ def with_httptools(limit: float) -> type[asyncio.Protocol]:
                 super().send_400_response(msg)
 
         def on_message_begin(self) -> None:
-            self.in_head, self.between, self.pending = True, False, 0
+            self.in_head, self.between, self.pending = True, False, self.piece
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
-            told = sum(len(name) + len(value) + 4 for name, value in self.headers)
-            self.pending = len(self.url) + told  # all of it may have come in one piece
-            if self.pending > LONGEST:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            self.pending = size  # more may have come with it
+            if size > LONGEST:
                 raise long_head(LONGEST)  # ends the reading: httptools hands it to uvicorn
-            self.in_head, self.pending = False, 0
+            self.in_head, self.pending, self.piece = False, 0, max(self.piece - size, 0)
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
-            self.pending = 0
+            self.pending, self.piece = 0, max(self.piece - len(body), 0)
             super().on_body(body)
 
         def on_message_complete(self) -> None:

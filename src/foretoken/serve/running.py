@@ -11,11 +11,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from foretoken.errors import ConfigError
-from foretoken.serve.heads import protocol
+from foretoken.serve.heads import IDLE, protocol
 from foretoken.serve.service import Service
+from foretoken.serve.wire.errors import Refusal
 
 LAST = 2  # seconds that connections get to take what was already sent
-IDLE = 75  # and that idle ones stay open: above the 60 of usual proxies, or these use closed ones
 
 
 class Server(uvicorn.Server):
@@ -25,7 +25,7 @@ class Server(uvicorn.Server):
         self.service: Service = api.state.service
         config = uvicorn.Config(
             api,
-            http=protocol(self.service.settings.request_timeout),
+            http=protocol(self.service.settings.request_timeout, self.turned_away),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -36,6 +36,11 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.signals = 0
         self.leaving: asyncio.Task[None] | None = None
+
+    def turned_away(self, refusal: Refusal) -> None:
+        """Count a connection whose request was not read so far that a gate could."""
+        self.service.metrics.requests.labels("other", str(refusal.status)).inc()
+        self.service.metrics.errors.labels("other", refusal.code).inc()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()

@@ -252,7 +252,7 @@ def begin(
         try:
             serve.start(http_options=HTTPOptions(host=host, port=int(url.rpartition(":")[2])))
             serve.run(application(loading, settings, scale, ours), name=NAME)
-        except RuntimeError as error:
+        except (RuntimeError, RayServeException) as error:
             raise CapabilityError(
                 f"{scale.replicas} replicas were asked for.",
                 f"Ray Serve could not start them: {error}",

@@ -17,7 +17,7 @@ LOCK = ".lock"
 def working_alone(folder: Path) -> Iterator[None]:
     """Nobody else works in the folder meanwhile; ConfigError where somebody does already."""
     taken = ConfigError(
-        asked=f"training into {folder}",
+        asked=f"working in {folder}",
         possible="another run is at work there, and each would delete what the other makes",
         do="wait for it or end it, or choose another folder",
     )
@@ -85,7 +85,7 @@ def try_writing(folder: Path) -> None:
 
 def unwritable(folder: Path, why: str) -> ConfigError:
     return ConfigError(
-        asked=f"training into {folder}",
+        asked=f"working in {folder}",
         possible=f"the folder cannot be written ({why})",
         do="choose another folder",
     )

@@ -7,7 +7,6 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -103,42 +102,42 @@ def run_training(
     if fresh and work.is_dir():  # behind whatever could be wrong with what was asked for
         check_idle(work)
         shutil.rmtree(work)
-    kept = work / "capture"
-    with nullcontext() if read else working_alone(kept):
+    with working_alone(work):
         train, held_out = read or (
-            collect(session, some, capture, kept, split, show=show) for split, some in texts.items()
+            collect(session, some, capture, work / "capture", split, show=show)
+            for split, some in texts.items()
         )
-    objective = kind(config, train)
-    torch.manual_seed(config.seed)
-    module, lm = resolve(row.module), getattr(session, row.reads)
-    sizes = {"hidden_size": lm.hidden_size, "vocab_size": lm.vocab_size}
-    place = learning_device() if objective.anywhere else torch.device("cpu")
-    head = module(module.Config(**sizes, **objective.shape(session))).to(place)
-    objective.begin(head, session)
-    untrained = objective.judge(head, held_out)
-    settings = asdict(config)
-    run = work / run_name(settings, session, objective, (train, held_out))
-    progress = fit(head, objective, (train, held_out), config, run, name=name, show=show)
-    head = head.to(place)
-    head, figures = objective.finish(head, train, held_out)
-    notes = {
-        "tokens": {"train": len(train), "valid": len(held_out)},
-        "untrained": untrained,
-        "figures": figures,
-        "steps": progress.step,
-        "seconds": round(progress.seconds, 1),
-        "ended": progress.ended,
-        "held_out": progress.held_out,
-        "settings": settings,
-        **made_for.notes_of(lm),
-    }
-    if config.precision == "bf16":
-        head = head.to(torch.bfloat16)
-    scored = None if objective.scored is None else objective.scored.tolist()
-    draft_vocabulary.put(out, scored, lm.vocab_size)
-    store.save(out, name, head, notes)
-    shutil.copyfile(run / "loss.png", out / "loss.png")
-    return notes
+        objective = kind(config, train)
+        torch.manual_seed(config.seed)
+        module, lm = resolve(row.module), getattr(session, row.reads)
+        sizes = {"hidden_size": lm.hidden_size, "vocab_size": lm.vocab_size}
+        place = learning_device() if objective.anywhere else torch.device("cpu")
+        head = module(module.Config(**sizes, **objective.shape(session))).to(place)
+        objective.begin(head, session)
+        untrained = objective.judge(head, held_out)
+        settings = asdict(config)
+        run = work / run_name(settings, session, objective, (train, held_out))
+        progress = fit(head, objective, (train, held_out), config, run, name=name, show=show)
+        head = head.to(place)
+        head, figures = objective.finish(head, train, held_out)
+        notes = {
+            "tokens": {"train": len(train), "valid": len(held_out)},
+            "untrained": untrained,
+            "figures": figures,
+            "steps": progress.step,
+            "seconds": round(progress.seconds, 1),
+            "ended": progress.ended,
+            "held_out": progress.held_out,
+            "settings": settings,
+            **made_for.notes_of(lm),
+        }
+        if config.precision == "bf16":
+            head = head.to(torch.bfloat16)
+        scored = None if objective.scored is None else objective.scored.tolist()
+        draft_vocabulary.put(out, scored, lm.vocab_size)
+        store.save(out, name, head, notes)
+        shutil.copyfile(run / "loss.png", out / "loss.png")
+        return notes
 
 
 def run_name(

@@ -51,11 +51,14 @@ def split_optimizers(
     return found
 
 
-def check_muon(rate: float) -> None:
+ADAM = "install a newer torch, or set matrix_rate=0 to train everything with AdamW"
+
+
+def check_muon(rate: float, do: str = ADAM) -> None:
     """ConfigError for matrices at a rate of Muon where torch has none; asked before any work."""
     if rate > 0 and not hasattr(optim, "Muon"):
         raise ConfigError(
             asked=f"Muon at rate {rate}",
             possible="this torch has no Muon; 2.9 and later do",
-            do="install a newer torch, or set matrix_rate=0 to train everything with AdamW",
+            do=do,
         )
