@@ -221,8 +221,9 @@ def test_beams_end_with_their_grammar_where_there_are_two_end_tokens(tiny_pair, 
 @pytest.mark.parametrize("method", ["beam-sampling", "dsbd"])
 def test_beams_keep_to_their_grammar_where_its_end_is_forbidden(tiny_pair, byte_tokenizer, method):
     """A short text may not end yet: another one is written, or nothing is left of the beams."""
+    target, draft = tiny_pair
     with foretoken.load(
-        *tiny_pair, method, tokenizer=byte_tokenizer, kernels="dense", num_beams=3
+        target, method, draft=draft, tokenizer=byte_tokenizer, kernels="dense", num_beams=3
     ) as beams:
         choices, written = {"choice": ["red", "green", "blue sky and more"]}, []
         for seed in range(12):

@@ -100,9 +100,9 @@ def test_what_a_request_gave_is_neither_judged_nor_learned():
         heard = heard_of(alone, path, 8, logits, 1.0)
         assert (heard.accepted, heard.judged, heard.lessons) == (0, 0, [])
     both = Draft(chain(3, [4, 5, 6, 7, 8]), Draw.POINT, given=4)
-    for path, said, accepted in (((1, 2, 3, 4), 0, 0), ((1, 2, 3, 4, 5), 8, 1)):
+    for path, said, stood in (((1, 2, 3, 4), 0, 0), ((1, 2, 3, 4, 5), 8, 1)):
         heard = heard_of(both, path, 0, logits, 1.0)
-        assert (heard.accepted, heard.judged) == (accepted, 1)
+        assert (heard.accepted, heard.judged) == (stood, 1)
         [lesson] = heard.lessons
         assert lesson.places.tolist() == [7] and int(lesson.tokens[7]) == said
         assert int(lesson.laws.tokens[0, 0]) == int(logits[4].argmax())

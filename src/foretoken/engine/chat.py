@@ -98,7 +98,7 @@ def keeps(tokenizer: Any, content: Any) -> bool | None:
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What a template raises for messages that it does not read: fields of theirs of any type, too."""
+    """What a template raises for messages that it does not read, or fields of other types."""
     from jinja2 import TemplateError
 
     return TemplateError, ValueError, TypeError, AttributeError, LookupError

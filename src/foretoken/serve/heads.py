@@ -17,7 +17,9 @@ from foretoken.serve.wire.errors import Refusal, late_head, long_head
 
 LONGEST = 1 << 16  # bytes of a head, as h11 has it
 WAITING = 60.0  # most seconds that one may take
-IDLE = 75  # that idle connections stay open: above the 60 of usual proxies, or these use closed ones
+IDLE = (
+    75  # that idle connections stay open: above the 60 of usual proxies, or these use closed ones
+)
 LOOK = 0.05  # further seconds, in which a loop that was held up reads what had come in time
 
 
