@@ -5,8 +5,8 @@
     python benchmarks/smartspec.py --quick                                   # the shipped minis
 
 Closed loop: so many requests at once, the next one begins when one is over. `plain`, chains of 1 to
-6 tokens, `cost_model` and `smartspec` serve the same requests in turns of 16 steps, so that drift
-falls on all alike: a machine that changes its speed does so for all rows. In a day the number of requests changes, and every row goes through it
+6 tokens, `cost_model` and `smartspec` serve the same requests in turns, piece by piece, so that
+drift falls on all alike. In a day the number of requests changes, and every row goes through it
 with what it has learned. Seconds are those of steps; what the target reads of prompts, which no
 length shortens, is told apart; what a draft reads of them counts. The best fixed length of a piece
 is the one that was fastest in all others: the fastest of seven noisy rows in these very pieces was
@@ -46,7 +46,6 @@ from foretoken.types import Rows, SamplingParams, Step
 LOADS = (1, 2, 4, 8, 16)
 DAY = (1, 2, 4, 8, 16, 16, 8, 4, 2, 1)  # requests at once, hour by hour
 LENGTHS = range(1, 7)
-SPELL = 16  # steps of a row until it is another one's turn
 NEAR, OVER, OVERLOAD = 0.95, 1.0, 0.97  # of the best fixed length at a load, over a day, of plain
 
 
@@ -111,16 +110,11 @@ class Client:
         self.reading += perf_counter() - began
 
     def serve(self, together: int, count: int, whole: bool = False) -> Served:
-        """Write `count` texts, `together` at once, in one go."""
-        return added(list(self.spells(together, count, whole)))
-
-    def spells(self, together: int, count: int, whole: bool = False) -> Iterator[Served]:
-        """Write `count` texts, `together` at once, a few steps whenever asked. Counted are steps of
-        so many rows: when no text is left to begin, the last ones run out, which is another load;
-        `whole` counts all.
+        """Write `count` texts, `together` at once. Counted are steps of so many rows: when no text
+        is left to begin, the last ones run out, which is another load; `whole` counts all.
         """
         found, running = Served(), []
-        left, steps = count, 0
+        left = count
         while left or running:
             while left and len(running) < together:
                 at, prompt = next(self.requests)
@@ -139,11 +133,7 @@ class Client:
                 if row.error is not None:
                     raise row.error
             running = [row for row in running if row.finish is None]
-            steps += 1
-            if steps % SPELL == 0:
-                yield found
-                found = Served()
-        yield found
+        return found
 
 
 def added(pieces: Sequence[Served]) -> Served:
@@ -159,36 +149,26 @@ Log = dict[str, list[Served]]  # by row, piece by piece
 
 
 def at_load(clients: Mapping[str, Client], together: int, asked: argparse.Namespace) -> Log:
-    """Every piece, served by all rows."""
-    found: Log = {label: [] for label in clients}
+    """Every row serves every piece in turn; the row that begins changes.
+
+    Where one text is written at a time, the turn passes on after each: a machine that changes its
+    speed within a piece does so for all rows. More at once run out at the end of every turn.
+    """
+    labels, found = list(clients), {label: [] for label in clients}
     for client in clients.values():  # costs of this batch, and shapes nobody ran yet
         client.serve(together, together)
     count = max(asked.least, asked.waves * together)
+    turns, each = (count, 1) if together == 1 else (1, count)
     for piece in range(asked.rounds):
-        with console.status(f"{together} at once, {piece + 1}/{asked.rounds}"):
-            for label, served in in_turns(clients, together, count).items():
-                found[label].append(served)
+        served: Log = {label: [] for label in labels}
+        for turn in range(turns):
+            first = (piece + turn) % len(labels)
+            for label in labels[first:] + labels[:first]:
+                with console.status(f"{together} at once, {piece + 1}/{asked.rounds}: {label}"):
+                    served[label].append(clients[label].serve(together, each))
+        for label in labels:
+            found[label].append(added(served[label]))
     return found
-
-
-def in_turns(
-    clients: Mapping[str, Client], together: int, count: int, whole: bool = False
-) -> dict[str, Served]:
-    """What it costs each row to serve so many texts: all at once, in turns of a few steps, of which
-    another row begins each.
-    """
-    under_way = {label: one.spells(together, count, whole) for label, one in clients.items()}
-    spells: Log = {label: [] for label in clients}
-    turn = 0
-    while labels := list(under_way):
-        first = turn % len(labels)
-        for label in labels[first:] + labels[:first]:
-            if (served := next(under_way[label], None)) is None:
-                del under_way[label]
-            else:
-                spells[label].append(served)
-        turn += 1
-    return {label: added(served) for label, served in spells.items()}
 
 
 def through_a_day(clients: Mapping[str, Client], asked: argparse.Namespace) -> Log:
@@ -197,10 +177,11 @@ def through_a_day(clients: Mapping[str, Client], asked: argparse.Namespace) -> L
     for day in range(asked.days):
         pieces: Log = {label: [] for label in labels}
         for hour, together in enumerate(asked.day):
-            with console.status(f"day {day + 1}, hour {hour + 1}"):
-                count = max(asked.least, together)
-                for label, served in in_turns(clients, together, count, whole=True).items():
-                    pieces[label].append(served)
+            first = (day + hour) % len(labels)
+            for label in labels[first:] + labels[:first]:
+                with console.status(f"day {day + 1}, hour {hour + 1}: {label}"):
+                    count = max(asked.least, together)
+                    pieces[label].append(clients[label].serve(together, count, whole=True))
         for label in labels:
             found[label] += pieces[label]
     return found

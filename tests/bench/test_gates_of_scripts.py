@@ -106,23 +106,6 @@ def test_what_a_draft_reads_of_prompts_counts_as_the_price_of_drafting(module):
     assert (whole.seconds, whole.prompts) == (0.75, 0.25)
 
 
-def test_rows_take_turns_of_a_few_steps_and_each_writes_all_its_texts(module, monkeypatch):
-    smartspec = module("smartspec")
-    monkeypatch.setattr(smartspec, "SPELL", 2)
-    order, ended, clients = [], [], {}
-    for name, depth in (("short", 0), ("long", 3)):
-        lm, draft = TableLM.random(12), TableLM.random(12, seed=2)
-        engine = assemble("chain", lm, draft, controller="fixed", depth=depth)
-        engine.listeners.append(lambda step, name=name: order.append(name))
-        engine.listeners.append(lambda step: ended.extend(row.finish for row in step.rows))
-        params = SamplingParams(max_new_tokens=9)
-        clients[name] = smartspec.Client(engine, [[1, 2, 3, 4]] * 3, params)
-    served = smartspec.in_turns(clients, 2, 3, whole=True)
-    assert {name: one.tokens for name, one in served.items()} == {"short": 27, "long": 27}
-    assert sum(finish is not None for finish in ended) == 6
-    assert order[:8] == ["short"] * 2 + ["long"] * 4 + ["short"] * 2
-
-
 def test_loads_without_a_day_have_their_verdicts(module):
     smartspec = module("smartspec")
     rows = {"plain": 1.0, "chain[depth=1]": 0.5, "chain[controller=smartspec]": 0.4}

@@ -32,6 +32,7 @@ TRUST = 0.2  # share by which a step may miss its prediction and count in full
 FADE = 0.5 ** (1 / 64)  # of what steps said, per step
 RIDGE = 1e-6  # of what is known best: coefficients that nothing tells apart stay small
 REFIT = 16  # steps between solutions
+FORGET = 0.5 ** (1 / 256)  # of what a number of tokens took, per step: it is of kernels
 TRIED = 8.0  # steps of a size until its misses count by half
 
 
@@ -107,13 +108,13 @@ class Size:
         self.mean, self.weight, self.at = 1.0, 0.0, 0
 
     def seen(self, ratio: float, weight: float, step: int) -> None:
-        self.weight = self.weight * FADE ** (step - self.at) + weight
+        self.weight = self.weight * FORGET ** (step - self.at) + weight
         self.mean += weight / self.weight * (ratio - self.mean)
         self.at = step
 
     def ratio(self, step: int) -> float:
         """What the prediction is to be multiplied by: little after few steps, or none of late."""
-        weight = self.weight * FADE ** (step - self.at)
+        weight = self.weight * FORGET ** (step - self.at)
         return 1.0 + (self.mean - 1.0) * weight / (weight + TRIED)
 
 
