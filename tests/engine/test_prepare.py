@@ -91,6 +91,7 @@ def test_members_of_a_portfolio_are_tried_too():
     assert not engine.drafter.alive()
 
 
+@pytest.mark.slow
 def test_a_set_that_is_given_is_judged_by_its_own_guesses():
     for disturbance, hopeless in ((200.0, True), (0.1, False)):
         engine = assemble("swift", spoilt(disturbance), skip=(2, 3, 4, 5))
@@ -116,6 +117,7 @@ def test_the_text_is_drawn_and_teaches_nobody(monkeypatch):
     assert all(len(row.tokens) >= TOKENS for row in rows)
 
 
+@pytest.mark.slow
 def test_a_search_that_is_not_over_goes_on_as_if_there_had_been_no_text():
     engine = engine_of("swift", spoilt(0.1))
     rehearse(engine, DEAR)

@@ -278,6 +278,7 @@ def test_threads_that_do_not_know_of_each_other_are_not_used(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no compiler behind the first one")
+@pytest.mark.slow
 def test_behind_a_compiler_whose_threads_are_not_used_the_next_one_is_tried(tmp_path):
     alone, wrong = tmp_path / "alone.c", tmp_path / "bin" / "cc"
     alone.write_text(ALONE)

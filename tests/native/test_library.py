@@ -60,6 +60,7 @@ def test_the_threads_of_a_team_know_of_each_other(count):
 
 
 @in_c
+@pytest.mark.slow
 def test_a_cache_from_which_no_code_may_be_run_costs_no_more_than_compiling_again(monkeypatch):
     load = native.load
 

@@ -88,6 +88,7 @@ def test_a_restart_goes_on_and_the_learned_draft_is_a_model(
         assert session.tokenizer.decode(found.tokens) == right[0]
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_a_slice_and_not_for_all_that_is_left(
     make_session, tmp_path, right, monkeypatch
 ):

@@ -105,6 +105,7 @@ def test_the_command_is_run_by_two_processes_and_written_once(pair_folders, data
     assert (tmp_path / "loss.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_killed_command_ends_with_the_same_loss(session, pair_folders, data, tmp_path):
     """SIGKILL in the middle of a real run, at whatever step it has come to."""
     unbroken = make_draft(session, CONFIG, data, tmp_path / "unbroken", show=False)

@@ -268,6 +268,7 @@ def test_exits_learn_no_token_that_a_draft_wrote(session, texts, config, tmp_pat
             )
 
 
+@pytest.mark.slow
 def test_ordinary_text_is_learned_first(session, tmp_path):
     story = tmp_path / "story.txt"
     story.write_text(" ".join(f"on the train {n} are {n * n % 23} others." for n in range(60)))

@@ -113,6 +113,7 @@ def test_chats_and_text_are_not_mixed(texts):
         assert told == sum(found)
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_two_stages_goes_on(session, texts, draft, tmp_path, monkeypatch):
     whole, seen = learning.EngineAcceptance.__call__, []
 

@@ -288,6 +288,7 @@ def test_a_bench_takes_rows_with_drafts_of_their_own(pair_folders, tmp_path) -> 
     assert str(small) not in (tmp_path / "results.json").read_text()
 
 
+@pytest.mark.slow
 def test_one_prompt_is_allowed_with_a_warning(pair_folders, tmp_path) -> None:
     results = run_tune(config(pair_folders[0], tmp_path, minutes=0.25), tasks(1))
     assert any("one prompt only" in text for text in results["warnings"])
