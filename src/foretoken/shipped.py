@@ -11,6 +11,7 @@ from foretoken.errors import CheckpointError, ConfigError, meant
 NAMES = ("text-target", "text-draft")
 TRAINED = ("smollm2-135m-draft", "smollm2-135m-eagle3")  # a draft and a head for a fetched model
 FETCHED = ("smollm2-135m",)  # `foretoken minis get NAME` writes their folders
+KNOWN = (*NAMES, *TRAINED, *FETCHED)
 RECORD = "contents.json"  # in a fetched folder: its files with their sizes and checksums
 _WEIGHTS = Path(__file__).parent / "minis" / "weights"
 
@@ -20,11 +21,10 @@ def path(name: str) -> Path:
     if name in FETCHED:
         return _fetched(name)
     if name not in (*NAMES, *TRAINED):
-        known = (*NAMES, *TRAINED, *FETCHED)
         raise ConfigError(
             asked=f"the mini {name!r}",
-            possible=", ".join(known),
-            do=meant(name, known),
+            possible=", ".join(KNOWN),
+            do=meant(name, KNOWN),
         )
     return _WEIGHTS / name
 
@@ -35,7 +35,7 @@ def resolve(source: object) -> object:
     The bare name always means the model of this table; a folder of that name is written
     ./text-target.
     """
-    known = isinstance(source, str) and source in (*NAMES, *TRAINED, *FETCHED)
+    known = isinstance(source, str) and source in KNOWN
     return path(str(source)) if known else source
 
 

@@ -29,7 +29,7 @@ UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 @minis.command("list", epilog="Example: `foretoken minis list --json`")
 def list_(json_: o.AsJson = False) -> None:
     """What ships with the package, and what can be fetched."""
-    rows = [listed(name) for name in (*shipped.NAMES, *shipped.TRAINED, *shipped.FETCHED)]
+    rows = [listed(name) for name in shipped.KNOWN]
     if json_:
         o.print_json(rows)
         return

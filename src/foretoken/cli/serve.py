@@ -306,8 +306,7 @@ def whole_paths(loading: dict[str, Any], limits: Settings) -> tuple[dict[str, An
         if not isinstance(value, str | Path) or value in ("", "off"):
             continue
         place = Path(os.path.expanduser(value))
-        named = str(value) in (*shipped.NAMES, *shipped.TRAINED, *shipped.FETCHED)
-        if not named and place.exists():
+        if str(value) not in shipped.KNOWN and place.exists():
             found[name] = type(value)(place.absolute())
     log = limits.log_file
     if log is not None and log != Path("-"):

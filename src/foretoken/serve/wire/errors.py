@@ -98,20 +98,19 @@ def internal(number: str) -> Refusal:
 
 def late(limit: float) -> Refusal:
     """A client that does not send its request to the end."""
-    return Refusal(
-        "a request was begun whose body did not come to its end.",
-        f"this server waits {limit:g} s for more of a body.",
-        "send it again, in one go; if it stays, look at the connection.",
-        status=LATE,
-        code=TIMEOUT,
-    )
+    return unfinished("body did not come to its end", f"{limit:g} s for more of a body")
 
 
 def late_head(limit: float) -> Refusal:
     """A client that does not say to the end what it asks for."""
+    return unfinished("headers did not come to their end", f"{limit:g} s for all of them")
+
+
+def unfinished(what: str, waits: str) -> Refusal:
+    """A request of which the rest did not come in time."""
     return Refusal(
-        "a request was begun whose headers did not come to their end.",
-        f"this server waits {limit:g} s for all of them.",
+        f"a request was begun whose {what}.",
+        f"this server waits {waits}.",
         "send it again, in one go; if it stays, look at the connection.",
         status=LATE,
         code=TIMEOUT,
